@@ -41,16 +41,23 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 FAMILY = (
     "testing",
     "plan",
+    "serve",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
+    "packed",
     "framework-torch",
     "framework-tf",
     "train",
 )
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
-TEST_EXTRAS = {"core": "[parquet,mpi]", "plan": "[highspy]", "train": "[report,metrics]"}
+TEST_EXTRAS = {
+    "core": "[parquet,mpi]",
+    "plan": "[highspy]",
+    "serve": "[metrics]",
+    "train": "[report,metrics]",
+}
 
 # With what `tests` says where its wheels are, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="
@@ -64,6 +71,7 @@ CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
+    "packed": "SPARRING_PACKED_TESTS",
 }
 
 # Options for modules that only tests need: a GPU's kernels, run on the host.
@@ -697,7 +705,8 @@ EXTRAS = {
     "torch": ("framework-torch", "train"),
     "tensorflow": ("framework-tf", "train"),
     **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
-    **{name: (name,) for name in ("train", "plan", "testing")},
+    "serve": ("packed", "serve"),
+    **{name: (name,) for name in ("train", "plan", "packed", "testing")},
 }
 
 

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "snapshots",
     "rocksdb",
     "redis",
+    "serving",
     "tiers",
     "tensorflow_adapter",
 )

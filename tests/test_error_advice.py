@@ -95,6 +95,7 @@ OWNERS = {
         "sparring_tf.EmbeddingCollection",
     ],
     "tables": ["StepContainer.load"],
+    "transfer": ["TableSharding"],
     "vocabulary_size": ["sparring_tf.Embedding"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager
+from sparring import make_plugin_manager, read_document
 from sparring.cli.application import main
 from sparring.errors import ConfigError
 from sparring_plan.planning import calibrate, storage_timings
 from sparring_plan.planning.calibrate import write_calibration
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import Calibration, read_inputs
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs

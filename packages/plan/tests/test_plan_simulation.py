@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import read_document
 from sparring.cli.application import main
 from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
 from sparring_plan.planning.costs import option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.planner import make_plan, placement_of

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import estimate_bytes
+from sparring import estimate_bytes, read_document
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning.costs import RESOURCES, option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
@@ -291,12 +290,9 @@ def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixtu
 def test_the_file_of_the_page_is_planned(tmp_path: Path) -> None:
     page = Path(__file__).parents[3] / "docs/how-to/plan-a-sharding.md"
     path, plan = tmp_path / "inputs.yaml", tmp_path / "plan.yaml"
-    blocks = [each.split("```")[0] for each in page.read_text().split("```yaml\n")[1:]]
-    for block, tables in zip(blocks, ({"country", "film", "user"}, {"film"}), strict=True):
-        path.write_text(block)
-        assert main(["plan", "make", str(path), "--output", str(plan)]) == 0
-        assert read_document(plan).as_model(Plan).tables.keys() == tables
-    assert read_document(plan).as_model(Plan).tables["film"].hit_rates is not None
+    path.write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
+    assert main(["plan", "make", str(path), "--output", str(plan)]) == 0
+    assert read_document(plan).as_model(Plan).tables.keys() == {"country", "film", "user"}
 
 
 def roomy() -> dict[str, Any]:
@@ -314,12 +310,16 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
-    first = next(iter(made.tables))
-    made.tables[first] = made.tables[first].model_copy(update={"transfer": "pooled"})
-    ranks = tuple(made.tables[first].ranks)
-    pooled = made.sharding(made.ranks).sharding_of(first)
-    assert pooled == TableSharding("table_wise", ranks, "pooled")
+        expected = TableSharding("table_wise", tuple(each.ranks))
+        assert sharding.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
+    pooled = read_plan(path).sharding(made.ranks)
+    for name, each in made.tables.items():
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
+        assert pooled.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
+    with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):
+        read_plan(path)
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring import read_document
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound, threshold_bound
 from sparring_plan.planning.costs import Options, option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.placement import place_all

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from importlib.resources import as_file, files
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparring import Document, read_document
 from sparring.cli.application import main
 from sparring_plan.planning.costs import option_costs
-from sparring_plan.planning.document import Document, read_document
 from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import Plan, read_plan
@@ -51,9 +50,14 @@ def edited(text: str, table: str, **changes: str) -> str:
     """The file of a plan with other values of a table."""
     lines = text.splitlines()
     at = lines.index(f"  {table}:")
+    after = next(
+        (line for line in range(at + 1, len(lines)) if not lines[line].startswith("   ")),
+        len(lines),
+    )
     for key, value in changes.items():
-        own = takewhile(lambda line: lines[line].startswith("    "), range(at + 1, len(lines)))
-        place = next((line for line in own if lines[line].startswith(f"    {key}:")), None)
+        place = next(
+            (line for line in range(at + 1, after) if lines[line].startswith(f"    {key}:")), None
+        )
         if place is None:
             lines.insert(at + 1, f"    {key}: {value}")
         else:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import open_storage
+from sparring import open_storage, read_document
 from sparring.cli.application import main
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning import storages as storages_module
 from sparring_plan.planning.costs import RESOURCES, Options, option_costs
-from sparring_plan.planning.document import read_document
 from sparring_plan.planning.inputs import (
     Calibration,
     Growth,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
+    from sparring.engine.automatic_plan import automatic_plan, workload_of
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
@@ -57,7 +58,14 @@ if TYPE_CHECKING:
     )
     from sparring.exchange.pull import MOST_FINDS
     from sparring.exchange.routing import ChunkTransfer, chunk_transfers, chunks_of
-    from sparring.kernels.functions import initial_rows, initializer_spec, partition, rounding_seed
+    from sparring.kernels.bloom import BloomFilter
+    from sparring.kernels.functions import (
+        dedup,
+        initial_rows,
+        initializer_spec,
+        partition,
+        rounding_seed,
+    )
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import (
@@ -66,6 +74,7 @@ if TYPE_CHECKING:
         SingleRendezvous,
         membership_from,
     )
+    from sparring.runtime.document import Document, DocumentModel, read_document
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
@@ -110,6 +119,7 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
+        "sparring.engine.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
@@ -127,12 +137,14 @@ _name = names_from(
         ),
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
-        "sparring.kernels.functions": "initial_rows initializer_spec partition rounding_seed",
+        "sparring.kernels.bloom": "BloomFilter",
+        "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": (
             "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
         ),
+        "sparring.runtime.document": "Document DocumentModel read_document",
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
@@ -172,25 +184,26 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BUILTIN_METHODS", "Capabilities", "ChunkTransfer", "Closable", "Codec", "Columns",
-    "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
-    "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
-    "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
-    "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
-    "NativeStorage", "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions",
-    "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",
-    "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig",
-    "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
-    "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
-    "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
-    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
-    "embedding_parts", "end_load", "erase_from_snapshots", "estimate_bytes", "found_table",
-    "gradient_bytes", "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
-    "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
+    "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable",
+    "Codec", "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
+    "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
+    "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Link", "Loaded", "LocalGroup",
+    "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
+    "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager", "ResourceManager",
+    "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous", "Snapshot",
+    "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
+    "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
+    "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
+    "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
+    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
+    "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
+    "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "header_bytes",
+    "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
+    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
-    "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
-    "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
-    "write_note"
+    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_document",
+    "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
+    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows",
+    "verify_snapshot", "workload_of", "write_note"
 ]
 # fmt: on

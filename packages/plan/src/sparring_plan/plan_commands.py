@@ -48,7 +48,7 @@ def make(
     if pin is None and output is not None and output.exists():
         pin = output
     before = None if pin is None else read_plan(pin)
-    plan = make_plan(*read_inputs(inputs), before)
+    plan = make_plan(*read_inputs(inputs), before=before)
     if output is None:
         typer.echo(plan.to_yaml(), nl=False)
         return

@@ -37,11 +37,11 @@ Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
 
 
 class _OfNodes(ThreadRendezvous):
-    """Ranks of nodes of two."""
+    """Ranks of nodes of two, or of one node where their number is odd."""
 
     def membership(self) -> Membership:
         size = self.shard_map().world_size
-        return Membership(0, size, local_world_size=min(2, size))
+        return Membership(0, size, local_world_size=2 if size % 2 == 0 else size)
 
 
 def _two(size: int) -> TableSharding:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
-    from sparring.contracts.layout import Layout, LayoutRequest
+    from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
+    from sparring.contracts.planner import MadePlan, PlanRequest
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.shard_map import Shard
     from sparring.contracts.storage import Storage
@@ -35,6 +36,7 @@ __all__ = [
     "InnerStorage",
     "KernelsDescriptor",
     "OptionProblem",
+    "PlannerDescriptor",
     "RendezvousDescriptor",
     "ShardingKindDescriptor",
     "StorageDescriptor",
@@ -161,9 +163,27 @@ class ShardingKindDescriptor(Descriptor):
     """A sharding kind.
 
     `factory(request)` returns the layout of one table: the same on all ranks, from the request alone.
+
+    `needs_nodes`: where a plan names no ranks, the layout follows from which ranks share a node. It is
+    then refused where nodes differ in their number of ranks, or have ranks that do not follow each other.
     """
 
     factory: Callable[[LayoutRequest], Layout]
+    needs_nodes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerDescriptor(Descriptor):
+    """A planner. ``plan="auto"`` asks the one of the name ``auto``.
+
+    `factory(request)` makes a plan; rank 0 calls it, and all ranks get what it returns.
+
+    `read(path, request)` reads the file of a plan, and refuses with file and line what does not fit the
+    tables and ranks of the request. None: this planner has no files.
+    """
+
+    factory: Callable[[PlanRequest], MadePlan]
+    read: Callable[[str, PlanRequest], ShardingPlan] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ class Layout(ShardMap):
 
     def block(self, number: int) -> Layout:
         """The layout of one block of columns as of a table of its own."""
-        return Layout(self.owners[number], self.world_size, self.kind)
+        return Layout(self.owners[number], self.world_size, self.kind, transfer=self.transfer)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
         """The partitions of which `rank` owns all columns or a block, ascending."""

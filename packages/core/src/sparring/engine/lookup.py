@@ -100,7 +100,7 @@ def look_up(
     """
     state.check_open()
     found, why_not = readable(state, requests, refusal, kernels)
-    if is_training:
+    if is_training and why_not is None:
         say_rows(state, (entry for entry, _ in found))
     plans: list[PlannedLookup] = []
     if why_not is None:

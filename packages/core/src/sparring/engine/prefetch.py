@@ -28,6 +28,7 @@ from sparring.engine.lookup import (
     readable,
 )
 from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
+from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.messages import Pulled
 from sparring.exchange.refresh import PullRecord
@@ -49,6 +50,7 @@ class Prefetch:
         refusal: Exception | None,
     ) -> None:
         found, self._refusal = readable(state, requests, refusal)
+        say_rows(state, (entry for entry, _ in found))
         self._state = state
         self._requests = found
         self._step = state.counters.steps

@@ -32,6 +32,7 @@ def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
             api_version=API_VERSION,
             summary="Rows over the ranks of one node, or over those that the plan names.",
             factory=_table_row_wise,
+            needs_nodes=True,
         ),
         ShardingKindDescriptor(
             name="data_parallel",
@@ -50,12 +51,14 @@ def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
             api_version=API_VERSION,
             summary="Each block of columns on one rank of a node.",
             factory=_table_column_wise,
+            needs_nodes=True,
         ),
         ShardingKindDescriptor(
             name="grid",
             api_version=API_VERSION,
             summary="Each block of columns by rows over the ranks of a node.",
             factory=_grid,
+            needs_nodes=True,
         ),
     ]
 

@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sparring import resolve_method
+from sparring import Document, DocumentModel, read_document, resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
-from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.sketch import Sketch, read_sketch
 
 __all__ = [
@@ -86,14 +85,14 @@ def _bytes_of(value: Any) -> Any:
 Bytes = Annotated[int, BeforeValidator(_bytes_of), Field(gt=0)]
 
 
-class Link(Strict):
+class Link(DocumentModel):
     """A link, each way."""
 
     gbit: float = Field(gt=0)
     latency_us: float = Field(default=0, ge=0)
 
 
-class Topology(Strict):
+class Topology(DocumentModel):
     """Equal nodes, each with as many ranks."""
 
     nodes: int = Field(gt=0, le=1 << 16)
@@ -114,7 +113,7 @@ class Topology(Strict):
         return self.nodes * self.ranks_per_node
 
 
-class Feature(Strict):
+class Feature(DocumentModel):
     """A column of samples whose ids look rows of the table up."""
 
     ids: float = Field(gt=0)
@@ -123,7 +122,7 @@ class Feature(Strict):
     pooling: Literal["sum", "mean", "none"] = "sum"
 
 
-class Growth(Strict):
+class Growth(DocumentModel):
     """New ids as days go by."""
 
     rows: int = Field(default=0, ge=0)
@@ -145,14 +144,14 @@ class Growth(Strict):
         return self.rows * (1 - lived) + arrived * self.expire_days * lived
 
 
-class SketchFile(Strict):
+class SketchFile(DocumentModel):
     """A file that `sparring plan sketch` has written."""
 
     sketch: str
     """From the folder of the inputs."""
 
 
-class Tier(Strict):
+class Tier(DocumentModel):
     """A tier of a stack, as ``hkv: 8 GiB`` or ``hkv: 10 %``; the last has a name only."""
 
     storage: str
@@ -185,7 +184,7 @@ def _tier_of(value: Any) -> Any:
     return {"storage": name, "bytes": _bytes_of(budget)}
 
 
-class Stack(Strict):
+class Stack(DocumentModel):
     """Storages of a table, the hottest first."""
 
     tiers: list[Annotated[Tier, BeforeValidator(_tier_of)]] = Field(min_length=2, max_length=4)
@@ -212,7 +211,7 @@ Storages = Annotated[list[str | Stack], Field(min_length=1)]
 """Names of the calibration's storages, and stacks of them."""
 
 
-class TableSpec(Strict):
+class TableSpec(DocumentModel):
     """A table: its rows, its update method, and the ids that a sample asks for."""
 
     dim: int = Field(gt=0, le=1 << 16)
@@ -273,14 +272,14 @@ class TableSpec(Strict):
         return all(feature.pooling != "none" for feature in self.features.values())
 
 
-class UpdateCosts(Strict):
+class UpdateCosts(DocumentModel):
     """Costs of one update method; times in nanoseconds."""
 
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
 
 
-class StorageCosts(Strict):
+class StorageCosts(DocumentModel):
     """Costs of a storage, a rank; times in nanoseconds."""
 
     memory: str
@@ -304,7 +303,7 @@ class StorageCosts(Strict):
     overhead: float = Field(ge=1)
 
 
-class ExchangeCosts(Strict):
+class ExchangeCosts(DocumentModel):
     """Costs and sizes of the exchange."""
 
     memory: str
@@ -314,7 +313,7 @@ class ExchangeCosts(Strict):
     chunks_in_flight: int = Field(gt=0)
 
 
-class MachineCosts(Strict):
+class MachineCosts(DocumentModel):
     """Measurements of a machine but of its storages."""
 
     measured_over: str
@@ -329,7 +328,7 @@ class MachineCosts(Strict):
     dense_model: str = ""
 
 
-class Calibration(Strict):
+class Calibration(DocumentModel):
     """Costs of storages and of the exchange; the default `calibration.yaml` explains each entry."""
 
     name: str
@@ -340,7 +339,7 @@ class Calibration(Strict):
     machine: MachineCosts | None = None
 
 
-class PlanInputs(Strict):
+class PlanInputs(DocumentModel):
     """One file: what a plan is made from."""
 
     topology: Topology

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring.contracts import ShardingPlan, TableSharding
+from sparring import Document, DocumentModel, make_plugin_manager, read_document
+from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.planning.document import Document, Strict, read_document
 from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
-class NextBest(Strict):
+class NextBest(DocumentModel):
     """The option that would be taken if the chosen one were not there."""
 
     kind: str
@@ -36,7 +36,7 @@ class NextBest(Strict):
     """Added to the table's busiest rank."""
 
 
-class TablePlan(Strict):
+class TablePlan(DocumentModel):
     """How a table is sharded."""
 
     kind: str
@@ -77,7 +77,7 @@ class TablePlan(Strict):
         return self.pinned or (self.made is not None and self.made != self.choice_digest)
 
 
-class Plan(Strict):
+class Plan(DocumentModel):
     """All tables; the head says from what, how good, and how good a plan could be at most."""
 
     version: Literal[1]
@@ -98,11 +98,13 @@ class Plan(Strict):
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
+    def place(self, *path: str) -> str:
+        """``file:line:column`` of a key in the file that the plan is from; without one, ``the plan``."""
+        return "the plan" if self._document is None else self._document.place(path)
+
     def refuse(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
-        place = (
-            "" if self._document is None else self._document.place(("tables", table, key)) + ": "
-        )
+        place = "" if self._document is None else self.place("tables", table, key) + ": "
         return ConfigError(f"{place}table {table}: {message}")
 
     @property
@@ -110,12 +112,19 @@ class Plan(Strict):
         """Names of the tables that `make` keeps: those that a person has pinned or edited."""
         return [name for name, each in self.tables.items() if each.is_kept]
 
-    def sharding(self, world_size: int) -> ShardingPlan:
+    def sharding(
+        self, world_size: int, tables: Mapping[str, TableConfig] | None = None
+    ) -> ShardingPlan:
         """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
+
+        Args:
+            world_size: ranks of the job.
+            tables: of the job, by name; None: unknown.
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has an unknown kind, or column blocks that do not go with it.
+            ConfigError: a table has an unknown kind, or column blocks or ranks that its kind cannot
+                use: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -124,7 +133,7 @@ class Plan(Strict):
                 planned=self.ranks,
                 found=world_size,
             )
-        tables = {}
+        shardings = {}
         for name, each in self.tables.items():
             if each.kind not in KINDS:
                 raise self.refuse(
@@ -139,8 +148,41 @@ class Plan(Strict):
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None
-            tables[name] = TableSharding(each.kind, ranks, each.transfer, columns)
-        return ShardingPlan(tables)
+            try:
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
+        self._check_layouts(shardings, tables or {})
+        return ShardingPlan(shardings)
+
+    def _check_layouts(
+        self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
+    ) -> None:
+        """Makes the layout of each table, as training will, so that a refusal names its line."""
+        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        for name, sharding in shardings.items():
+            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
+            if unknown:
+                raise self.refuse(
+                    name,
+                    "ranks",
+                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
+                )
+            table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
+            if table.is_replicated and sharding.kind != "data_parallel":
+                raise self.refuse(
+                    name,
+                    "kind",
+                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
+                    "data_parallel; change one of them",
+                )
+            try:
+                kind = manager.sharding_kind(sharding.kind)
+                kind.factory(
+                    LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns)
+                )
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
 
     def _held(self) -> dict[str, Any]:
         held = self.model_dump(exclude_none=True)

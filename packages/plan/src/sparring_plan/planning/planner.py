@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
+from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
 from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
 from sparring_plan.planning.growth import first_full_day
@@ -61,18 +63,27 @@ class Pins:
     without_ms: float | None
 
 
-def make_plan(inputs: PlanInputs, calibration: Calibration, before: Plan | None = None) -> Plan:
+def make_plan(
+    inputs: PlanInputs,
+    calibration: Calibration,
+    allowed: Mapping[str, Collection[str]] | None = None,
+    before: Plan | None = None,
+) -> Plan:
     """Finds a plan and proves how good it is.
 
     Args:
+        inputs: what to plan.
+        calibration: its costs.
+        allowed: table → kinds that it may have; others may have all kinds of `inputs`.
         before: a plan whose pinned and edited tables are kept; the bound is then of plans that keep
             them. Tables that the inputs no longer have are dropped with their pins.
 
     Raises:
+        InvalidArgumentError: a table may have no kind that is offered.
         CapacityError: no plan was found that fits; the message says what is missing, and ways out.
         ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
     """
-    options = option_costs(inputs, calibration)
+    options = with_kinds(option_costs(inputs, calibration), allowed or {})
     pins = None if before is None else _pins_of(before, options)
     if pins is not None:
         _check_fits(pins, "the pinned tables do not fit")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from sparring import DocumentModel, read_document
 from sparring.errors import ConfigError
-from sparring_plan.planning.document import Strict, read_document
 from sparring_plan.planning.unique_keys import KeyBins
 
 __all__ = ["Sketch", "column_ids", "read_sketch", "sketch_ids"]
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 1 << 20
 Ids = NDArray[np.int64]
 
 
-class Sketch(Strict):
+class Sketch(DocumentModel):
     """Frequencies of keys among the ids of some data, as a histogram.
 
     A bin is how many keys it has, and how many ids these had together. Keys with up to 16 ids have

@@ -1,0 +1,54 @@
+// The manifest of a serving snapshot. docs/format/packed.md has its fields.
+#ifndef SPARRING_PACKED_FORMAT_MANIFEST_H_
+#define SPARRING_PACKED_FORMAT_MANIFEST_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sparring::packed {
+
+inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr uint64_t kMostManifestBytes = 64u << 20;
+
+struct TableEntry {
+  std::string name;
+  int64_t dim = 0;
+  int32_t dtype = 0;
+  int32_t trained_dtype = 0;
+  int64_t seed = 0;
+  std::string initializer;  // kind
+  double first = 0;         // its numbers, as core's Initializer.parameters gives them
+  double second = 0;
+
+  bool operator==(const TableEntry&) const = default;
+};
+
+struct FileEntry {
+  std::string name;
+  std::string kind;  // rows, erased; others are for other readers
+  std::string table;
+  int32_t partition_begin = 0;
+  int32_t partition_end = 0;
+  uint64_t num_keys = 0;
+  uint64_t size_bytes = 0;
+  std::string hash;
+};
+
+struct Manifest {
+  std::string hash;
+  int64_t step = 0;
+  double published = 0;
+  std::string base_name;  // empty: a full snapshot
+  std::string base_hash;
+  std::vector<TableEntry> tables;  // by name, ascending
+  std::vector<FileEntry> files;
+};
+
+// Throws StatusError(SPARRING_CORRUPT), saying what is wrong.
+Manifest parse_manifest(std::string_view text);
+
+}  // namespace sparring::packed
+
+#endif  // SPARRING_PACKED_FORMAT_MANIFEST_H_

@@ -1,0 +1,121 @@
+#include "format/mapped_file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "format/manifest.h"
+#include "sparring/storage_border.h"
+
+namespace sparring::packed {
+namespace {
+
+using border::StatusError;
+
+constexpr int kRead = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+
+[[noreturn]] void refuse_io(const std::string& what) {
+  throw StatusError(SPARRING_IO, what + " cannot be read: " + std::strerror(errno));
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw StatusError(SPARRING_CORRUPT, message);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// The length of a regular file.
+uint64_t length_of(int descriptor, const std::string& what) {
+  struct stat found;
+  if (::fstat(descriptor, &found) != 0) refuse_io(what);
+  if (!S_ISREG(found.st_mode)) refuse(what + " is no regular file");
+  return static_cast<uint64_t>(found.st_size);
+}
+
+}  // namespace
+
+Folder::Folder(const std::string& path)
+    : path_(path),
+      descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (descriptor_ < 0) refuse_io("folder " + path);
+}
+
+Folder::~Folder() { ::close(descriptor_); }
+
+std::string Folder::read(const std::string& name, uint64_t most) const {
+  const std::string what = path_ + "/" + name;
+  const Descriptor file(::openat(descriptor_, name.c_str(), kRead));
+  if (file.get() < 0) refuse_io(what);
+  const uint64_t size = length_of(file.get(), what);
+  if (size > most) refuse(what + " has " + std::to_string(size) + " bytes, at most " + std::to_string(most));
+  std::string text(size, '\0');
+  uint64_t at = 0;
+  while (at < size) {
+    const ssize_t count = ::read(file.get(), text.data() + at, size - at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) refuse_io(what);
+    if (count == 0) refuse(what + " ends at " + std::to_string(at));
+    at += static_cast<uint64_t>(count);
+  }
+  return text;
+}
+
+std::vector<std::string> Folder::committed() const {
+  const int copy = ::openat(descriptor_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const stream = copy < 0 ? nullptr : ::fdopendir(copy);
+  if (stream == nullptr) {
+    if (copy >= 0) ::close(copy);
+    refuse_io("folder " + path_);
+  }
+  std::vector<std::string> names;
+  while (const dirent* entry = ::readdir(stream)) {
+    const std::string name = entry->d_name;
+    struct stat found;
+    if (name[0] != '.' &&
+        ::fstatat(descriptor_, (name + "/" + kManifestName).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) {
+      names.push_back(name);
+    }
+  }
+  ::closedir(stream);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+MappedFile::MappedFile(const Folder& folder, const std::string& name, uint64_t size_bytes)
+    : size_(size_bytes) {
+  const std::string what = folder.path() + "/" + name;
+  const Descriptor file(::openat(folder.descriptor(), name.c_str(), kRead));
+  if (file.get() < 0) refuse_io(what);
+  const uint64_t found = length_of(file.get(), what);
+  if (found != size_bytes || found == 0) {
+    refuse(what + " has " + std::to_string(found) + " bytes, its manifest says " +
+           std::to_string(size_bytes));
+  }
+  void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (data == MAP_FAILED) refuse_io(what);
+  // Rows are read in no order: what the system would read ahead is not what comes next.
+  ::madvise(data, size_, MADV_RANDOM);
+  data_ = static_cast<const uint8_t*>(data);
+}
+
+MappedFile::~MappedFile() { ::munmap(const_cast<uint8_t*>(data_), size_); }
+
+}  // namespace sparring::packed

@@ -1,0 +1,125 @@
+#include "reader/chain.h"
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+
+#include "sparring/storage_border.h"
+
+namespace sparring::packed {
+namespace {
+
+using border::StatusError;
+
+std::string real_path(const std::string& path) {
+  char* const found = ::realpath(path.c_str(), nullptr);
+  if (found == nullptr) {
+    throw StatusError(SPARRING_IO, "there is no serving snapshot " + path + ": " +
+                                       std::strerror(errno) +
+                                       "; write one with sparring_packed.write or sparring publish");
+  }
+  const std::string result = found;
+  std::free(found);
+  return result;
+}
+
+struct Found {
+  std::string path;
+  Manifest manifest;
+};
+
+bool has_manifest(const std::string& path) {
+  try {
+    Folder(path).read(kManifestName, kMostManifestBytes);
+    return true;
+  } catch (const StatusError& error) {
+    if (error.status() == SPARRING_IO) return false;
+    throw;
+  }
+}
+
+// The serving snapshot at `path`, or the one of the highest step in that folder.
+Found newest(const std::string& path) {
+  const std::string real = real_path(path);
+  if (has_manifest(real)) return {real, read_manifest(real)};
+  Found best;
+  std::string damage;
+  for (const std::string& name : Folder(real).committed()) {
+    Found found{real + "/" + name, {}};
+    try {
+      found.manifest = read_manifest(found.path);
+    } catch (const StatusError& error) {
+      damage = error.what();
+      continue;
+    }
+    if (best.path.empty() || found.manifest.step >= best.manifest.step) best = std::move(found);
+  }
+  if (best.path.empty()) {
+    throw StatusError(damage.empty() ? SPARRING_IO : SPARRING_CORRUPT,
+                      damage.empty() ? "folder " + path + " has no serving snapshot; write one with "
+                                                          "sparring_packed.write or sparring publish"
+                                     : damage);
+  }
+  return best;
+}
+
+Manifest base_of(const Found& delta, const std::string& folder) {
+  const Manifest& manifest = delta.manifest;
+  const std::string path = folder + "/" + manifest.base_name;
+  Manifest base;
+  try {
+    base = read_manifest(path);
+  } catch (const StatusError& error) {
+    throw StatusError(error.status(), "serving snapshot " + delta.path + " is a delta over " +
+                                          manifest.base_name + ", which cannot be used: " +
+                                          error.what() + "; take a full one");
+  }
+  if (base.hash != manifest.base_hash) {
+    throw StatusError(SPARRING_INVALID_ARGUMENT,
+                      "serving snapshot " + delta.path + " is a delta over " + manifest.base_name +
+                          " with the hash " + manifest.base_hash + ", there it has " + base.hash +
+                          "; take a full one");
+  }
+  return base;
+}
+
+const Version* version_of(const Versions& known, const std::string& hash) {
+  for (const auto& version : known) {
+    if (version->manifest().hash == hash) return version.get();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<const Version> load_version(const std::string& path, const LoadOptions& options,
+                                            const Versions& known) {
+  Found found = newest(path);
+  for (const auto& version : known) {
+    if (version->manifest().hash == found.manifest.hash) return version;
+  }
+  const std::string folder = found.path.substr(0, found.path.find_last_of('/'));
+  std::vector<std::shared_ptr<const Layer>> layers;
+  while (true) {
+    const std::string base_hash = found.manifest.base_hash;
+    const Version* const base = base_hash.empty() ? nullptr : version_of(known, base_hash);
+    Found next;
+    if (!base_hash.empty() && base == nullptr) {
+      next.path = folder + "/" + found.manifest.base_name;
+      next.manifest = base_of(found, folder);
+    }
+    layers.push_back(map_layer(found.path, std::move(found.manifest), options.partitions));
+    if (options.verifies_all) layers.back()->verify();
+    if (base != nullptr) layers.insert(layers.end(), base->layers.begin(), base->layers.end());
+    if (layers.size() > kMostLayers) {
+      border::refuse("serving snapshot " + path + " is over more than " +
+                     std::to_string(kMostLayers - 1) + " deltas; publish a full one");
+    }
+    if (next.path.empty()) break;
+    found = std::move(next);
+  }
+  return make_version(std::move(layers), options.partitions);
+}
+
+}  // namespace sparring::packed

@@ -1,0 +1,305 @@
+#include "reader/lookup.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "reader/search.h"
+#include "rows/quantize.h"
+#include "rows/simd.h"
+#include "sparring/storage_border.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace sparring::packed {
+namespace {
+
+using border::parallel_for;
+using border::StatusError;
+
+// Answers from here on go past the caches, in which they would not stay.
+constexpr int64_t kStreamedBytes = 4 << 20;
+
+void check_partition(const Version& version, int64_t id) {
+  const int partition = partition_of(id);
+  if (version.partitions.has(partition)) return;
+  border::refuse("id " + std::to_string(id) + " is of partition " + std::to_string(partition) +
+                 ", open are partitions " + std::to_string(version.partitions.begin) + " to " +
+                 std::to_string(version.partitions.end - 1) +
+                 "; ask who serves it, or open all partitions");
+}
+
+// What is sought of a group of ids.
+struct Group {
+  const int64_t* ids;
+  int64_t count;
+  const void* rows[kGroup];  // out: stored rows, or NULL
+};
+
+void resolve(const Version& version, const Table& table, Group& group) {
+  if (version.partitions.begin != 0 || version.partitions.end != kNumPartitions) {
+    for (int64_t i = 0; i < group.count; ++i) check_partition(version, group.ids[i]);
+  }
+  std::fill(group.rows, group.rows + group.count, nullptr);
+  // Those that no newer layer has, and where they are in the group.
+  int64_t pending[kGroup];
+  uint16_t places[kGroup];
+  int64_t num_pending = group.count;
+  std::copy(group.ids, group.ids + group.count, pending);
+  std::iota(places, places + group.count, uint16_t{0});
+  const uint8_t* found[kGroup];
+  for (const TableLayer* layer : table.layers) {
+    for (const FileSet* files : {&layer->rows, &layer->erased}) {
+      if (files->is_empty() || num_pending == 0) continue;
+      const bool has_rows = files == &layer->rows;
+      Search(*files, pending, num_pending, has_rows ? 8 + table.row_bytes : 8).run(found);
+      int64_t left = 0;
+      for (int64_t i = 0; i < num_pending; ++i) {
+        const uint16_t place = places[i];
+        if (found[i] == nullptr) {
+          pending[left] = pending[i];
+          places[left++] = place;
+        } else if (has_rows) {
+          group.rows[place] = PackedFile::row_of(found[i]);
+        }
+      }
+      num_pending = left;
+    }
+  }
+}
+
+// Calls body(range of ids, Group) for the groups of [begin, end).
+template <class Body>
+void for_groups(const Version& version, const Table& table, const int64_t* ids, int64_t begin,
+                int64_t end, const Body& body) {
+  Group group;
+  for (int64_t at = begin; at < end; at += kGroup) {
+    group.ids = ids + at;
+    group.count = std::min(kGroup, end - at);
+    resolve(version, table, group);
+    body(at, group);
+  }
+}
+
+// Ids of a range that is worth a thread: about 20 µs of work.
+int64_t grain_of(const Table& table) {
+  return std::max<int64_t>(kGroup, (64 << 10) / (table.row_bytes + 64) / kGroup * kGroup);
+}
+
+struct Output {
+  char* rows;
+  uint64_t stride;
+  bool is_streamed;
+};
+
+void write_group(const Table& table, const LookupOptions& options, const Group& group,
+                 const Output& output, int64_t at) {
+  const int64_t dim = table.entry.dim;
+  char* const first = output.rows + static_cast<uint64_t>(at) * output.stride;
+  // All at once where none is missing, which is the rule.
+  const bool is_whole = options.dtype == SPARRING_PACKED_FLOAT32 &&
+                        std::find(group.rows, group.rows + group.count, nullptr) ==
+                            group.rows + group.count;
+  if (is_whole && output.stride % sizeof(float) == 0) {
+    row_loops().widen[table.entry.dtype]({group.rows, group.count, dim,
+                                          reinterpret_cast<float*>(first),
+                                          static_cast<int64_t>(output.stride / sizeof(float)),
+                                          output.is_streamed});
+    return;
+  }
+  for (int64_t i = 0; i < group.count; ++i) {
+    write_row(table, options, group.ids[i], group.rows[i],
+              first + static_cast<uint64_t>(i) * output.stride);
+  }
+}
+
+uint64_t stride_of(const Table& table, int32_t dtype) {
+  return static_cast<uint64_t>(dtype == SPARRING_PACKED_STORED ? table.row_bytes
+                                                               : 4 * table.entry.dim);
+}
+
+// ---- sums --------------------------------------------------------------------
+
+// Adds the rows of ids [at, at + group.count) to the bags that they are of.
+class BagSums {
+ public:
+  BagSums(const Table& table, const LookupOptions& options, const SparringPackedRequest& request,
+          uint64_t stride)
+      : table_(table), options_(options), request_(request), stride_(stride) {
+    initial_.resize(static_cast<size_t>(table.entry.dim));
+  }
+
+  // Of the bags [begin, end), which are the ones that are written.
+  void start(int64_t begin, int64_t end) {
+    bag_ = begin;
+    end_ = end;
+    clear_bag();
+  }
+
+  void add(int64_t at, const Group& group) {
+    int64_t place = 0;
+    while (place < group.count) {
+      while (at + place >= request_.offsets[bag_ + 1]) close_bag();
+      const int64_t end = std::min(group.count, request_.offsets[bag_ + 1] - at);
+      add_run(at, place, end, group);
+      place = end;
+    }
+  }
+
+  void finish() {
+    while (bag_ < end_) close_bag();
+  }
+
+ private:
+  float* out() const {
+    return reinterpret_cast<float*>(static_cast<char*>(request_.rows) +
+                                    static_cast<uint64_t>(bag_) * stride_);
+  }
+
+  void clear_bag() {
+    if (bag_ < end_) std::fill(out(), out() + table_.entry.dim, 0.0f);
+  }
+
+  void close_bag() {
+    const int64_t count = request_.offsets[bag_ + 1] - request_.offsets[bag_];
+    if (request_.is_mean != 0 && count > 0) {
+      for (int64_t column = 0; column < table_.entry.dim; ++column) {
+        out()[column] /= static_cast<float>(count);
+      }
+    }
+    ++bag_;
+    clear_bag();
+  }
+
+  // Ids [place, end) of the group, all of one bag: runs of those that have rows, and single
+  // ones that have none.
+  void add_run(int64_t at, int64_t place, int64_t end, const Group& group) {
+    const RowLoops& loops = row_loops();
+    while (place < end) {
+      const void* const* const first = group.rows + place;
+      const void* const* const last = std::find(first, group.rows + end, nullptr);
+      const float* weights = request_.weights == nullptr ? nullptr : request_.weights + at + place;
+      const int64_t count = last - first;
+      if (count > 0) {
+        loops.sum[table_.entry.dtype]({first, weights, count, table_.entry.dim, out()});
+        place += count;
+        continue;
+      }
+      if (options_.missing == SPARRING_PACKED_INITIAL) {
+        initial_embedding(table_.initial, group.ids[place], table_.entry.dim, initial_.data());
+        const void* const row = initial_.data();
+        loops.sum[SPARRING_PACKED_FLOAT32]({&row, weights, 1, table_.entry.dim, out()});
+      }
+      ++place;
+    }
+  }
+
+  const Table& table_;
+  const LookupOptions& options_;
+  const SparringPackedRequest& request_;
+  const uint64_t stride_;
+  int64_t bag_ = 0;
+  int64_t end_ = 0;
+  std::vector<float> initial_;
+};
+
+void note_found(const SparringPackedRequest& request, int64_t at, const Group& group) {
+  if (request.found == nullptr) return;
+  for (int64_t i = 0; i < group.count; ++i) request.found[at + i] = group.rows[i] != nullptr;
+}
+
+}  // namespace
+
+void write_row(const Table& table, const LookupOptions& options, int64_t id, const void* stored,
+               void* out) {
+  const int64_t dim = table.entry.dim;
+  const bool is_stored = options.dtype == SPARRING_PACKED_STORED;
+  if (stored != nullptr && is_stored) {
+    std::memcpy(out, stored, static_cast<size_t>(table.row_bytes));
+    return;
+  }
+  if (stored == nullptr && options.missing == SPARRING_PACKED_ZEROS) {
+    std::memset(out, 0, static_cast<size_t>(stride_of(table, options.dtype)));
+    return;
+  }
+  // Few rows come here, of which some are not aligned as floats.
+  std::vector<float> values(static_cast<size_t>(dim));
+  if (stored != nullptr) {
+    row_loops().widen[table.entry.dtype]({&stored, 1, dim, values.data(), dim, false});
+  } else {
+    initial_embedding(table.initial, id, dim, values.data());
+  }
+  if (!is_stored) {
+    std::memcpy(out, values.data(), static_cast<size_t>(4 * dim));
+  } else if (!encode_row(table.entry.dtype, values.data(), dim, static_cast<uint8_t*>(out))) {
+    throw StatusError(SPARRING_UNSUPPORTED,
+                      "the initial value of id " + std::to_string(id) + " of table " +
+                          table.entry.name + " is beyond " +
+                          std::string(kDtypeNames[table.entry.dtype]) + "; ask for float32 rows");
+  }
+}
+
+const void* find_row(const Version& version, const Table& table, int64_t id) {
+  check_partition(version, id);
+  for (const TableLayer* layer : table.layers) {
+    const PackedFile* file = layer->rows.is_empty() ? nullptr : layer->rows.file_of(id);
+    const uint8_t* const record = file == nullptr ? nullptr : file->find(id);
+    if (record != nullptr) return PackedFile::row_of(record);
+    file = layer->erased.is_empty() ? nullptr : layer->erased.file_of(id);
+    if (file != nullptr && file->find(id) != nullptr) return nullptr;
+  }
+  return nullptr;
+}
+
+size_t layer_of(const Table& table, int64_t id) {
+  for (size_t i = 0; i < table.layers.size(); ++i) {
+    for (const FileSet* files : {&table.layers[i]->rows, &table.layers[i]->erased}) {
+      const PackedFile* const file = files->is_empty() ? nullptr : files->file_of(id);
+      if (file != nullptr && file->find(id) != nullptr) return i;
+    }
+  }
+  return table.layers.size();
+}
+
+void look_up(const Version& version, const LookupOptions& options,
+             const SparringPackedRequest& request) {
+  const Table& table = version.tables[static_cast<size_t>(request.table)];
+  Output output{static_cast<char*>(request.rows), request.row_stride, false};
+  if (output.stride == 0) output.stride = stride_of(table, options.dtype);
+  output.is_streamed = reinterpret_cast<uintptr_t>(request.rows) % 64 == 0 &&
+                       output.stride % 64 == 0 &&
+                       request.count * static_cast<int64_t>(output.stride) >= kStreamedBytes;
+  parallel_for(options.executor, request.count, grain_of(table), [&](int64_t begin, int64_t end) {
+    for_groups(version, table, request.ids, begin, end, [&](int64_t at, const Group& group) {
+      write_group(table, options, group, output, at);
+      note_found(request, at, group);
+    });
+#if defined(__SSE2__)
+    // Streamed stores are in no order with others until this.
+    if (output.is_streamed) _mm_sfence();
+#endif
+  });
+}
+
+void pool(const Version& version, const LookupOptions& options,
+          const SparringPackedRequest& request) {
+  const Table& table = version.tables[static_cast<size_t>(request.table)];
+  const uint64_t stride = request.row_stride != 0 ? request.row_stride
+                                                  : stride_of(table, SPARRING_PACKED_FLOAT32);
+  const int64_t ids_per_bag = request.count / std::max<int64_t>(request.num_bags, 1) + 1;
+  const int64_t grain = std::max<int64_t>(1, grain_of(table) / ids_per_bag);
+  parallel_for(options.executor, request.num_bags, grain, [&](int64_t begin, int64_t end) {
+    BagSums sums(table, options, request, stride);
+    sums.start(begin, end);
+    for_groups(version, table, request.ids, request.offsets[begin], request.offsets[end],
+               [&](int64_t at, const Group& group) {
+                 sums.add(at, group);
+                 note_found(request, at, group);
+               });
+    sums.finish();
+  });
+}
+
+}  // namespace sparring::packed

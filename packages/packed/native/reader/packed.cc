@@ -1,0 +1,352 @@
+// The C functions of sparring_packed.h.
+#include "sparring_packed.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "reader/chain.h"
+#include "reader/counted_state.h"
+#include "reader/lookup.h"
+#include "reader/version.h"
+#include "rows/simd.h"
+#include "sparring/storage_border.h"
+#include "writer/pack.h"
+
+using sparring::border::check_given;
+using sparring::border::refuse;
+using sparring::border::StatusError;
+using namespace sparring::packed;  // the definitions here are C's, in no namespace
+
+// What is open. `state` is what readers hold: the versions that are kept.
+struct SparringPacked {
+  struct State {
+    Versions versions;  // newest first
+  };
+
+  CountedState<State> state;
+  std::mutex refreshing;  // of all below
+  std::string path;
+  LoadOptions options;
+  size_t keep_versions;
+  std::vector<std::string> names;  // of tables, by number
+};
+
+namespace {
+
+using Hold = CountedState<SparringPacked::State>::Hold;
+
+constexpr char kOutOfMemory[] = "out of memory; nothing was changed";
+
+template <class Arguments, class Body>
+SparringStatus guard(Arguments* arguments, const Body& body) {
+  if (arguments == nullptr) return SPARRING_INVALID_ARGUMENT;
+  return sparring::border::guard(arguments->call, kOutOfMemory, [&] {
+    sparring::border::check(arguments->call.struct_bytes >= sizeof(Arguments),
+                            "call.struct_bytes must be the size of the struct",
+                            arguments->call.struct_bytes);
+    sparring::border::check_is_cpu(arguments->call.device);
+    body();
+  });
+}
+
+template <class Arguments, class Body>
+SparringStatus guard_open(SparringPacked* packed, Arguments* arguments, const Body& body) {
+  return guard(arguments, [&] {
+    check_given(packed != nullptr, "packed");
+    body();
+  });
+}
+
+bool verifies_all(int32_t verify) {
+  sparring::border::check(
+      verify == SPARRING_PACKED_VERIFY_ALL || verify == SPARRING_PACKED_VERIFY_OPEN,
+      "verify must be SPARRING_PACKED_VERIFY_ALL or _OPEN", verify);
+  return verify == SPARRING_PACKED_VERIFY_ALL;
+}
+
+Partitions partitions_of(const SparringPackedOpen& arguments) {
+  if (arguments.partition_begin == 0 && arguments.partition_end == 0) return {};
+  if (arguments.partition_begin < 0 || arguments.partition_begin >= arguments.partition_end ||
+      arguments.partition_end > kNumPartitions) {
+    refuse("partitions must be a range within [0, 4096); found [" +
+           std::to_string(arguments.partition_begin) + ", " +
+           std::to_string(arguments.partition_end) + ")");
+  }
+  return {arguments.partition_begin, arguments.partition_end};
+}
+
+// Makes `version` the newest one of those that are kept.
+void keep(SparringPacked& packed, std::shared_ptr<const Version> version, const Versions& others) {
+  auto state = std::make_unique<SparringPacked::State>();
+  state->versions.push_back(std::move(version));
+  for (const auto& other : others) {
+    if (state->versions.size() == packed.keep_versions) break;
+    if (other != state->versions.front()) state->versions.push_back(other);
+  }
+  packed.state.store(std::move(state));
+}
+
+// Tables keep their numbers, and rows their sizes: callers have made room for them.
+void check_same_tables(const Version& newer, const Version& older) {
+  const auto described = [](const Version& version) {
+    std::string text;
+    for (const Table& table : version.tables) {
+      text += (text.empty() ? "" : ", ") + table.entry.name + " (dim " +
+              std::to_string(table.entry.dim) + ", " + std::string(kDtypeNames[table.entry.dtype]) +
+              ")";
+    }
+    return text;
+  };
+  if (described(newer) != described(older)) {
+    refuse("serving snapshot " + newer.layers.front()->name + " has tables " + described(newer) +
+           ", open are " + described(older) + "; close, and open the new one");
+  }
+}
+
+const Version& named_version(const SparringPacked::State& state, const char* hash) {
+  if (hash == nullptr) return *state.versions.front();
+  std::string kept;
+  for (const auto& version : state.versions) {
+    if (version->manifest().hash == hash) return *version;
+    kept += (kept.empty() ? "" : ", ") + version->manifest().hash;
+  }
+  refuse("version " + std::string(hash).substr(0, 40) + " is not kept; kept are " + kept);
+}
+
+const Table& numbered_table(const Version& version, int32_t table) {
+  if (table < 0 || static_cast<size_t>(table) >= version.tables.size()) {
+    refuse("table must be from 0 to " + std::to_string(version.tables.size() - 1) + "; found " +
+           std::to_string(table));
+  }
+  return version.tables[static_cast<size_t>(table)];
+}
+
+void check_dtype(int32_t dtype) {
+  sparring::border::check(dtype == SPARRING_PACKED_FLOAT32 || dtype == SPARRING_PACKED_STORED,
+                          "dtype of rows must be SPARRING_PACKED_FLOAT32 or _STORED", dtype);
+}
+
+void check_request(const SparringPackedRequest& request, const Table& table, int32_t dtype) {
+  sparring::border::check_count(request.count);
+  sparring::border::check_array(request.ids, request.count, "ids");
+  const auto bytes = static_cast<uint64_t>(
+      dtype == SPARRING_PACKED_STORED ? table.row_bytes : 4 * table.entry.dim);
+  if (request.row_stride != 0 && request.row_stride < bytes) {
+    refuse("row_stride must be at least the " + std::to_string(bytes) + " bytes of a row of table " +
+           table.entry.name + "; found " + std::to_string(request.row_stride));
+  }
+}
+
+void check_bags(const SparringPackedRequest& request, const Table& table) {
+  sparring::border::check_count(request.num_bags, "num_bags");
+  sparring::border::check_array(request.rows, request.num_bags, "rows");
+  check_given(request.offsets != nullptr, "offsets");
+  const std::string& name = table.entry.name;
+  if (request.row_stride % sizeof(float) != 0) {
+    refuse("row_stride must be a multiple of 4 for sums; found " + std::to_string(request.row_stride));
+  }
+  if (request.offsets[0] != 0 || request.offsets[request.num_bags] != request.count) {
+    refuse("offsets of table " + name + " must go from 0 to " + std::to_string(request.count) +
+           "; found " + std::to_string(request.offsets[0]) + " to " +
+           std::to_string(request.offsets[request.num_bags]));
+  }
+  for (int64_t bag = 0; bag < request.num_bags; ++bag) {
+    if (request.offsets[bag] > request.offsets[bag + 1]) {
+      refuse("offsets of table " + name + " fall at bag " + std::to_string(bag));
+    }
+  }
+}
+
+void note_version(SparringPackedLookup& arguments, const Version& version) {
+  arguments.step = version.manifest().step;
+  arguments.published = version.manifest().published;
+  std::memcpy(arguments.hash, version.manifest().hash.c_str(), sizeof arguments.hash);
+}
+
+// Runs `answer` for each request of a call, all on one version.
+template <class Answer>
+void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool are_sums,
+                const Answer& answer) {
+  sparring::border::check_count(arguments.num_requests, "num_requests");
+  sparring::border::check_array(arguments.requests, arguments.num_requests, "requests");
+  check_dtype(are_sums ? SPARRING_PACKED_FLOAT32 : arguments.dtype);
+  sparring::border::check(
+      arguments.missing == SPARRING_PACKED_INITIAL || arguments.missing == SPARRING_PACKED_ZEROS,
+      "missing must be SPARRING_PACKED_INITIAL or _ZEROS", arguments.missing);
+  const LookupOptions options{arguments.call.executor,
+                              are_sums ? SPARRING_PACKED_FLOAT32 : arguments.dtype,
+                              arguments.missing};
+  const Hold state(packed.state);
+  const Version& version = named_version(*state, arguments.version);
+  for (int64_t i = 0; i < arguments.num_requests; ++i) {
+    const SparringPackedRequest& request = arguments.requests[i];
+    const Table& table = numbered_table(version, request.table);
+    check_request(request, table, options.dtype);
+    if (are_sums) {
+      check_bags(request, table);
+    } else {
+      sparring::border::check_array(request.rows, request.count, "rows");
+    }
+    answer(version, options, request);
+  }
+  note_version(arguments, version);
+}
+
+// One chunk of a scan: the cursor is the layer and file, and the record.
+void scan(const Version& version, SparringPackedScan& arguments) {
+  const Table& table = numbered_table(version, arguments.table);
+  const LookupOptions options{nullptr, arguments.dtype, SPARRING_PACKED_ZEROS};
+  const auto stride = static_cast<uint64_t>(
+      arguments.dtype == SPARRING_PACKED_STORED ? table.row_bytes : 4 * table.entry.dim);
+  arguments.count = 0;
+  arguments.is_done = 0;
+  uint64_t layer = arguments.cursor[0] >> 32;
+  uint64_t place = arguments.cursor[0] & 0xffffffffu;
+  uint64_t record = arguments.cursor[1];
+  for (; layer < table.layers.size(); ++layer, place = 0) {
+    const auto& files = table.layers[layer]->rows.files();
+    for (; place < files.size(); ++place, record = 0) {
+      const PackedFile& file = *files[place];
+      for (; record < file.num_keys(); ++record) {
+        if (arguments.count == arguments.capacity) {
+          arguments.cursor[0] = layer << 32 | place;
+          arguments.cursor[1] = record;
+          return;
+        }
+        const uint8_t* const found = file.record(record);
+        const int64_t id = key_of(found);
+        if (!version.partitions.has(partition_of(id))) continue;
+        if (layer != 0 && layer_of(table, id) != layer) continue;
+        if (arguments.rows != nullptr) {
+          write_row(table, options, id, PackedFile::row_of(found),
+                    static_cast<char*>(arguments.rows) +
+                        static_cast<uint64_t>(arguments.count) * stride);
+        }
+        arguments.ids[arguments.count++] = id;
+      }
+    }
+  }
+  arguments.cursor[0] = layer << 32;
+  arguments.cursor[1] = 0;
+  arguments.is_done = 1;
+}
+
+}  // namespace
+
+SparringStatus sparring_packed_open(SparringPackedOpen* arguments) {
+  return guard(arguments, [&] {
+    arguments->packed = nullptr;
+    check_given(arguments->path != nullptr, "path");
+    sparring::border::check(arguments->keep_versions >= 0 && arguments->keep_versions <= 8,
+                            "keep_versions must be from 1 to 8, or 0 for 2", arguments->keep_versions);
+    auto packed = std::make_unique<SparringPacked>();
+    packed->path = arguments->path;
+    packed->options = {partitions_of(*arguments), verifies_all(arguments->verify)};
+    packed->keep_versions =
+        arguments->keep_versions == 0 ? 2 : static_cast<size_t>(arguments->keep_versions);
+    auto version = load_version(packed->path, packed->options, {});
+    for (const Table& table : version->tables) packed->names.push_back(table.entry.name);
+    keep(*packed, std::move(version), {});
+    arguments->packed = packed.release();
+  });
+}
+
+void sparring_packed_close(SparringPacked* packed) { delete packed; }
+
+SparringStatus sparring_packed_refresh(SparringPacked* packed, SparringPackedRefresh* arguments) {
+  return guard_open(packed, arguments, [&] {
+    const std::lock_guard<std::mutex> lock(packed->refreshing);
+    LoadOptions options = packed->options;
+    options.verifies_all = verifies_all(arguments->verify);
+    arguments->is_changed = 0;
+    Versions known;
+    {
+      const Hold state(packed->state);
+      known = state->versions;
+    }
+    const std::string path = arguments->path == nullptr ? packed->path : arguments->path;
+    auto version = load_version(path, options, known);
+    if (version == known.front()) return;
+    check_same_tables(*version, *known.front());
+    keep(*packed, std::move(version), known);
+    arguments->is_changed = 1;
+  });
+}
+
+SparringStatus sparring_packed_verify(SparringPacked* packed, SparringPackedVerify* arguments) {
+  return guard_open(packed, arguments, [&] {
+    const Hold state(packed->state);
+    for (const auto& layer : state->versions.front()->layers) layer->verify();
+  });
+}
+
+SparringStatus sparring_packed_version(SparringPacked* packed, SparringPackedVersion* arguments) {
+  return guard_open(packed, arguments, [&] {
+    const Hold state(packed->state);
+    arguments->num_versions = static_cast<int32_t>(state->versions.size());
+    sparring::border::check(arguments->back >= 0 && arguments->back < arguments->num_versions,
+                            "back must be below the number of versions that are kept",
+                            arguments->back);
+    const Version& version = *state->versions[static_cast<size_t>(arguments->back)];
+    arguments->num_tables = static_cast<int32_t>(version.tables.size());
+    arguments->num_layers = static_cast<int32_t>(version.layers.size());
+    arguments->step = version.manifest().step;
+    arguments->published = version.manifest().published;
+    arguments->mapped_bytes = version.mapped_bytes;
+    std::memcpy(arguments->hash, version.manifest().hash.c_str(), sizeof arguments->hash);
+    std::snprintf(arguments->name, sizeof arguments->name, "%s", version.layers.front()->name.c_str());
+  });
+}
+
+SparringStatus sparring_packed_table(SparringPacked* packed, SparringPackedTable* arguments) {
+  return guard_open(packed, arguments, [&] {
+    const Hold state(packed->state);
+    const Table& table = numbered_table(*state->versions.front(), arguments->table);
+    arguments->dim = static_cast<int32_t>(table.entry.dim);
+    arguments->dtype = table.entry.dtype;
+    arguments->trained_dtype = table.entry.trained_dtype;
+    arguments->row_bytes = table.row_bytes;
+    arguments->num_rows = table.num_rows;
+    arguments->name = packed->names[static_cast<size_t>(arguments->table)].c_str();
+  });
+}
+
+SparringStatus sparring_packed_lookup(SparringPacked* packed, SparringPackedLookup* arguments) {
+  return guard_open(packed, arguments,
+                    [&] { answer_all(*packed, *arguments, false, look_up); });
+}
+
+SparringStatus sparring_packed_pool(SparringPacked* packed, SparringPackedLookup* arguments) {
+  return guard_open(packed, arguments, [&] { answer_all(*packed, *arguments, true, pool); });
+}
+
+SparringStatus sparring_packed_scan(SparringPacked* packed, SparringPackedScan* arguments) {
+  return guard_open(packed, arguments, [&] {
+    check_dtype(arguments->dtype);
+    sparring::border::check(arguments->capacity >= 1, "capacity must be at least 1",
+                            arguments->capacity);
+    check_given(arguments->ids != nullptr, "ids");
+    const Hold state(packed->state);
+    scan(named_version(*state, arguments->version), *arguments);
+  });
+}
+
+SparringStatus sparring_packed_pack(SparringPackedPack* arguments) {
+  return guard(arguments, [&] { pack(*arguments); });
+}
+
+const char* sparring_packed_simd_level(void) {
+  try {
+    return simd_level();
+  } catch (const StatusError&) {
+    return "";
+  }
+}
+
+int32_t sparring_packed_set_simd_level(const char* name) {
+  return name != nullptr && set_simd_level(name) ? 1 : 0;
+}

@@ -1,0 +1,51 @@
+// The loops over rows, compiled once for each SIMD level.
+//
+// `level_portable.cc`, `level_avx2.cc` and `level_avx512.cc` compile the same text,
+// `level_rows.inc`, with other flags and vector lengths; `simd.h` says which one runs.
+//
+// INVARIANTS
+//   1. All levels give the same bits: each element is computed apart, in the order of
+//      ids; multiplications are fused with additions by `fused` alone, and never by the
+//      compiler (-ffp-contract=off).
+//   2. These files include no header with inline functions of the standard library: the
+//      linker keeps one copy of each, and could keep the one for the newer CPU.
+//   3. Pointers are not checked. Rows may be read up to 64 bytes beyond their end.
+#ifndef SPARRING_PACKED_ROWS_LEVEL_H_
+#define SPARRING_PACKED_ROWS_LEVEL_H_
+
+#include <cstdint>
+
+namespace sparring::packed {
+
+struct WidenArguments {
+  const void* const* rows;  // (count) stored rows; none NULL
+  int64_t count;
+  int64_t dim;
+  float* out;               // (count, stride)
+  int64_t stride;           // elements
+  bool is_streamed;         // past the caches; out and stride are multiples of 64 bytes
+};
+
+struct SumArguments {
+  const void* const* rows;  // (count) stored rows; none NULL
+  const float* weights;     // (count), or NULL: all one
+  int64_t count;
+  int64_t dim;
+  float* out;               // (dim): in, out
+};
+
+// Loops of one level, by stored dtype.
+struct RowLoops {
+  void (*widen[5])(const WidenArguments&);
+  void (*sum[5])(const SumArguments&);
+};
+
+extern const RowLoops kPortableLoops;
+#if defined(__x86_64__)
+extern const RowLoops kAvx2Loops;
+extern const RowLoops kAvx512Loops;
+#endif
+
+}  // namespace sparring::packed
+
+#endif  // SPARRING_PACKED_ROWS_LEVEL_H_

@@ -1,0 +1,68 @@
+"""Serving snapshots: immutable files that are mapped and looked up, without a training process.
+
+    sparring_packed.write("runs/films/step-000000000100", "served/step-000000000100")
+    with sparring_packed.open("served") as tables:
+        rows = tables.lookup("item", [7, -1])
+
+``docs/format/packed.md`` is the format; ``sparring_packed.h`` is the same for C and C++.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_packed.manifest import (
+        ServingFile,
+        ServingManifest,
+        ServingTable,
+        read_manifest,
+    )
+    from sparring_packed.options import PackedOptions
+    from sparring_packed.storage import PackedStorage
+    from sparring_packed.tables import (
+        PackedTable,
+        PackedTables,
+        PackedVersion,
+        Pulled,
+        open,  # noqa: A004 - it is read as sparring_packed.open
+    )
+    from sparring_packed.writer import WriteOptions, Written, write
+
+_HOMES = {
+    "sparring_packed.library": "library_path set_simd_level simd_level",
+    "sparring_packed.manifest": "ServingFile ServingManifest ServingTable read_manifest",
+    "sparring_packed.options": "PackedOptions",
+    "sparring_packed.storage": "PackedStorage",
+    "sparring_packed.tables": "PackedTable PackedTables PackedVersion Pulled open",
+    "sparring_packed.writer": "WriteOptions Written write",
+}
+
+__all__ = [
+    "PackedOptions",
+    "PackedStorage",
+    "PackedTable",
+    "PackedTables",
+    "PackedVersion",
+    "Pulled",
+    "ServingFile",
+    "ServingManifest",
+    "ServingTable",
+    "WriteOptions",
+    "Written",
+    "open",
+    "read_manifest",
+    "write",
+]
+
+__version__ = "0.1.0"
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    # On demand, so that importing the plugin module loads no native library.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -1,0 +1,284 @@
+"""libsparring_packed.so through ctypes: its structs, one to one with ``sparring_packed.h``.
+
+ctypes lets go of the interpreter lock during each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import (
+    ClosedError,
+    CorruptDataError,
+    InternalError,
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotIOError,
+    SparringError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "DTYPES",
+    "STORED",
+    "Lookup",
+    "Open",
+    "Pack",
+    "Refresh",
+    "Request",
+    "Scan",
+    "Table",
+    "Verify",
+    "Version",
+    "call",
+    "library",
+    "library_path",
+    "set_simd_level",
+    "simd_level",
+]
+
+DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
+"""Names of stored dtypes, by their numbers."""
+
+STORED = -1
+"""Asks for rows as they are stored."""
+
+_CPU = 1
+
+
+class _Error(Structure):
+    pass
+
+
+_Release = ctypes.CFUNCTYPE(None, POINTER(_Error))
+_Error._fields_ = [("message", c_char_p), ("release", _Release), ("owner", c_void_p)]
+
+
+class _Call(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint64),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("stream", c_void_p),
+        ("executor", c_void_p),
+        ("error", _Error),
+    ]
+
+
+class _Arguments(Structure):
+    """A struct that begins with a SparringCall."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(_Call(ctypes.sizeof(type(self)), _CPU, 0, None, None), **fields)
+
+
+class Open(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("path", c_char_p),
+        ("verify", c_int32),
+        ("keep_versions", c_int32),
+        ("partition_begin", c_int32),
+        ("partition_end", c_int32),
+        ("packed", c_void_p),
+    ]
+
+
+class Refresh(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("path", c_char_p),
+        ("verify", c_int32),
+        ("is_changed", c_int32),
+    ]
+
+
+class Verify(_Arguments):
+    _fields_ = [("call", _Call)]
+
+
+class Version(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("back", c_int32),
+        ("num_versions", c_int32),
+        ("num_tables", c_int32),
+        ("num_layers", c_int32),
+        ("step", c_int64),
+        ("published", c_double),
+        ("mapped_bytes", c_uint64),
+        ("hash", c_char * 33),
+        ("name", c_char * 256),
+    ]
+
+
+class Table(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("table", c_int32),
+        ("dim", c_int32),
+        ("dtype", c_int32),
+        ("trained_dtype", c_int32),
+        ("row_bytes", c_int64),
+        ("num_rows", c_int64),
+        ("name", c_char_p),
+    ]
+
+
+class Request(Structure):
+    _fields_ = [
+        ("table", c_int32),
+        ("is_mean", c_int32),
+        ("count", c_int64),
+        ("ids", c_void_p),
+        ("rows", c_void_p),
+        ("row_stride", c_uint64),
+        ("found", c_void_p),
+        ("num_bags", c_int64),
+        ("offsets", c_void_p),
+        ("weights", c_void_p),
+    ]
+
+
+class Lookup(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("dtype", c_int32),
+        ("missing", c_int32),
+        ("version", c_char_p),
+        ("num_requests", c_int64),
+        ("requests", POINTER(Request)),
+        ("step", c_int64),
+        ("published", c_double),
+        ("hash", c_char * 33),
+    ]
+
+
+class Scan(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("version", c_char_p),
+        ("table", c_int32),
+        ("dtype", c_int32),
+        ("cursor", c_uint64 * 2),
+        ("capacity", c_int64),
+        ("count", c_int64),
+        ("ids", c_void_p),
+        ("rows", c_void_p),
+        ("is_done", c_int32),
+    ]
+
+
+class Pack(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("table", c_char_p),
+        ("count", c_int64),
+        ("ids", c_void_p),
+        ("embeddings", c_void_p),
+        ("source_stride", c_uint64),
+        ("source_dtype", c_int32),
+        ("dtype", c_int32),
+        ("dim", c_int32),
+        ("partition_begin", c_int32),
+        ("partition_end", c_int32),
+        ("file_bytes", c_uint64),
+        ("file", c_void_p),
+        ("square_error", c_double),
+        ("square_sum", c_double),
+    ]
+
+
+# By the numbers of SparringStatus.
+_ERRORS: dict[int, type[SparringError]] = {
+    1: InvalidArgumentError,
+    2: UnsupportedError,
+    3: ClosedError,
+    6: SnapshotIOError,
+    8: SnapshotDamagedError,
+    9: InternalError,
+}
+_OUT_OF_MEMORY = 5
+
+
+def library_path() -> Path:
+    """The file of the C library, which other programs may open too."""
+    return Path(__file__).parent / "libsparring_packed.so"
+
+
+@cache
+def library() -> CDLL:
+    """The C library, opened once.
+
+    Raises:
+        CorruptDataError: it is missing or cannot be loaded.
+    """
+    try:
+        opened = CDLL(str(library_path()))
+    except OSError as error:
+        raise CorruptDataError(
+            f"the library of sparring-packed cannot be loaded: {error}; install it again: "
+            "pip install --force-reinstall sparring-packed"
+        ) from error
+    for name in ("refresh", "verify", "version", "table", "lookup", "pool", "scan"):
+        getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p, c_void_p]
+    for name in ("open", "close", "pack"):
+        getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p]
+    opened.sparring_packed_close.restype = None
+    opened.sparring_packed_simd_level.restype = c_char_p
+    return opened
+
+
+def call(function: str, arguments: _Arguments, handle: c_void_p | None = None) -> None:
+    """Calls ``sparring_packed_<function>``; a status becomes an error.
+
+    Raises:
+        SparringError: of the class that belongs to the status.
+        MemoryError: there is none.
+    """
+    entry = getattr(library(), f"sparring_packed_{function}")
+    given = (byref(arguments),) if handle is None else (handle, byref(arguments))
+    status = entry(*given)
+    if status == 0:
+        return
+    error = arguments.call.error
+    message = (error.message or b"no reason was given").decode(errors="replace")
+    if error.release:
+        error.release(byref(error))
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(message)
+    raise _ERRORS.get(status, InternalError)(message)
+
+
+def simd_level() -> str:
+    """The SIMD level of lookups: ``portable``, ``avx2`` or ``avx512``. All give the same bits."""
+    level: bytes = library().sparring_packed_simd_level()
+    return level.decode()
+
+
+def set_simd_level(name: str) -> None:
+    """Chooses the SIMD level of lookups of this process.
+
+    Raises:
+        InvalidArgumentError: this CPU does not have it.
+    """
+    if not library().sparring_packed_set_simd_level(name.encode()):
+        raise InvalidArgumentError(
+            f"SIMD level {name!r} is not available here; choose portable, avx2 or avx512"
+        )

@@ -1,0 +1,227 @@
+"""The manifest of a serving snapshot, written and read. ``docs/format/packed.md`` has its fields.
+
+The C library reads it for itself; this is for those who write, fetch or describe snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sparring import locate, reading
+from sparring.errors import SnapshotDamagedError, SnapshotError
+
+__all__ = [
+    "FORMAT",
+    "ServingBase",
+    "ServingFile",
+    "ServingManifest",
+    "ServingTable",
+    "decode_manifest",
+    "encode_manifest",
+    "read_manifest",
+    "text_hash",
+]
+
+FORMAT: Literal["sparring serving snapshot"] = "sparring serving snapshot"
+
+MANIFEST_BYTES = 64 << 20
+
+_TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')
+
+_Count = Annotated[int, Field(ge=0, le=2**62)]
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+# No path: no separator, no leading dot.
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}$")]
+_Dtype = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ServingBase(_Entry):
+    """Another snapshot: its name, and the hash of its manifest."""
+
+    name: _Name
+    hash: _Hash
+
+
+class InitialValueSpec(_Entry):
+    """An initializer: its kind, and the two numbers that make its values."""
+
+    kind: str
+    first: float
+    second: float
+
+
+class ServingTable(_Entry):
+    """A table.
+
+    Args:
+        name: of the table.
+        dim: elements of an embedding.
+        dtype: how rows are stored.
+        trained_dtype: of the embeddings in training, which initial values are rounded to.
+        seed: of initial values.
+        initializer: of initial values.
+    """
+
+    name: _Name
+    dim: Annotated[int, Field(ge=1, le=65_536)]
+    dtype: _Dtype
+    trained_dtype: Literal["fp32", "fp16", "bf16"]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    initializer: InitialValueSpec
+
+
+class ServingFile(_Entry):
+    """A data file.
+
+    Args:
+        name: in the snapshot's folder.
+        kind: ``rows`` and ``erased`` are mapped; ``existing`` and ``changed`` are Bloom filters.
+        table: whose keys it has.
+        partitions: half-open range that its keys are of.
+        num_keys: rows, erased keys, or keys added to a filter.
+        size_bytes: of the file.
+        hash: xxh3-128 of the file.
+    """
+
+    name: _Name
+    kind: Literal["rows", "erased", "existing", "changed"]
+    table: _Name
+    partitions: tuple[int, int] = Field(strict=False)
+    num_keys: _Count
+    size_bytes: _Count
+    hash: _Hash
+
+    @model_validator(mode="after")
+    def _check(self) -> ServingFile:
+        if not 0 <= self.partitions[0] < self.partitions[1] <= 4096:
+            raise ValueError(f"file {self.name!r} has no legal range of partitions")
+        return self
+
+
+class ServingManifest(_Entry):
+    """All that a committed serving snapshot holds.
+
+    Args:
+        step: of training whose rows these are.
+        published: when it was written, in seconds since 1970.
+        source: the snapshot of training that it was made of.
+        base: of a delta: the serving snapshot in the same folder that it is over.
+        tables: of a delta too, all of them.
+        files: the data files.
+    """
+
+    format: Literal["sparring serving snapshot"] = FORMAT
+    version: Literal[1] = 1
+    step: _Count
+    published: float
+    source: ServingBase
+    base: ServingBase | None = None
+    tables: tuple[ServingTable, ...] = Field(strict=False)
+    files: tuple[ServingFile, ...] = Field(strict=False)
+    _hash: str = ""
+
+    @property
+    def hash(self) -> str:
+        """The identity of the snapshot: the hash of the manifest's text."""
+        return self._hash
+
+    @property
+    def tables_by_name(self) -> Mapping[str, ServingTable]:
+        return {table.name: table for table in self.tables}
+
+
+def text_hash(data: bytes) -> str:
+    """xxh3-128, 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def encode_manifest(manifest: ServingManifest) -> bytes:
+    """The file: a line for each table and file, its hash at the end."""
+    plain = manifest.model_dump(mode="json")
+    lines = ["{"]
+    for name, value in plain.items():
+        if name in {"tables", "files"}:
+            entries = [f"  {json.dumps(each, allow_nan=False)}" for each in value]
+            lines += [f' "{name}": [', ",\n".join(entries), " ],"]
+        else:
+            lines.append(f' "{name}": {json.dumps(value, allow_nan=False)},')
+    body = "\n".join(lines).encode()
+    return body + b'\n "hash": "%b"\n}\n' % text_hash(body).encode()
+
+
+def decode_manifest(text: bytes) -> ServingManifest:
+    """Reads the text of `encode_manifest`.
+
+    Raises:
+        ValueError: damaged, or not such a file; the text says why.
+    """
+    tail = _TAIL.search(text, max(0, len(text) - 64))
+    if tail is None:
+        raise ValueError("it does not end with its hash: cut off, or no manifest")
+    found, expected = text_hash(text[: tail.start()]), tail[1].decode()
+    if found != expected:
+        raise ValueError(f"its bytes hash to {found}, it says {expected}")
+    try:
+        plain: Any = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ValueError("it is no manifest of a serving snapshot")
+    plain.pop("hash", None)
+    try:
+        manifest = ServingManifest.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+    manifest._hash = expected
+    return manifest
+
+
+def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
+    """Reads the manifest of a serving snapshot, on any file system.
+
+    Raises:
+        SnapshotError: there is none.
+        SnapshotDamagedError: it is damaged.
+        SnapshotIOError: the file system failed.
+    """
+    place, name = locate(url)
+    shown = place.url_of(name)
+    try:
+        with (
+            reading(shown, "manifest.json"),
+            place.open(name) as folder,
+            folder.open("manifest.json") as file,
+        ):
+            if file.size_bytes > MANIFEST_BYTES:
+                raise EOFError(f"it has {file.size_bytes:,} bytes")
+            text = bytearray(file.size_bytes)
+            file.read_into(0, memoryview(text))
+    except SnapshotDamagedError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise SnapshotError(
+                f"there is no serving snapshot {shown}; write one with sparring_packed.write",
+                url=shown,
+            ) from error
+        raise
+    try:
+        return decode_manifest(bytes(text))
+    except ValueError as error:
+        raise SnapshotDamagedError(
+            f"serving snapshot {shown}: manifest.json is damaged: {error}; copy or publish it again",
+            url=shown,
+            file="manifest.json",
+            offset=0,
+        ) from error

@@ -1,0 +1,132 @@
+"""A table of a serving snapshot as a storage: it is found and scanned, and never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+    TableConfig,
+)
+from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
+from sparring_packed.options import PackedOptions
+from sparring_packed.tables import PackedTables
+
+__all__ = ["PackedStorage", "found_table"]
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class PackedStorage(Storage):
+    """Rows of one table, of the newest version that `refresh` took.
+
+    Args:
+        table: as it was trained, without an optimizer's state: embeddings are all that there is.
+        options: which serving snapshot.
+
+    Raises:
+        InvalidArgumentError: the table is another one than in the serving snapshot.
+        UnknownTableError: it has no such table.
+        SnapshotError: there is no serving snapshot, or it is damaged.
+    """
+
+    capabilities = Capabilities(persistent=True, concurrent_reads=True)
+
+    def __init__(self, table: TableConfig, options: PackedOptions) -> None:
+        super().__init__(table)
+        self._tables = PackedTables(options.path, verify=options.verify)
+        try:
+            self._check_fits()
+        except BaseException:
+            self._tables.close()
+            raise
+
+    def refresh(self) -> bool:
+        """Takes a newer version, as `PackedTables.refresh`; returns whether there was one."""
+        self._check_open()
+        return self._tables.refresh()
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        return self._tables.mapped_bytes
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        whole = self._tables.find(self.table.name, keys)
+        rows[...] = whole.rows[:, columns.begin : columns.end]
+        found[...] = whole.found
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        for keys, rows in self._tables.scan(self.table.name, chunk_rows):
+            self._check_open()
+            wanted = rows[:, columns.begin : columns.end].astype(self.table.numpy_dtype)
+            yield ScanChunk(keys, wanted, np.zeros(len(keys), np.uint64))
+
+    def _size_impl(self) -> int:
+        if self._tables.num_layers == 1:
+            return self._tables.tables[self.table.name].num_rows
+        # Of a chain the layers know bounds only.
+        return sum(len(keys) for keys, _ in self._tables.scan(self.table.name))
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        self._refuse("upsert")
+
+    def _erase_impl(self, keys: Keys) -> int:
+        self._refuse("erase")
+
+    def _clear_impl(self) -> None:
+        self._refuse("clear")
+
+    def _close_impl(self) -> None:
+        self._tables.close()
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise UnsupportedError(
+            f"{operation} on table {self.table.name!r}: {self._tables.url} is a serving snapshot, which "
+            "is never written; train with another storage, save, and publish a newer one",
+            table=self.table.name,
+            operation=operation,
+        )
+
+    def _check_fits(self) -> None:
+        table = self.table
+        found = self._tables.tables.get(table.name)
+        if found is None:
+            self._tables.find(table.name, ())
+            return
+        if table.state_width:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: a serving snapshot has embeddings and no state of an "
+                f"optimizer, asked was for {table.row_label!r}; use it without an optimizer, for "
+                "evaluation or prediction",
+                table=table.name,
+            )
+        if (found.dim, _DTYPES[found.trained_dtype]) != (table.dim, table.dtype):
+            raise InvalidArgumentError(
+                f"table {table.name!r} is declared as {table.dtype} x {table.dim}, the serving "
+                f"snapshot {self._tables.url} was trained as {_DTYPES[found.trained_dtype]} x "
+                f"{found.dim}; declare it so",
+                table=table.name,
+            )
+
+
+def found_table(table: TableConfig, options: PackedOptions) -> TableConfig | None:
+    """The table whose rows a serving snapshot has; None where there is none."""
+    try:
+        with PackedTables(options.path, verify="open") as tables:
+            return table.with_state(0) if table.name in tables.tables else None
+    except SnapshotError:
+        return None

@@ -1,0 +1,509 @@
+"""Tables of a serving snapshot, mapped: lookups, sums, and newer versions while they go on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import BloomFilter, Closable, closest_name
+from sparring.contracts import FindResult, Keys
+from sparring.errors import ClosedError, InvalidArgumentError, UnknownTableError
+from sparring_packed import library as native
+from sparring_packed.filters import read_filter
+
+__all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
+
+Verify = Literal["all", "open"]
+Missing = Literal["initial", "zeros"]
+RowDtype = Literal["fp32", "stored"]
+Mode = Literal["sum", "mean"]
+
+Floats = npt.NDArray[np.float32]
+Stored = npt.NDArray[Any]
+"""``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 where stored rows were asked for."""
+
+_VERIFY = {"all": 0, "open": 1}
+_MISSING = {"initial": 0, "zeros": 1}
+_ROW_DTYPES = {"fp32": 0, "stored": native.STORED}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedVersion:
+    """The version that answered: the hash of its manifest is its name.
+
+    Args:
+        hash: of the manifest, 32 hexadecimal digits.
+        step: of training whose rows these are.
+        published: when it was written, in seconds since 1970.
+    """
+
+    hash: str
+    step: int
+    published: float
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since it was written."""
+        return max(0.0, time.time() - self.published)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTable:
+    """One table.
+
+    Args:
+        name: of the table.
+        number: by which the C library knows it.
+        dim: elements of an embedding.
+        dtype: how rows are stored: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
+        trained_dtype: of the embeddings in training: ``fp32``, ``fp16`` or ``bf16``.
+        row_bytes: of a stored row, its scale and bias included.
+        num_rows: ids that have a row; of a chain of deltas a bound.
+    """
+
+    name: str
+    number: int
+    dim: int
+    dtype: str
+    trained_dtype: str
+    row_bytes: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Rows of one version over all tables of a call.
+
+    Args:
+        rows: table → ``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 of stored rows.
+        found: table → ``(n,)``: whether an id has a row; the others have initial values or zeros.
+        version: that answered.
+    """
+
+    rows: Mapping[str, Stored]
+    found: Mapping[str, npt.NDArray[np.bool_]]
+    version: PackedVersion
+
+
+def open(  # noqa: A001 - it is read as sparring_packed.open
+    url: str | os.PathLike[str],
+    *,
+    verify: Verify = "all",
+    keep_versions: int = 2,
+    partitions: tuple[int, int] | None = None,
+) -> PackedTables:
+    """Maps a serving snapshot.
+
+    Args:
+        url: of a serving snapshot, or of a folder of them, of which the newest is taken; local.
+        verify: ``all``: every byte is hashed before the first answer. ``open``: manifest, sizes and
+            headers are checked, in a time that does not depend on the size; `PackedTables.verify`
+            hashes the rest. Damage that was not looked for gives wrong numbers, never a crash.
+        keep_versions: how many versions a call may name, 1 to 8.
+        partitions: half-open range of the 4,096 partitions of ids that are asked for; None: all.
+
+    Raises:
+        InvalidArgumentError: an argument out of range.
+        SnapshotDamagedError: damage, with the file.
+        SnapshotIOError: there is none, or the file system failed.
+    """
+    return PackedTables(url, verify=verify, keep_versions=keep_versions, partitions=partitions)
+
+
+class PackedTables(Closable):
+    """Opened tables. Made by `open`; any number of threads may use them.
+
+    Each call is answered by one version. `refresh` puts a newer one in place while calls go on, and
+    those under way end on theirs.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        verify: Verify = "all",
+        keep_versions: int = 2,
+        partitions: tuple[int, int] | None = None,
+    ) -> None:
+        self.url = _local_path(url)
+        begin, end = partitions or (0, 0)
+        arguments = native.Open(
+            path=os.fsencode(self.url),
+            verify=_choice("verify", verify, _VERIFY),
+            keep_versions=keep_versions,
+            partition_begin=begin,
+            partition_end=end,
+        )
+        if not 1 <= keep_versions <= 8:
+            raise InvalidArgumentError(f"keep_versions must be from 1 to 8, found {keep_versions}")
+        native.call("open", arguments)
+        self._handle: _Handle | None = _Handle(arguments.packed)
+        self._verify: Verify = verify
+        described = native.Version()
+        self._call("version", described)
+        self._tables = tuple(self._described(number) for number in range(described.num_tables))
+        self._numbers = {table.name: table.number for table in self._tables}
+
+    # -- what is open ---------------------------------------------------------
+
+    @property
+    def tables(self) -> Mapping[str, PackedTable]:
+        """Name → table, of the newest version."""
+        return MappingProxyType(
+            {table.name: self._described(table.number) for table in self._tables}
+        )
+
+    @property
+    def version(self) -> PackedVersion:
+        """The newest version."""
+        return self.versions[0]
+
+    @property
+    def versions(self) -> Sequence[PackedVersion]:
+        """The versions that a call may name, newest first."""
+        return [_version_of(each) for each in self._all_versions()]
+
+    @property
+    def num_layers(self) -> int:
+        """Snapshots of which the newest version is made: deltas, and the full one below them."""
+        return int(self._all_versions()[0].num_layers)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the mapped files of the newest version. Processes share their pages."""
+        return int(self._all_versions()[0].mapped_bytes)
+
+    @property
+    def snapshot_url(self) -> str:
+        """The serving snapshot of the newest version."""
+        name = os.fsdecode(self._all_versions()[0].name)
+        real = Path(self.url).resolve()
+        return str(next(at / name for at in (real, real.parent) if (at / name).is_dir()))
+
+    # -- reading ----------------------------------------------------------------
+
+    def lookup(self, table: str, ids: npt.ArrayLike, *, out: Floats | None = None) -> Floats:
+        """Embeddings of ids, as a lookup of training gives them: initial values where there is none.
+
+        Args:
+            table: its name.
+            ids: ``(n,)`` integers, in any order; they may repeat.
+            out: ``(n, dim)`` float32, C-contiguous, to fill.
+
+        Returns:
+            ``(n, dim)`` float32.
+
+        Raises:
+            UnknownTableError: no such table.
+            InvalidArgumentError: an argument is not as it should be.
+            SnapshotDamagedError: a directory is damaged.
+            ClosedError: it was closed.
+        """
+        rows, _, _ = self._looked_up(table, ids, "initial", out)
+        return rows
+
+    def find(self, table: str, ids: npt.ArrayLike) -> FindResult:
+        """Rows of ids, and whether they have one; zeros where they have none. As `lookup`."""
+        rows, found, _ = self._looked_up(table, ids, "zeros", None)
+        return FindResult(rows, found)
+
+    def pull(
+        self,
+        ids: Mapping[str, npt.ArrayLike],
+        *,
+        dtype: RowDtype = "fp32",
+        missing: Missing = "initial",
+        version: str | None = None,
+    ) -> Pulled:
+        """Rows of ids of several tables, all of one version.
+
+        Args:
+            ids: table → ``(n,)`` integers.
+            dtype: ``fp32``; or ``stored``, the bytes of ``docs/format/packed.md``.
+            missing: what an id without a row reads as.
+            version: the hash of one of `versions`; None: the newest.
+
+        Raises:
+            InvalidArgumentError: an argument is not as it should be; the version is not kept.
+            UnknownTableError, SnapshotDamagedError, ClosedError: as `lookup`.
+        """
+        code = _choice("dtype", dtype, _ROW_DTYPES)
+        rows: dict[str, Stored] = {}
+        found: dict[str, npt.NDArray[np.bool_]] = {}
+        kept: list[Keys] = []
+        requests = (native.Request * max(1, len(ids)))()
+        for request, (name, given) in zip(requests, ids.items(), strict=False):
+            number = self._number(name)
+            keys = _checked_ids(given, name)
+            table = self._tables[number]
+            rows[name] = (
+                np.empty((len(keys), table.dim), np.float32)
+                if code == 0
+                else np.empty((len(keys), table.row_bytes), np.uint8)
+            )
+            found[name] = np.empty(len(keys), np.bool_)
+            kept.append(keys)
+            request.table, request.count = number, len(keys)
+            request.ids, request.rows = keys.ctypes.data, rows[name].ctypes.data
+            request.found = found[name].ctypes.data
+        arguments = native.Lookup(
+            dtype=code,
+            missing=_choice("missing", missing, _MISSING),
+            version=None if version is None else version.encode(),
+            num_requests=len(ids),
+            requests=requests,
+        )
+        self._call("lookup", arguments)
+        return Pulled(rows, found, _version_of(arguments))
+
+    def pool(
+        self,
+        table: str,
+        ids: npt.ArrayLike,
+        offsets: npt.ArrayLike,
+        weights: npt.ArrayLike | None = None,
+        *,
+        mode: Mode = "sum",
+    ) -> Floats:
+        """Sums or means of bags of ids, added up in the order of ids.
+
+        Args:
+            table: its name.
+            ids: ``(n,)`` integers.
+            offsets: ``(b + 1,)``: bag i is ``ids[offsets[i]:offsets[i + 1]]``.
+            weights: ``(n,)``, of each id; None: all one.
+            mode: ``mean`` divides each sum by the number of ids of its bag.
+
+        Returns:
+            ``(b, dim)`` float32; zeros for an empty bag.
+
+        Raises:
+            As `lookup`.
+        """
+        number = self._number(table)
+        keys = _checked_ids(ids, table)
+        ends = _checked_ids(offsets, table, "offsets")
+        if not len(ends):
+            raise InvalidArgumentError(
+                f"pool of table {table!r}: offsets must have one element more than there are bags, "
+                "found none"
+            )
+        scales = None if weights is None else np.ascontiguousarray(weights, np.float32)
+        if scales is not None and scales.shape != keys.shape:
+            raise InvalidArgumentError(
+                f"pool of table {table!r}: weights must have the shape of ids, {keys.shape}, found "
+                f"{scales.shape}"
+            )
+        sums = np.empty((len(ends) - 1, self._tables[number].dim), np.float32)
+        request = native.Request(
+            table=number,
+            is_mean=_choice("mode", mode, {"sum": 0, "mean": 1}),
+            count=len(keys),
+            ids=keys.ctypes.data,
+            rows=sums.ctypes.data,
+            num_bags=len(sums),
+            offsets=ends.ctypes.data,
+            weights=None if scales is None else scales.ctypes.data,
+        )
+        self._call("pool", native.Lookup(num_requests=1, requests=ctypes.pointer(request)))
+        return sums
+
+    def scan(
+        self, table: str, chunk_rows: int = 65_536, *, version: str | None = None
+    ) -> Iterator[tuple[Keys, Floats]]:
+        """Streams all rows of a table of one version: ``(n,)`` ids and ``(n, dim)`` float32.
+
+        Args:
+            table: its name.
+            chunk_rows: the most rows of a chunk.
+            version: as `pull`. It must be kept until the end.
+        """
+        number = self._number(table)
+        arguments = native.Scan(
+            version=(self.version.hash if version is None else version).encode(),
+            table=number,
+            capacity=chunk_rows,
+        )
+        while not arguments.is_done:
+            ids = np.empty(chunk_rows, np.int64)
+            rows = np.empty((chunk_rows, self._tables[number].dim), np.float32)
+            arguments.ids, arguments.rows = ids.ctypes.data, rows.ctypes.data
+            self._call("scan", arguments)
+            if arguments.count:
+                yield ids[: arguments.count], rows[: arguments.count]
+
+    # -- newer versions -----------------------------------------------------------
+
+    def refresh(
+        self, url: str | os.PathLike[str] | None = None, *, verify: Verify | None = None
+    ) -> bool:
+        """Takes a newer version, of which a delta maps its own files alone.
+
+        Where it is refused, the version that is served is served on.
+
+        Args:
+            url: of a serving snapshot, or of a folder of them; None: as it was opened.
+            verify: as `open`, of the files that are mapped now; None: as it was opened.
+
+        Returns:
+            Whether there was a newer one.
+
+        Raises:
+            InvalidArgumentError: a delta over another base, or other tables.
+            SnapshotDamagedError: damage, with the file.
+            SnapshotIOError: there is none, its base is missing, or the file system failed.
+            ClosedError: it was closed.
+        """
+        arguments = native.Refresh(
+            path=None if url is None else os.fsencode(_local_path(url)),
+            verify=_choice("verify", verify or self._verify, _VERIFY),
+        )
+        self._call("refresh", arguments)
+        return bool(arguments.is_changed)
+
+    def verify(self) -> None:
+        """Hashes all bytes of the newest version.
+
+        Raises:
+            SnapshotDamagedError: damage, with the file.
+        """
+        self._call("verify", native.Verify())
+
+    def existing_filter(self, table: str) -> BloomFilter | None:
+        """The filter of ids that may have a row in the newest version; None: it was written without.
+
+        Erased ids may stay in it.
+        """
+        return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "existing")
+
+    def changed_filter(self, table: str) -> BloomFilter | None:
+        """The filter of ids that the newest delta changed or erased; None: it is a full one, or was
+        written without."""
+        return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "changed")
+
+    def close(self) -> None:
+        """Unmaps everything, once calls under way have ended. A second call does nothing."""
+        self._handle = None
+
+    # -- inner parts -----------------------------------------------------------------
+
+    def _call(self, function: str, arguments: Any) -> None:
+        handle = self._handle
+        if handle is None:
+            raise ClosedError(f"the serving snapshot {self.url} is closed; open it again")
+        native.call(function, arguments, handle.pointer)
+
+    def _all_versions(self) -> list[native.Version]:
+        found = [native.Version()]
+        self._call("version", found[0])
+        for back in range(1, found[0].num_versions):
+            found.append(native.Version(back=back))
+            self._call("version", found[-1])
+        return found
+
+    def _described(self, number: int) -> PackedTable:
+        table = native.Table(table=number)
+        self._call("table", table)
+        return PackedTable(
+            name=table.name.decode(),
+            number=number,
+            dim=table.dim,
+            dtype=native.DTYPES[table.dtype],
+            trained_dtype=native.DTYPES[table.trained_dtype],
+            row_bytes=table.row_bytes,
+            num_rows=table.num_rows,
+        )
+
+    def _number(self, table: str) -> int:
+        number = self._numbers.get(table)
+        if number is None:
+            near = closest_name(table, self._numbers)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(self._numbers)}"
+            raise UnknownTableError(
+                f"serving snapshot {self.url} has no table {table!r}; {hint}", table=table
+            )
+        return number
+
+    def _looked_up(
+        self, table: str, ids: npt.ArrayLike, missing: Missing, out: Floats | None
+    ) -> tuple[Floats, npt.NDArray[np.bool_], native.Lookup]:
+        number = self._number(table)
+        keys = _checked_ids(ids, table)
+        shape = (len(keys), self._tables[number].dim)
+        if out is None:
+            out = np.empty(shape, np.float32)
+        elif (
+            out.shape != shape
+            or out.dtype != np.float32
+            or not (out.flags.c_contiguous and out.flags.writeable)
+        ):
+            raise InvalidArgumentError(
+                f"out for table {table!r} must be a writable C-contiguous {shape} array of float32, "
+                f"found {out.dtype} {out.shape}"
+            )
+        found = np.empty(len(keys), np.bool_)
+        request = native.Request(
+            table=number,
+            count=len(keys),
+            ids=keys.ctypes.data,
+            rows=out.ctypes.data,
+            found=found.ctypes.data,
+        )
+        arguments = native.Lookup(
+            missing=_MISSING[missing], num_requests=1, requests=ctypes.pointer(request)
+        )
+        self._call("lookup", arguments)
+        return out, found, arguments
+
+
+class _Handle:
+    """An open handle of the library. Each call holds a reference: it is closed after the last."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = ctypes.c_void_p(pointer)
+
+    def __del__(self) -> None:
+        native.library().sparring_packed_close(self.pointer)
+
+
+def _version_of(arguments: native.Version | native.Lookup) -> PackedVersion:
+    return PackedVersion(arguments.hash.decode(), arguments.step, arguments.published)
+
+
+def _choice(name: str, value: str, choices: Mapping[str, int]) -> int:
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgumentError(f"{name} must be {' or '.join(choices)}, found {value!r}")
+    return choices[value]
+
+
+def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
+    given = np.asarray(ids)
+    if given.ndim == 1 and not given.size:
+        given = given.astype(np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or given.dtype == np.uint64:
+        raise InvalidArgumentError(
+            f"{what} of table {table!r} must be a (n,) array of int64, found {given.dtype} "
+            f"{given.shape}"
+        )
+    return np.ascontiguousarray(given, np.int64)
+
+
+def _local_path(url: str | os.PathLike[str]) -> str:
+    text = os.fspath(url)
+    scheme, is_url, path = text.partition("://")
+    if not is_url:
+        return text
+    if scheme != "file":
+        raise InvalidArgumentError(
+            f"serving snapshot {text}: files are mapped, which takes a local folder; copy it there"
+        )
+    return path

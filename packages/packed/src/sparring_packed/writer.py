@@ -1,0 +1,511 @@
+"""Writes serving snapshots of snapshots of training: full ones, and deltas over an earlier one.
+
+    rows of a window of partitions → one file image, in memory → staged, synced, hashed
+    all files → manifest → rename
+
+A window is as large as a file may be, so that memory does not grow with the table.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import (
+    BloomFilter,
+    Snapshot,
+    TableConfig,
+    TableDescription,
+    locate,
+    merged_chunks,
+    open_snapshot,
+    partition,
+)
+from sparring.contracts import Initializer, Keys
+from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
+from sparring_packed import library as native
+from sparring_packed.filters import read_filter
+from sparring_packed.manifest import (
+    InitialValueSpec,
+    ServingBase,
+    ServingFile,
+    ServingManifest,
+    ServingTable,
+    encode_manifest,
+    read_manifest,
+)
+
+__all__ = ["WriteOptions", "Written", "write"]
+
+_NUM_PARTITIONS = 4096
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a serving snapshot is cut.
+
+    Args:
+        file_bytes: about how long a data file may be; writing takes three times as much memory.
+        filter_rate: false positives of the Bloom filters of existing and changed ids; None: no filters.
+    """
+
+    file_bytes: int = 256 << 20
+    filter_rate: float | None = 0.01
+
+    def __post_init__(self) -> None:
+        if self.file_bytes < 1 << 16:
+            raise InvalidArgumentError(
+                f"file_bytes must be at least 65536, found {self.file_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A serving snapshot that was committed.
+
+    Args:
+        url: of it.
+        hash: of its manifest: the version that readers name.
+        step: of training.
+        num_rows: table → rows that it holds itself.
+        num_erased: table → ids that it erases.
+        size_bytes: table → bytes of its mapped files.
+        relative_error: table → root of the mean square that rounding changed, over that of the
+            embeddings; 0 where rows are stored as they were trained.
+    """
+
+    url: str
+    hash: str
+    step: int
+    num_rows: Mapping[str, int]
+    num_erased: Mapping[str, int]
+    size_bytes: Mapping[str, int]
+    relative_error: Mapping[str, float]
+
+
+def write(
+    snapshot_url: str | os.PathLike[str],
+    out_url: str | os.PathLike[str],
+    *,
+    quantize: Mapping[str, str] | None = None,
+    base: str | os.PathLike[str] | None = None,
+    options: WriteOptions | None = None,
+) -> Written:
+    """Makes a serving snapshot of a snapshot of training.
+
+    Args:
+        snapshot_url: of the snapshot; a delta is read with its chain.
+        out_url: of the serving snapshot itself, as ``served/step-000000123``.
+        quantize: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``. Others are stored as
+            they were trained; of a delta, as its base is.
+        base: the URL of a serving snapshot in the same folder, made of a snapshot of the same chain:
+            only what changed since is written. None: a full one.
+        options: how files are cut.
+
+    Raises:
+        InvalidArgumentError: an unknown dtype; embeddings that it cannot hold; a base of other
+            tables, or of another chain, over which no delta can be made: write a full one.
+        UnknownTableError: `quantize` names a table that is not there.
+        SnapshotError: the serving snapshot exists already, or there is no such snapshot.
+        SnapshotDamagedError: the snapshot is damaged.
+        SnapshotIOError: the file system failed. Nothing was committed.
+    """
+    snapshot = open_snapshot(snapshot_url)
+    place, name = locate(out_url)
+    url = place.url_of(name)
+    below = None if base is None else _base_of(snapshot, base, place.url)
+    tables = [_serving_table(each, quantize or {}, below) for each in snapshot.tables.values()]
+    _check_names(snapshot, quantize or {}, below)
+    with _writing(url, "the staging folder"):
+        if place.exists(name):
+            raise SnapshotError(
+                f"serving snapshot {url} exists already, and is never written twice; choose another "
+                "name, or remove it first",
+                url=url,
+            )
+        token = secrets.token_hex(8)
+        folder = place.stage(name, token)
+    writer = _Writer(snapshot, url, folder, below, options or WriteOptions())
+    is_committed = False
+    try:
+        for table in sorted(tables, key=lambda each: each.name):
+            writer.write_table(table)
+        manifest = ServingManifest(
+            step=snapshot.step,
+            published=time.time(),
+            source=ServingBase(name=snapshot.name, hash=snapshot.manifest_hash),
+            base=None if below is None else below.entry,
+            tables=tuple(sorted(tables, key=lambda each: each.name)),
+            files=tuple(writer.files),
+        )
+        text = encode_manifest(manifest)
+        with _writing(url, "the manifest"):
+            place.publish(folder, name, text)
+        is_committed = True
+    finally:
+        folder.close()
+        if not is_committed:
+            with _writing(url, "the staging folder"):
+                place.abandon(name, token)
+    return writer.written(read_manifest(url).hash)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The serving snapshot that a delta is over, and what changed since."""
+
+    url: str
+    manifest: ServingManifest
+    entry: ServingBase
+    newer: Sequence[Snapshot]
+    """Deltas of training since, newest first."""
+
+
+def _base_of(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _Base:
+    place, name = locate(base)
+    if place.url != root:
+        raise InvalidArgumentError(
+            f"base {base} must be in the folder of its delta, {root}; copy it there, or write a full "
+            "serving snapshot"
+        )
+    manifest = read_manifest(base)
+    hashes = [each.manifest_hash for each in snapshot.chain]
+    if manifest.source.hash not in hashes:
+        raise InvalidArgumentError(
+            f"base {base} was made of snapshot {manifest.source.name}, which is not in the chain of "
+            f"{snapshot.url} ({', '.join(each.name for each in snapshot.chain)}): what changed since "
+            "is not known. Write a full serving snapshot: leave base out"
+        )
+    newer = snapshot.chain[: hashes.index(manifest.source.hash)]
+    if not newer:
+        raise InvalidArgumentError(
+            f"base {base} was made of {snapshot.url} itself: nothing has changed since"
+        )
+    entry = ServingBase(name=name, hash=manifest.hash)
+    return _Base(place.url_of(name), manifest, entry, newer)
+
+
+def _check_names(snapshot: Snapshot, quantize: Mapping[str, str], base: _Base | None) -> None:
+    unknown = sorted(set(quantize) - set(snapshot.tables))
+    if unknown:
+        raise UnknownTableError(
+            f"quantize: snapshot {snapshot.url} has no table {unknown[0]!r}; it has "
+            f"{', '.join(sorted(snapshot.tables))}",
+            table=unknown[0],
+        )
+    if base is not None and set(base.manifest.tables_by_name) != set(snapshot.tables):
+        raise InvalidArgumentError(
+            f"base {base.url} has tables {', '.join(sorted(base.manifest.tables_by_name))}, snapshot "
+            f"{snapshot.url} has {', '.join(sorted(snapshot.tables))}; write a full serving snapshot: "
+            "leave base out"
+        )
+
+
+def _serving_table(
+    table: TableDescription, quantize: Mapping[str, str], base: _Base | None
+) -> ServingTable:
+    below = None if base is None else base.manifest.tables_by_name.get(table.name)
+    dtype = quantize.get(table.name) or (below.dtype if below is not None else _DTYPES[table.dtype])
+    if dtype not in native.DTYPES:
+        raise InvalidArgumentError(
+            f"quantize: table {table.name!r} cannot be stored as {dtype!r}; choose one of "
+            f"{', '.join(native.DTYPES)}",
+            table=table.name,
+        )
+    if table.dtype == "float64" and table.name not in quantize and below is None:
+        raise InvalidArgumentError(
+            f"table {table.name!r} was trained as float64, which serving snapshots do not have; say "
+            f"how to store it: quantize={{{table.name!r}: 'fp32'}}",
+            table=table.name,
+        )
+    seed, initializer = _initial_values(table)
+    first, second = initializer.parameters(table.dim)
+    made = ServingTable(
+        name=table.name,
+        dim=table.dim,
+        dtype=dtype,  # type: ignore[arg-type]
+        trained_dtype=_DTYPES[table.dtype],  # type: ignore[arg-type]
+        seed=seed,
+        initializer=InitialValueSpec(kind=initializer.kind, first=first, second=second),
+    )
+    if below is not None and made != below:
+        raise InvalidArgumentError(
+            f"table {table.name!r} is {made} now, in the base {below}; write a full serving snapshot: "
+            "leave base out",
+            table=table.name,
+        )
+    return made
+
+
+def _initial_values(table: TableDescription) -> tuple[int, Initializer]:
+    """The seed and initializer that a snapshot recorded."""
+    try:
+        seed, given = table.extra["seed"], table.extra["initializer"]
+    except KeyError:
+        raise InvalidArgumentError(
+            f"the snapshot does not say what ids without a row of table {table.name!r} read as; save "
+            "it again with this release, and publish that",
+            table=table.name,
+        ) from None
+    config = TableConfig(table.name, table.dim, table.dtype, initializer=given, seed=seed)
+    assert isinstance(config.initializer, Initializer)  # TableConfig sees to it
+    return config.seed, config.initializer
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Rows to store and ids to erase of a range of partitions."""
+
+    keys: Keys
+    embeddings: npt.NDArray[Any]
+    erased: Keys
+
+
+class _Writer:
+    """Writes the files of one serving snapshot."""
+
+    def __init__(
+        self, snapshot: Snapshot, url: str, folder: Any, base: _Base | None, options: WriteOptions
+    ) -> None:
+        self._snapshot, self._url, self._folder = snapshot, url, folder
+        self._base, self._options = base, options
+        self.files: list[ServingFile] = []
+        self._errors: dict[str, tuple[float, float]] = {}
+
+    def write_table(self, table: ServingTable) -> None:
+        description = self._snapshot.tables[table.name]
+        filters = self._filters(table.name)
+        size = _NUM_PARTITIONS // self._num_windows(table)
+        for begin in range(0, _NUM_PARTITIONS, size):
+            window = (begin, begin + size)
+            changed = (
+                _full_window(self._snapshot, description, window)
+                if self._base is None
+                else _changed_window(self._base.newer, description, window)
+            )
+            if self._base is None or len(changed.keys):
+                self._write_keys(table, "rows", window, changed.keys, changed.embeddings)
+            if len(changed.erased):
+                self._write_keys(table, "erased", window, changed.erased, None)
+            for kind, each in filters.items():
+                each.add(changed.keys)
+                if kind == "changed":
+                    each.add(changed.erased)
+        for kind, each in filters.items():
+            self._write_filter(table.name, kind, each)
+
+    def written(self, manifest_hash: str) -> Written:
+        def total(what: str, *kinds: str) -> dict[str, int]:
+            sums = dict.fromkeys(self._errors, 0)
+            for file in self.files:
+                if file.kind in kinds:
+                    sums[file.table] += getattr(file, what)
+            return sums
+
+        return Written(
+            url=self._url,
+            hash=manifest_hash,
+            step=self._snapshot.step,
+            num_rows=total("num_keys", "rows"),
+            num_erased=total("num_keys", "erased"),
+            size_bytes=total("size_bytes", "rows", "erased"),
+            relative_error={
+                name: math.sqrt(error / whole) if whole > 0 else 0.0
+                for name, (error, whole) in self._errors.items()
+            },
+        )
+
+    def _num_windows(self, table: ServingTable) -> int:
+        snapshots = self._snapshot.chain if self._base is None else self._base.newer
+        keys = sum(entry.num_keys for each in snapshots for entry in each.files(table.name, "rows"))
+        trained = 4 * table.dim if table.trained_dtype == "fp32" else 2 * table.dim
+        wanted = keys * (trained + 16) / self._options.file_bytes
+        return int(min(_NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(wanted, 1.0)))))
+
+    def _filters(self, table: str) -> dict[str, BloomFilter]:
+        rate = self._options.filter_rate
+        self._errors.setdefault(table, (0.0, 0.0))
+        if rate is None:
+            return {}
+        if self._base is None:
+            rows = sum(
+                entry.num_keys
+                for each in self._snapshot.chain
+                for entry in each.files(table, "rows")
+            )
+            # Room for deltas, whose new ids are added.
+            return {"existing": BloomFilter(max(1024, rows * 3 // 2), false_positive_rate=rate)}
+        changed = sum(entry.num_keys for each in self._base.newer for entry in each.files(table))
+        found = {"changed": BloomFilter(max(1024, changed), false_positive_rate=rate)}
+        existing = read_filter(self._base.url, table, "existing")
+        return found if existing is None else found | {"existing": existing}
+
+    def _write_keys(
+        self,
+        table: ServingTable,
+        kind: str,
+        window: tuple[int, int],
+        keys: Keys,
+        embeddings: npt.NDArray[Any] | None,
+    ) -> None:
+        source = table.trained_dtype
+        arguments = native.Pack(
+            table=table.name.encode(),
+            count=len(keys),
+            ids=keys.ctypes.data,
+            embeddings=None if embeddings is None else embeddings.ctypes.data,
+            source_stride=0 if embeddings is None else embeddings.strides[0],
+            source_dtype=native.DTYPES.index(source),
+            dtype=native.DTYPES.index(table.dtype),
+            dim=table.dim,
+            partition_begin=window[0],
+            partition_end=window[1],
+        )
+        native.call("pack", arguments)
+        image = np.empty(arguments.file_bytes, np.uint8)
+        arguments.file = image.ctypes.data
+        native.call("pack", arguments)
+        error, whole = self._errors[table.name]
+        self._errors[table.name] = (
+            error + arguments.square_error,
+            whole + arguments.square_sum,
+        )
+        stem = f"{kind}.{table.name}.{window[0]:04d}-{window[1]:04d}.packed"
+        self._write_file(stem, memoryview(image.data), kind, table.name, window, len(keys))
+
+    def _write_filter(self, table: str, kind: str, keys: BloomFilter) -> None:
+        data = keys.to_bytes()
+        name = f"{kind}.{table}.bloom"
+        whole = (0, _NUM_PARTITIONS)
+        self._write_file(name, memoryview(data), kind, table, whole, keys.num_added)
+
+    def _write_file(
+        self,
+        name: str,
+        data: memoryview,
+        kind: str,
+        table: str,
+        window: tuple[int, int],
+        num_keys: int,
+    ) -> None:
+        stored = self._folder.stored_name(name)
+        with _writing(self._url, stored), self._folder.create(stored) as file:
+            file.append([data])
+            hashes = file.seal(_no_pause)
+        self.files.append(
+            ServingFile(
+                name=stored,
+                kind=kind,  # type: ignore[arg-type]
+                table=table,
+                partitions=window,
+                num_keys=num_keys,
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
+            )
+        )
+
+
+def _full_window(snapshot: Snapshot, table: TableDescription, window: tuple[int, int]) -> _Window:
+    config = table.config
+    keys: list[Keys] = []
+    embeddings: list[npt.NDArray[Any]] = []
+    for chunk in merged_chunks(snapshot, table.name, range(*window)):
+        keys.append(chunk.keys.copy())
+        embeddings.append(_stored(config.embeddings(chunk.rows)))
+    return _window_of(table, keys, embeddings, [])
+
+
+def _changed_window(
+    newer: Sequence[Snapshot], table: TableDescription, window: tuple[int, int]
+) -> _Window:
+    """Of each key the newest row or erasure of the deltas."""
+    config = table.config
+    wanted = np.zeros(_NUM_PARTITIONS, np.bool_)
+    wanted[window[0] : window[1]] = True
+    keys: list[Keys] = []
+    embeddings: list[npt.NDArray[Any]] = []
+    erased: list[Keys] = []
+    seen: Keys = np.empty(0, np.int64)
+    for snapshot in newer:
+        found: list[Keys] = []
+        for chunk in _segments(snapshot, table.name, "rows", wanted):
+            is_new = wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)
+            found.append(chunk.keys[is_new])
+            keys.append(found[-1])
+            embeddings.append(_stored(config.embeddings(chunk.rows)[is_new]))
+        # Where one delta has a key both as a row and as erased, the row counts.
+        seen = np.unique(np.concatenate([seen, *found]))
+        gone = [
+            chunk.keys[wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)]
+            for chunk in _segments(snapshot, table.name, "erased", wanted)
+        ]
+        erased += gone
+        seen = np.unique(np.concatenate([seen, *gone]))
+    return _window_of(table, keys, embeddings, erased)
+
+
+def _segments(
+    snapshot: Snapshot, table: str, kind: str, wanted: npt.NDArray[np.bool_]
+) -> Iterator[Any]:
+    for entry in snapshot.files(table, kind):
+        if wanted[entry.partitions[0] : entry.partitions[1]].any():
+            yield from snapshot.segments(entry, wanted)
+
+
+def _stored(embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A contiguous copy; float64 as float32."""
+    narrow = embeddings.dtype == np.float64
+    return np.array(embeddings, np.float32 if narrow else embeddings.dtype, order="C")
+
+
+def _window_of(
+    table: TableDescription,
+    keys: Iterable[Keys],
+    embeddings: Iterable[npt.NDArray[Any]],
+    erased: Iterable[Keys],
+) -> _Window:
+    none = np.empty(0, np.int64)
+    dtype = np.dtype(np.float32) if table.dtype == "float64" else table.numpy_dtype
+    return _Window(
+        np.concatenate([none, *keys]),
+        np.concatenate([np.empty((0, table.dim), dtype), *embeddings]),
+        np.unique(np.concatenate([none, *erased])),
+    )
+
+
+def _no_pause() -> None:
+    """Does not pause."""
+
+
+@contextmanager
+def _writing(url: str, file: str) -> Iterator[None]:
+    """Turns errors of the file system into `SnapshotIOError`."""
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except FileExistsError as error:
+        raise SnapshotError(
+            f"serving snapshot {url} was committed by another process meanwhile, and is never "
+            "written twice; this attempt is given up",
+            url=url,
+        ) from error
+    except OSError as error:
+        advice = "make room" if error.errno == errno.ENOSPC else "mend the file system"
+        raise SnapshotIOError(
+            f"serving snapshot {url}: writing {file} failed: {error}; nothing was committed. "
+            f"{advice.capitalize()}, then publish again",
+            url=url,
+            file=file,
+        ) from error
