@@ -253,7 +253,7 @@ def test_bad_inputs_are_refused_by_line(
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("    kind: ", "    kind: un", "plan.yaml:14:5: table country: kind un"),
+        ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: kind un"),
         ("ranks: 4", "ranks: 8", "the plan is for 8 ranks, the topology has 4"),
         ("  country:", "  land:", "the plan lacks the tables country"),
         ("    columns: 1", "    columns: 3", "is offered with columns 1"),

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.placement import Placement
-from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
+from sparring_plan.simulation.plan_step import PlanStep, is_replayed, simulate_plan
 
-__all__ = ["neighbours", "rank_again"]
+__all__ = ["neighbours", "rank_again", "replayed_step"]
 
 _MOST_TABLES, _MOST_PLANS, _MOST_OPTIONS = 12, 4, 64
 _NEAR = 1.01
 """Plans whose added-up step is longer are not looked at: their gap would be too."""
-_MOST_MESSAGES = 20_000
-"""Of a plan that is simulated for its rank: some tenths of a second."""
+_MOST_MESSAGES = 8_000
+"""Of a plan that is simulated for its place: a tenth of a second."""
 
 
 def rank_again(
-    best: Placement, others: Sequence[Placement], inputs: PlanInputs, calibration: Calibration
-) -> tuple[Placement, PlanStep]:
+    best: Placement,
+    others: Callable[[], Sequence[Placement]],
+    inputs: PlanInputs,
+    calibration: Calibration,
+) -> tuple[Placement, PlanStep | None]:
     """The plan with the shortest simulated step, and that step.
-
-    Plans whose steps are too long to be replayed quickly are not compared: `best` stays.
 
     Args:
         best: the plan with the shortest step, added up.
-        others: that are nearly as good.
+        others: returns some that are nearly as good.
+
+    Returns:
+        `best` and None where its step has too many messages to be replayed in a moment.
     """
-    step = simulate_plan(best, inputs, calibration, most_messages=_MOST_MESSAGES)
-    if step.method != "replay":
-        return best, step
+    step = replayed_step(best, inputs, calibration)
+    if step is None:
+        return best, None
     found = best, step
-    for each in others:
-        its = simulate_plan(each, inputs, calibration, most_messages=_MOST_MESSAGES)
+    for each in others():
+        its = replayed_step(each, inputs, calibration)
         # Where times are equal the first stays.
-        if its.method == "replay" and its.seconds < found[1].seconds * (1 - 1e-9):
+        if its is not None and its.seconds < found[1].seconds * (1 - 1e-9):
             found = each, its
     return found
+
+
+def replayed_step(
+    placement: Placement, inputs: PlanInputs, calibration: Calibration
+) -> PlanStep | None:
+    """The simulated step of a plan; None where it has too many messages to be replayed in a moment."""
+    if not is_replayed(placement, _MOST_MESSAGES):
+        return None
+    step = simulate_plan(placement, inputs, calibration, most_messages=_MOST_MESSAGES)
+    return step if step.method == "replay" else None
 
 
 def neighbours(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
@@ -50,7 +64,9 @@ def neighbours(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
     """
     options = best.options
     cost = (options.base + options.shard)[best.option].max(axis=1)
-    tables = [int(each) for each in np.argsort(-cost, kind="stable") if int(each) not in set(pinned)]
+    tables = [
+        int(each) for each in np.argsort(-cost, kind="stable") if int(each) not in set(pinned)
+    ]
     found: list[tuple[float, int, Placement]] = []
     for table in tables[:_MOST_TABLES]:
         for option in options.of(table)[:_MOST_OPTIONS]:
