@@ -14,7 +14,7 @@ from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
-from sparring_plan.planning.costs import RESOURCES, option_costs
+from sparring_plan.planning.costs import RESOURCES, Span, option_costs
 from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
@@ -105,12 +105,47 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.base[each, back] == options.base[each, out]
     each = costs["table_wise", "pooled"]
     assert options.shard[each, out] == pytest.approx(3 * 1000 * 16 * 4 / 1e9)
-    assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 16 * 4) / 1e9)
+    assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 4 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
     held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
     assert held is not None
     assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
+
+
+def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibration) -> None:
+    # 100 bags of 20 ids: an owner of half of the nodes is in nearly all of them, one of 1 / 64 is not.
+    table = {"dim": 16, "rows": 10**9, "skew": 0, "features": {"f": {"ids": 20}}}
+    topology = {
+        "nodes": 64, "ranks_per_node": 2, "memory": {"host": "1 TiB"}, "near": {"gbit": 8},
+        "far": {"gbit": 8},
+    }  # fmt: skip
+    value = {"topology": topology, "samples": 100, "tables": {"t": table}}
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    back = RESOURCES.index("far_out")
+    told = {}
+    for each in options.of(0):
+        shape = options.shape_of(each)
+        if shape.transfer == "pooled" and shape.span is not Span.ALL:
+            # Of the 127 ranks that ask 126 are on other nodes, whose bytes share the node's link.
+            told[shape.num_shards] = options.shard[each, back] / (126 * 2 * 16 * 4 / 1e9)
+    assert told.keys() == {1, 2, 4, 8, 16, 32, 64}
+    for owners, bags in told.items():
+        assert bags == pytest.approx(100 * (1 - (1 - 1 / owners) ** 20), rel=1e-9)
+        assert bags <= 100 * min(20, owners) / owners
+
+
+def test_what_training_cannot_execute_is_not_offered(calibration: Calibration) -> None:
+    value = random_inputs(3).model_dump()
+    value["kinds"] = list(KINDS)
+    value["topology"]["memory"]["disk"] = 1 << 40
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    assert {options.storages[each] for each in options.storage} == {"hkv", "rocksdb"}
+    for option in range(len(options)):
+        shape = options.shape_of(option)
+        if shape.num_columns > 1:
+            assert shape.transfer == "rows"
+            assert options.storages[options.storage[option]] == "hkv"
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:
@@ -119,12 +154,16 @@ def test_same_input_same_bytes(calibration: Calibration) -> None:
         assert len(texts) == 1
 
 
-def test_only_kinds_of_the_runtime_are_planned_unless_asked(calibration: Calibration) -> None:
+def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
+    calibration: Calibration,
+) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
-    inputs = PlanInputs.model_validate(value)
-    options = option_costs(inputs, calibration)
-    assert {shape.kind for shape in options.shapes} == set(DEFAULT_KINDS)
-    assert {shape.transfer for shape in options.shapes} == {"rows"}
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    assert {shape.kind for shape in options.shapes} >= set(DEFAULT_KINDS) | {"column_wise"}
+    assert {shape.transfer for shape in options.shapes} == {"rows", "pooled"}
+    fewer = value | {"kinds": ["row_wise"], "transfers": ["rows"]}
+    options = option_costs(PlanInputs.model_validate(fewer), calibration)
+    assert {(shape.kind, shape.transfer) for shape in options.shapes} == {("row_wise", "rows")}
 
 
 def test_coupled_columns_and_sequences_have_fewer_options(calibration: Calibration) -> None:

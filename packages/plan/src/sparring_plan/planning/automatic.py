@@ -128,7 +128,11 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
     )
     tables = {each.table.name: _spec(each) for each in request.tables}
     return PlanInputs(
-        topology=topology, samples=request.samples or _SAMPLES, tables=tables
+        topology=topology,
+        samples=request.samples or _SAMPLES,
+        tables=tables,
+        kinds=list(DEFAULT_KINDS),
+        transfers=["rows"],
     ), assumed
 
 

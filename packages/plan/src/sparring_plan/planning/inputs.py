@@ -10,7 +10,7 @@ from datetime import date
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -60,7 +60,7 @@ Kind = Literal[
 ]
 
 DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that are looked at where inputs name none: rows stay whole, in any storage and by any update."""
+"""Kinds that `plan="auto"` looks at: rows stay whole, in any storage and by any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -346,8 +346,8 @@ class PlanInputs(DocumentModel):
     samples: int = Field(gt=0)
     """Samples of a rank's batch."""
     tables: dict[str, TableSpec] = Field(min_length=1)
-    kinds: list[Kind] = Field(default=list(DEFAULT_KINDS), min_length=1)
-    transfers: list[Transfer] = Field(default=["rows"], min_length=1)
+    kinds: list[Kind] = Field(default=list(get_args(Kind)), min_length=1)
+    transfers: list[Transfer] = Field(default=["pooled", "rows"], min_length=1)
     storages: Storages | None = None
     """Where tables may be stored; where missing, in each storage of the calibration that fits."""
     start: date | None = None
