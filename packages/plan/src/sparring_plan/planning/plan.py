@@ -105,6 +105,9 @@ class Plan(DocumentModel):
     solver: str
     ranks: int = Field(gt=0)
     step_ms: float
+    """The most that a rank needs of a resource; what the planner compares with the bound."""
+    simulated_ms: float | None = None
+    """With every message replayed at its time; None where there are too many to do so in a moment."""
     bound_ms: float
     """No plan of these inputs has a shorter step."""
     gap: float

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.planning.search import Found, option_prices, search
 from sparring_plan.planning.ways_out import ways_out
+from sparring_plan.simulation.ranking import neighbours, rank_again, replayed_step
 
 __all__ = ["Alternative", "Pins", "alternatives", "check_plan", "cost_of_pins", "make_plan"]
 
@@ -95,7 +97,12 @@ def make_plan(
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)
         message += "\nways out:" if ways else "\nfound no way out but smaller tables"
         raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
-    return _describe(found, inputs, calibration, before)
+    kept = () if pins is None else np.flatnonzero(pins.option >= 0).tolist()
+    # What is added up knows no overlap: the best few are replayed.
+    placement, _ = rank_again(
+        found.placement, partial(neighbours, found.placement, kept), inputs, calibration
+    )
+    return _describe(replace(found, placement=placement), inputs, calibration, before)
 
 
 def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
@@ -285,6 +292,7 @@ def _describe(
     prices = option_prices(options, found.bound)
     price = topology.price_per_hour * topology.nodes
     full = first_full_day(placement, inputs, calibration)
+    simulated = replayed_step(placement, inputs, calibration)
     samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
     return Plan(
         version=1,
@@ -293,6 +301,7 @@ def _describe(
         solver=found.bound.solver,
         ranks=options.num_ranks,
         step_ms=_rounded(placement.seconds * 1e3),
+        simulated_ms=None if simulated is None else _rounded(simulated.seconds * 1e3),
         bound_ms=_rounded(found.bound_seconds * 1e3),
         gap=_rounded(found.gap, 3),
         price_per_hour=_rounded(price),
