@@ -142,7 +142,7 @@ def test_a_base_that_is_gone_is_a_gap_unless_it_is_open_P5(training: Any, is_ser
         assert tables.refresh(training.served_url(3))
         assert tables.version.step == 3
         return
-    with pytest.raises(SnapshotIOError, match="is a delta over step-0.*2, which cannot be used"):
+    with pytest.raises(SnapshotIOError, match=r"is a delta over step-0.*2, which cannot be used"):
         tables.refresh(training.served_url(3))
     assert tables.version.step == 1
     assert tables.lookup("item", [1]).shape == (1, 24)
@@ -188,14 +188,14 @@ def test_no_delta_is_written_where_what_changed_is_not_known_P5(new_training: An
     with pytest.raises(InvalidArgumentError, match="nothing has changed since"):
         sparring_packed.write(training.url(), training.served_url(9), base=base)
     training.save(training.draw([1], 1))
-    with pytest.raises(InvalidArgumentError, match="'int8'.*write a full serving snapshot"):
+    with pytest.raises(InvalidArgumentError, match=r"'int8'.*write a full serving snapshot"):
         training.publish(base=base, quantize={"item": "fp32"})
     with pytest.raises(InvalidArgumentError, match="must be in the folder of its delta"):
         sparring_packed.write(training.url(), training.folder / "elsewhere/step-2", base=base)
     training.save(training.draw([3], 1), is_delta=False)
     with pytest.raises(InvalidArgumentError, match="not in the chain of"):
         training.publish(base=base)
-    assert sorted(os.listdir(training.served)) == ["step-000000000001"]
+    assert [each.name for each in training.served.iterdir()] == ["step-000000000001"]
 
 
 def test_filters_have_all_ids_that_changed_and_all_that_exist_P10(training: Any) -> None:
@@ -235,10 +235,10 @@ def test_a_serving_snapshot_is_never_written_twice_P1(training: Any) -> None:
 def test_nothing_is_left_of_a_write_that_failed_P2(training: Any) -> None:
     training.save(training.draw([1, 2], 0) | {3: np.full(24, np.nan, np.float32)})
     with pytest.raises(
-        InvalidArgumentError, match="id 3 of table item is not finite.*fp32 or bf16"
+        InvalidArgumentError, match=r"id 3 of table item is not finite.*fp32 or bf16"
     ):
         training.publish(quantize={"item": "int8"})
-    assert os.listdir(training.served) == []
+    assert list(training.served.iterdir()) == []
     training.publish()
     with sparring_packed.open(training.served) as tables:
         assert np.isnan(tables.lookup("item", [3])).all()
@@ -259,7 +259,7 @@ def test_readers_see_one_version_over_all_tables_while_newer_ones_come_P6(tmp_pa
         writer.finish()
         writer.commit()
 
-    steps = 25
+    steps = 12
     for step in range(1, steps + 1):
         save(step)
     url = str(tmp_path / "served/step-{:012d}").format
@@ -280,7 +280,7 @@ def test_readers_see_one_version_over_all_tables_while_newer_ones_come_P6(tmp_pa
             last = answer.version.step
             seen.add(last)
 
-    readers = [threading.Thread(target=read) for _ in range(4)]
+    readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_a_sum_is_that_of_looked_up_rows_in_their_order_P9(
     with sparring_packed.open(trained.served) as tables:
         sums = tables.pool("item", ids, offsets, weights, mode=mode)
         rows = tables.lookup("item", ids)
-    for bag, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for bag, (begin, end) in enumerate(pairwise(offsets)):
         expected = np.zeros(24, np.float32)
         for i in range(begin, end):
             if weights is None:
