@@ -105,7 +105,7 @@ def test_what_a_dtype_cannot_hold_is_refused(new_training: Any) -> None:
 def test_a_table_of_float64_is_stored_as_said(new_training: Any) -> None:
     training = new_training(TableConfig("item", dim=2, dtype="float64"))
     training.save({7: np.array([0.1, 3], np.float64)})
-    with pytest.raises(InvalidArgumentError, match=r"quantize=\{'item': 'fp32'\}"):
+    with pytest.raises(InvalidArgumentError, match="add 'item': 'fp32' to quantize"):
         training.publish()
     training.publish(quantize={"item": "fp32"})
     with sparring_packed.open(training.served) as tables:
