@@ -470,3 +470,20 @@ def test_wrong_servers_are_refused(
     shown = capsys.readouterr().err
     assert said in shown
     assert "secret" not in shown
+
+
+def test_a_serving_process_keeps_its_pages() -> None:
+    program = (
+        "import resource\n"
+        "from sparring_serve.server.heap import keep_freed_memory\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(50): bytearray(4 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "before = faults(); assert keep_freed_memory(); faults(); after = faults()\n"
+        "assert after * 10 < before, (before, after)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
