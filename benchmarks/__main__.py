@@ -32,6 +32,7 @@ BENCHMARKS = (
     "techniques",
     "sweeps",
     "exchange",
+    "transfers",
     "ranks",
     "links",
     "saving",

@@ -444,6 +444,11 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
         assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+    first = next(iter(made.tables))
+    made.tables[first].transfer = "pooled"
+    ranks = tuple(made.tables[first].ranks)
+    pooled = made.sharding(made.ranks).sharding_of(first)
+    assert pooled == TableSharding("table_wise", ranks, "pooled")
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
     from sparring.engine.job_bootstrap import AUTO, join_job
     from sparring.engine.lookup import Lookup, look_up, pulls_on_device, reporting
     from sparring.engine.optimizer_state import TableState, give_states, method_state
+    from sparring.engine.pooled import (
+        BagLookup,
+        PooledLookup,
+        bag_weight_gradients,
+        look_up_bags,
+    )
     from sparring.engine.prefetch import Prefetch
     from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.storage_choice import StorageChoice, storage_device
@@ -92,6 +98,7 @@ __getattr__ = names_from(
         "sparring.engine.job_bootstrap": "AUTO join_job",
         "sparring.engine.lookup": "Lookup look_up pulls_on_device reporting",
         "sparring.engine.optimizer_state": "TableState give_states method_state",
+        "sparring.engine.pooled": "BagLookup PooledLookup bag_weight_gradients look_up_bags",
         "sparring.engine.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.storage_choice": "StorageChoice storage_device",
@@ -115,15 +122,15 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "EnvironmentOptions",
+    "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "EnvironmentOptions",
     "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
-    "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
+    "Notice", "NoticeKind", "PluginManager", "PooledLookup", "Prefetch", "Publication", "ResourceManager",
     "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
     "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared", "dedup",
-    "empty_notice", "gather", "give_back_threads",
+    "TableUpdate", "bag_weight_gradients", "borrow_threads", "check_factors", "check_offsets",
+    "declared", "dedup", "empty_notice", "gather", "give_back_threads",
     "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
+    "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
     "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
     "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
     "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, get_args
 
 import xxhash
 
@@ -25,7 +26,11 @@ from sparring.contracts.shard_map import Shard, ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding"]
+__all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding", "Transfer"]
+
+Transfer = Literal["rows", "pooled"]
+"""How rows of a batch's bags travel: as ``rows`` of keys; or, ``pooled`` by their owners, as one row for
+each bag. Whatever is no bag goes by rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,7 @@ class Layout(ShardMap):
         world_size: ranks.
         kind: the sharding kind that made it.
         is_replicated: every rank keeps all rows; owners are then of no effect.
+        transfer: how rows of bags travel; no part of the digest.
 
     Raises:
         InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.
@@ -44,6 +50,7 @@ class Layout(ShardMap):
 
     kind: str = "row_wise"
     is_replicated: bool = False
+    transfer: Transfer = "rows"
 
     @cached_property
     def digest(self) -> str:
@@ -64,7 +71,7 @@ class Layout(ShardMap):
         return hash((self.world_size, self.digest))
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.digest}"
+        return f"{self.kind} {self.digest}{', pooled' if self.transfer == 'pooled' else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +99,22 @@ class TableSharding:
         kind: a sharding kind: ``row_wise``, ``table_wise``, ``table_row_wise``, ``data_parallel``, or
             one of a plugin.
         ranks: which ranks it is for; empty: the kind chooses.
+        transfer: ``rows``, or ``pooled``: owners pool bags, and return one row for each.
 
     Raises:
-        InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice.
+        InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice; or
+            another transfer.
     """
 
     kind: str
     ranks: tuple[int, ...] = ()
+    transfer: Transfer = "rows"
 
     def __post_init__(self) -> None:
+        if self.transfer not in get_args(Transfer):
+            raise InvalidArgumentError(
+                f"sharding plan: transfer must be 'rows' or 'pooled', found {self.transfer!r}"
+            )
         ranks = tuple(self.ranks)
         are_ranks = all(is_whole(each) and each >= 0 for each in ranks)
         if not isinstance(self.kind, str) or not are_ranks or len(set(ranks)) < len(ranks):

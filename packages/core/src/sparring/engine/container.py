@@ -29,7 +29,7 @@ from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.layout import Layout, ShardingPlan, TableSharding
+from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Transfer
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -51,16 +51,11 @@ from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.prefetch import Prefetch
 from sparring.engine.prefetch_thread import PrefetchThread
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import (
-    EngineState,
-    NonFinite,
-    Purpose,
-    StepCounters,
-    quiesce,
-)
+from sparring.engine.state import EngineState, NonFinite, Purpose, StepCounters, quiesce
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
 from sparring.engine.tables import TableEntry, Tables
+from sparring.engine.transfer import transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
@@ -256,6 +251,10 @@ class StepContainer:
             UnknownTableError: `table` was not declared.
         """
         return self.entry(table).layout
+
+    def transfer(self, table: str) -> tuple[Transfer, str]:
+        """How bags of a table travel: ``pooled`` by the owners of their rows, or by rows; and why."""
+        return transfer_of(self.state, table)
 
     def check_plan(self) -> None:
         """Refuses a plan for tables that were not declared, as the first write does.

@@ -18,6 +18,7 @@ from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import DeviceArray
 from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables import TableEntry
+from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
 from sparring.exchange.options import WireDtype
@@ -95,6 +96,8 @@ def look_up(
     """
     state.check_open()
     found, why_not = readable(state, requests, refusal, kernels)
+    if is_training:
+        say_rows(state, (entry for entry, _ in found))
     plans: list[PlannedLookup] = []
     if why_not is None:
         try:

@@ -1,11 +1,12 @@
 """Batch inputs and gradients that one step holds between forward and update.
 
 Forward registers each lookup in the batch-inputs map, and backward hands in a gradient under the id
-that it got. There are two kinds:
+that it got. There are three kinds:
 
 - a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is added up by key at once;
 - a batch that was pooled straight from the tables, whose gradient of bags is held as it is. The
-  update groups it by key, and sums it while it visits the rows.
+  update groups it by key, and sums it while it visits the rows;
+- bags that their owners have pooled, whose gradient ``(b, dim)`` is held until it goes to them.
 
 Micro-batches add up by key, in native memory: when a second gradient comes for a table, the one that
 was held is added up too. So a step of many micro-batches costs memory for its distinct keys only.
@@ -27,6 +28,7 @@ from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
 __all__ = ["BatchInput", "DirectInput", "ResourceManager"]
@@ -51,6 +53,13 @@ class DirectInput:
 
 
 @dataclass(frozen=True, slots=True)
+class BagInput:
+    """Bags that the owners of their rows have pooled."""
+
+    asked: AskedBags
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     sources: Any
     check: Callable[[], None] | None
@@ -62,11 +71,12 @@ class ResourceManager:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next_shadow_id = count(1)
-        self._batch_inputs: dict[int, BatchInput | DirectInput] = {}
+        self._batch_inputs: dict[int, BatchInput | DirectInput | BagInput] = {}
         self._dims: dict[str, tuple[int, np.dtype[Any]]] = {}
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
+        self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
         came since. Until then they may be scaled."""
@@ -100,7 +110,13 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput:
+    def register_bags(self, asked: AskedBags) -> int:
+        """Enters bags that their owners have pooled. Returns their shadow id."""
+        shadow_id = next(self._next_shadow_id)
+        self._batch_inputs[shadow_id] = BagInput(asked)
+        return shadow_id
+
+    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
         """Returns the keys behind a shadow.
 
         Raises:
@@ -129,6 +145,12 @@ class ResourceManager:
             InvalidArgumentError: unknown shadow, wrong shape or dtype; nothing is added.
         """
         batch_input = self.batch_input(shadow_id)
+        if isinstance(batch_input, BagInput):
+            raise InvalidArgumentError(
+                f"bags {shadow_id} of table {batch_input.asked.table.name!r} were pooled by their "
+                "owners; hand the gradient of the pools to accumulate_bags()",
+                shadow_id=shadow_id,
+            )
         if isinstance(batch_input, DirectInput):
             raise InvalidArgumentError(
                 f"batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up without "
@@ -147,6 +169,63 @@ class ResourceManager:
         with self._lock:
             self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
+
+    def bags(self, shadow_id: int) -> AskedBags:
+        """Bags that were registered by `register_bags`.
+
+        Raises:
+            InvalidArgumentError: as `batch_input`, or it is something else.
+        """
+        found = self.batch_input(shadow_id)
+        if isinstance(found, BagInput):
+            return found.asked
+        raise InvalidArgumentError(
+            f"batch {shadow_id} was not pooled by the owners of its rows; hand its gradient to "
+            "accumulate() or hold()",
+            shadow_id=shadow_id,
+        )
+
+    def accumulate_bags(self, shadow_id: int, gradient: Rows) -> None:
+        """Adds the gradient of pools to what these have so far.
+
+        Args:
+            gradient: ``(b, dim)`` of the table's computing dtype; copied.
+
+        Raises:
+            InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
+        """
+        asked = self.bags(shadow_id)
+        dim, dtype = self._dims[asked.table.name]
+        if gradient.shape != (asked.num_bags, dim) or gradient.dtype != dtype:
+            raise InvalidArgumentError(
+                f"gradient of pools {shadow_id} of table {asked.table.name!r}: must be "
+                f"{(asked.num_bags, dim)} {dtype}, found {gradient.shape} {gradient.dtype}",
+                table=asked.table.name,
+                shadow_id=shadow_id,
+            )
+        with self._lock:
+            self.num_gradients += 1
+            known = self._bags.get(asked.number)
+            both = gradient.copy() if known is None else known[1] + gradient
+            self._bags[asked.number] = asked, both
+
+    def take_bags(self) -> list[tuple[AskedBags, Rows]]:
+        """The gradients of all pools, which start from zero again."""
+        with self._lock:
+            bags, self._bags = self._bags, {}
+        return list(bags.values())
+
+    def first_bags(self) -> int | None:
+        """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
+        inputs = list(self._batch_inputs.values())
+        alive = [each.asked.number for each in inputs if isinstance(each, BagInput)]
+        with self._lock:
+            return min([*alive, *self._bags], default=None)
+
+    def add(self, table: str, keys: Keys, gradients: Rows) -> None:
+        """Adds gradients of keys that this rank owns: ``(u, dim)``, no key twice."""
+        with self._lock:
+            self._accumulators[table].add(keys, gradients)
 
     def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
@@ -228,6 +307,8 @@ class ResourceManager:
         with self._lock:
             self.summed.pop(table, None)
             self._held.pop(table, None)
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
+                del self._bags[number]
             accumulator = self._accumulators.get(table)
             (self._accumulator(table) if accumulator is None else accumulator).clear()
 
@@ -243,6 +324,7 @@ class ResourceManager:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
             is_waiting = table in self._held or table in self.summed
+            is_waiting |= any(each.table.name == table for each, _ in self._bags.values())
             return is_waiting or self._accumulator(table).size > 0
 
     def discard(self) -> None:
@@ -251,6 +333,7 @@ class ResourceManager:
             self._batch_inputs.clear()
             self.summed.clear()
             self._held.clear()
+            self._bags.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
 

@@ -118,10 +118,11 @@ def check_given(storage: Storage, table: TableConfig) -> None:
         for each in fields(table)
         if each.compare and getattr(found, each.name) != getattr(table, each.name)
     ]
+    planned = " (a plan with data_parallel makes it 'replicated')" if table.is_replicated else ""
     raise InvalidArgumentError(
         f"table {table.name!r}: the storage given was opened for a table of "
-        f"{'; '.join(differing)}. Open it for the table that is declared, or declare the table "
-        "that it was opened for",
+        f"{'; '.join(differing)}{planned}. Open it for such a table, or declare the one that it was "
+        "opened for",
         table=table.name,
     )
 

@@ -221,10 +221,15 @@ class Tables:
 _PART = "part"
 
 
+_ALL = "all partitions"
+
+
 def _part_text(shard: Shard, *, is_replicated: bool) -> str:
     # All rows on one rank of several are no replica: the other ranks have none.
-    if is_replicated or shard.world_size == 1:
-        return "all partitions"
+    if shard.world_size == 1:
+        return _ALL
+    if is_replicated:
+        return f"{_ALL} (one of {shard.world_size} replicas)"
     digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(shard.partitions, "<i8").tobytes())
     return f"rank {shard.rank} of {shard.world_size} (partitions {digest})"
 
@@ -400,10 +405,12 @@ class TableEntry:
     def _check_part(self) -> None:
         assert self.storage is not None
         found = read_note(self.storage, _PART)
+        if found is not None and self.part == _ALL and found.startswith(_ALL):
+            found = _ALL  # a replica has all rows that a single rank needs
         if found is not None and found != self.part and self.storage.size:
             raise InvalidArgumentError(
                 f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
-                f"{found}, where {self.part} should be; rows of other partitions would be missing. "
+                f"{found}, where {self.part} should be; rows would be missing on some ranks. "
                 "Give each number of ranks, and each plan, a place of its own ({world_size} in the "
                 "storage's options) and bring the rows over by a snapshot: save with the ranks and the "
                 "plan that there were, then load it (sparring train --resume)",

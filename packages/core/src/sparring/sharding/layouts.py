@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
 from sparring.contracts.rendezvous import Rendezvous
@@ -76,7 +77,13 @@ class Layouts:
                 "'replicated', which is data_parallel; leave one of them out",
                 table=table.name,
             )
-        return layout
+        if sharding.transfer == "pooled" and layout.is_replicated:
+            raise InvalidArgumentError(
+                f"sharding plan: table {table.name!r} is {kind}, of which every rank has all rows: there "
+                "is nothing to be pooled elsewhere; leave transfer='pooled' out",
+                table=table.name,
+            )
+        return layout if sharding.transfer == "rows" else replace(layout, transfer="pooled")
 
     def check_tables(self, declared: list[str]) -> None:
         """Refuses a plan that names tables which are not declared.

@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring_plan.planning.inputs import Calibration, PlanInputs, StorageCosts, Topology
+from sparring_plan.planning.inputs import Calibration, PlanInputs, StorageCosts, Topology, Transfer
 from sparring_plan.planning.unique_keys import unique_keys
 
 __all__ = ["RESOURCES", "Options", "Shape", "Span", "option_costs"]
@@ -64,7 +64,7 @@ class Shape:
     """Ranks, or nodes for `Span.NODES`."""
     num_shards: int
     num_columns: int
-    transfer: str
+    transfer: Transfer
 
     @property
     def row_share(self) -> float:

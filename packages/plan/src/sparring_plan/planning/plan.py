@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from sparring import Document, DocumentModel, read_document
 from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.planning.inputs import RUNTIME_KINDS
+from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
@@ -42,7 +42,7 @@ class TablePlan(DocumentModel):
     """Of its shards: of column blocks in their order, and of the rows of each block."""
     columns: int = Field(gt=0)
     """Column blocks."""
-    transfer: str
+    transfer: Transfer
     storage: str
     rows: int = Field(gt=0)
     """At the horizon."""
@@ -87,8 +87,7 @@ class Plan(DocumentModel):
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has a kind, column blocks or a transfer that training does not
-                execute yet.
+            ConfigError: a table has a kind or column blocks that training does not execute yet.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -108,13 +107,8 @@ class Plan(DocumentModel):
                 )
             if each.columns != 1:
                 raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
-            if each.transfer != "rows":
-                raise self.refuse(
-                    name, "transfer", "training sends rows one by one yet; choose rows"
-                )
-            tables[name] = TableSharding(
-                each.kind, () if each.ranks == "all" else tuple(each.ranks)
-            )
+            ranks = () if each.ranks == "all" else tuple(each.ranks)
+            tables[name] = TableSharding(each.kind, ranks, each.transfer)
         return ShardingPlan(tables)
 
     def to_yaml(self) -> str:

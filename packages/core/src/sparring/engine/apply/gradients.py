@@ -17,6 +17,7 @@ from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Reduction
 from sparring.contracts.kernel_set import KernelSet, TableBags
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
+from sparring.engine.pooled import take_bag_gradients
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
@@ -42,7 +43,7 @@ def taken_gradients(
     Args:
         are_summed: as of `ResourceManager.take_step`.
     """
-    why_not = try_quiesce(state, Purpose.WRITE)
+    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=True)
     if why_not is None:
         try:
             return state.resources.take_step(are_summed=are_summed), None
@@ -159,7 +160,8 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
         BaseException: why this rank, or another, cannot apply a step.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    why_not, taken = try_quiesce(state, Purpose.WRITE), dict[str, Any]()
+    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
+    taken = dict[str, Any]()
     summed, owned = dict[str, SummedByKey](), state.resources.summed
     kernels = dict[str, KernelSet]()
     try:
