@@ -45,6 +45,7 @@ FAMILY = (
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
+    "packed",
     "framework-torch",
     "framework-tf",
     "train",
@@ -70,6 +71,7 @@ CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
+    "packed": "SPARRING_PACKED_TESTS",
 }
 
 # Options for modules that only tests need: a GPU's kernels, run on the host.
@@ -686,7 +688,7 @@ EXTRAS = {
     "tensorflow": ("framework-tf", "train"),
     **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
     "serve": ("packed", "serve"),
-    **{name: (name,) for name in ("train", "plan", "testing")},
+    **{name: (name,) for name in ("train", "plan", "packed", "testing")},
 }
 
 

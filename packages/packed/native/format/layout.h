@@ -1,22 +1,24 @@
 // One data file of a serving snapshot. docs/format/packed.md is the whole text.
 //
-//       0  header                                              128 bytes
-//     128  directory   u32 start[num_buckets + 1]              up to a multiple of 64
-//          digests     u8 [num_keys], then at least 16 zeros   up to a multiple of 64
-//          records     [num_keys] × record_bytes               then 64 zeros
+//       0  header                                             128 bytes
+//     128  buckets    [num_buckets] × 64 bytes
+//          records    [num_keys] × record_bytes                then 64 zeros
 //
+//     bucket:  start u32 │ count u16 │ digests u16[29]
 //     record:  key i64 │ row: elements │ scale f16 │ bias f16 │ up to a multiple of 4
 //
-// Records of bucket b are those of start[b] up to start[b + 1]; digests likewise.
-// The key is in front of its row so that a hit reads one place in memory.
+// Records of a bucket are those of start up to start + count; its digests are of the first 29
+// of them. The key is in front of its row. So a hit reads two places in memory: a cache line of
+// the buckets, and the record.
 //
 // INVARIANTS
 //   L1. All numbers are little-endian. Section offsets follow from the header's numbers,
 //       and none is stored, so that none can point elsewhere.
 //   L2. hash = mix64(key ^ salt); bucket = high 64 bits of hash * num_buckets;
-//       digest = lowest byte of hash.
-//   L3. 0 = start[0] <= start[1] <= … <= start[num_buckets] = num_keys < 2^32; no bucket
-//       has more than max_bucket keys. A reader checks the two numbers that it uses.
+//       digest = lowest 16 bits of hash; digests that stand for no record are 0.
+//   L3. start of the first bucket is 0, of each other one the end of the one before; the last
+//       ends at num_keys < 2^32; no bucket has more than max_bucket keys. A reader checks
+//       the two numbers that it uses.
 //   L4. Keys are unique, and of the partitions [begin, end).
 //   L5. No one writes to a file that has been committed. Readers map it read-only.
 #ifndef SPARRING_PACKED_FORMAT_LAYOUT_H_
@@ -32,7 +34,7 @@ namespace sparring::packed {
 inline constexpr char kMagic[8] = {'S', 'P', 'R', 'P', 'A', 'C', 'K', '\0'};
 inline constexpr uint32_t kFileVersion = 1;
 inline constexpr uint64_t kMostKeys = (uint64_t{1} << 32) - 1;
-inline constexpr uint64_t kMostBucketKeys = 1u << 16;
+inline constexpr uint64_t kMostBucketKeys = (1u << 16) - 1;
 inline constexpr int64_t kMostDim = 65'536;
 
 enum FileKind : uint32_t { kRows = 1, kErased = 2 };
@@ -61,9 +63,17 @@ inline constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+inline constexpr int kBucketDigests = 29;
+
+struct Bucket {
+  uint32_t start;
+  uint16_t count;
+  uint16_t digests[kBucketDigests];
+};
+static_assert(sizeof(Bucket) == 64);
+
 struct Sections {
-  uint64_t directory = sizeof(Header);
-  uint64_t digests = 0;
+  uint64_t buckets = sizeof(Header);
   uint64_t records = 0;
   uint64_t file_bytes = 0;
 };
@@ -72,8 +82,7 @@ struct Sections {
 inline constexpr Sections sections_of(uint64_t num_keys, uint64_t num_buckets,
                                       uint64_t record_bytes) {
   Sections sections;
-  sections.digests = round_up(sections.directory + 4 * (num_buckets + 1), 64);
-  sections.records = round_up(sections.digests + num_keys + 16, 64);
+  sections.records = sections.buckets + num_buckets * sizeof(Bucket);
   sections.file_bytes = sections.records + num_keys * record_bytes + 64;
   return sections;
 }

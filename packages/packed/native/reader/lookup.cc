@@ -1,8 +1,10 @@
 #include "reader/lookup.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
+#include "reader/search.h"
 #include "rows/quantize.h"
 #include "rows/simd.h"
 #include "sparring/storage_border.h"
@@ -16,10 +18,6 @@ namespace {
 
 using border::parallel_for;
 using border::StatusError;
-
-// Ids that are looked for together: each step of a search asks for the memory of the next one
-// of all of them, as many as a core has in flight and more.
-constexpr int64_t kGroup = 64;
 
 // Answers from here on go past the caches, in which they would not stay.
 constexpr int64_t kStreamedBytes = 4 << 20;
@@ -40,59 +38,34 @@ struct Group {
   const void* rows[kGroup];  // out: stored rows, or NULL
 };
 
-// Looks for the ids at `places` in one set of files. Records go to `found` by place.
-struct Places {
-  int64_t count;
-  uint8_t at[kGroup];
-};
-
-void search(const FileSet& files, const int64_t* ids, const Places& places, int64_t record_bytes,
-            const uint8_t** found) {
-  PackedFile::Search searches[kGroup];
-  const PackedFile* file_of[kGroup];
-  for (int64_t i = 0; i < places.count; ++i) {
-    const int64_t id = ids[places.at[i]];
-    file_of[i] = files.file_of(id);
-    if (file_of[i] != nullptr) file_of[i]->prefetch_directory(id, searches[i]);
-  }
-  for (int64_t i = 0; i < places.count; ++i) {
-    if (file_of[i] != nullptr) file_of[i]->prefetch_digests(searches[i]);
-  }
-  for (int64_t i = 0; i < places.count; ++i) {
-    if (file_of[i] != nullptr) file_of[i]->prefetch_record(searches[i], record_bytes);
-  }
-  for (int64_t i = 0; i < places.count; ++i) {
-    found[i] = file_of[i] == nullptr ? nullptr
-                                     : file_of[i]->record_of(ids[places.at[i]], searches[i]);
-  }
-}
-
 void resolve(const Version& version, const Table& table, Group& group) {
   if (version.partitions.begin != 0 || version.partitions.end != kNumPartitions) {
     for (int64_t i = 0; i < group.count; ++i) check_partition(version, group.ids[i]);
   }
-  Places pending;
-  pending.count = group.count;
-  for (int64_t i = 0; i < group.count; ++i) {
-    pending.at[i] = static_cast<uint8_t>(i);
-    group.rows[i] = nullptr;
-  }
+  std::fill(group.rows, group.rows + group.count, nullptr);
+  // Those that no newer layer has, and where they are in the group.
+  int64_t pending[kGroup];
+  uint16_t places[kGroup];
+  int64_t num_pending = group.count;
+  std::copy(group.ids, group.ids + group.count, pending);
+  std::iota(places, places + group.count, uint16_t{0});
   const uint8_t* found[kGroup];
   for (const TableLayer* layer : table.layers) {
     for (const FileSet* files : {&layer->rows, &layer->erased}) {
-      if (files->is_empty() || pending.count == 0) continue;
+      if (files->is_empty() || num_pending == 0) continue;
       const bool has_rows = files == &layer->rows;
-      search(*files, group.ids, pending, has_rows ? 8 + table.row_bytes : 8, found);
+      Search(*files, pending, num_pending, has_rows ? 8 + table.row_bytes : 8).run(found);
       int64_t left = 0;
-      for (int64_t i = 0; i < pending.count; ++i) {
-        const uint8_t place = pending.at[i];
+      for (int64_t i = 0; i < num_pending; ++i) {
+        const uint16_t place = places[i];
         if (found[i] == nullptr) {
-          pending.at[left++] = place;
+          pending[left] = pending[i];
+          places[left++] = place;
         } else if (has_rows) {
           group.rows[place] = PackedFile::row_of(found[i]);
         }
       }
-      pending.count = left;
+      num_pending = left;
     }
   }
 }

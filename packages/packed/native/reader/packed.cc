@@ -218,7 +218,7 @@ void scan(const Version& version, SparringPackedScan& arguments) {
           return;
         }
         const uint8_t* const found = file.record(record);
-        const int64_t id = PackedFile::key_of(found);
+        const int64_t id = key_of(found);
         if (!version.partitions.has(partition_of(id))) continue;
         if (layer != 0 && layer_of(table, id) != layer) continue;
         if (arguments.rows != nullptr) {

@@ -26,9 +26,13 @@ PackedFile::PackedFile(const Folder& folder, const FileEntry& entry, const Table
   check(entry, table);
   const Sections sections =
       sections_of(header_.num_keys, header_.num_buckets, header_.record_bytes);
-  directory_ = reinterpret_cast<const uint32_t*>(file_.data() + sections.directory);
-  digests_ = file_.data() + sections.digests;
-  records_ = file_.data() + sections.records;
+  view_ = {reinterpret_cast<const Bucket*>(file_.data() + sections.buckets),
+           file_.data() + sections.records,
+           header_.num_buckets,
+           header_.salt,
+           header_.num_keys,
+           header_.max_bucket,
+           header_.record_bytes};
 }
 
 void PackedFile::check(const FileEntry& entry, const TableEntry& table) const {
@@ -73,7 +77,7 @@ void PackedFile::verify() const {
 }
 
 void PackedFile::refuse_bucket(uint64_t bucket) const {
-  refuse(path_, "entry " + std::to_string(bucket) + " of its directory is out of range");
+  refuse(path_, "bucket " + std::to_string(bucket) + " is out of range");
 }
 
 }  // namespace sparring::packed

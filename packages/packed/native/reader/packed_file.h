@@ -16,6 +16,65 @@
 
 namespace sparring::packed {
 
+inline int64_t key_of(const uint8_t* record) {
+  int64_t key;
+  std::memcpy(&key, record, 8);
+  return key;
+}
+
+// What a search reads of a file. A copy of it is held in registers, whatever is written meanwhile.
+struct FileView {
+  const Bucket* buckets;
+  const uint8_t* records;
+  uint64_t num_buckets;
+  uint64_t salt;
+  uint64_t num_keys;
+  uint64_t max_bucket;
+  uint64_t record_bytes;
+
+  uint64_t hash_of(int64_t key) const { return mix64(static_cast<uint64_t>(key) ^ salt); }
+
+  // Whether there can be such a bucket.
+  bool has(const Bucket& bucket) const {
+    return bucket.count <= max_bucket && uint64_t{bucket.start} + bucket.count <= num_keys;
+  }
+
+  const uint8_t* record(uint64_t at) const { return records + at * record_bytes; }
+
+  // Bit i: digest i of the bucket is that of the hash.
+  static uint32_t matches(const Bucket& bucket, uint64_t hash) {
+    const auto digest = static_cast<uint16_t>(hash);
+    uint32_t found = 0;
+#if defined(__SSE2__)
+    // The whole cache line, of which the digests are behind the first three words.
+    const auto* line = reinterpret_cast<const __m128i*>(&bucket);
+    const __m128i wanted = _mm_set1_epi16(static_cast<int16_t>(digest));
+    const auto equal = [&](int i) { return _mm_cmpeq_epi16(_mm_load_si128(line + i), wanted); };
+    const auto low = static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal(0), equal(1))));
+    const auto high = static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(equal(2), equal(3))));
+    found = (low | high << 16) >> (32 - kBucketDigests);
+#else
+    for (int i = 0; i < kBucketDigests; ++i) {
+      found |= static_cast<uint32_t>(bucket.digests[i] == digest) << i;
+    }
+#endif
+    return bucket.count < kBucketDigests ? found & ((1u << bucket.count) - 1) : found;
+  }
+
+  // The record of the key in a bucket, or NULL.
+  const uint8_t* find(const Bucket& bucket, int64_t key, uint64_t hash) const {
+    for (uint32_t found = matches(bucket, hash); found != 0; found &= found - 1) {
+      const uint8_t* const candidate =
+          record(bucket.start + static_cast<uint64_t>(__builtin_ctz(found)));
+      if (key_of(candidate) == key) return candidate;
+    }
+    for (uint64_t i = kBucketDigests; i < bucket.count; ++i) {
+      if (key_of(record(bucket.start + i)) == key) return record(bucket.start + i);
+    }
+    return nullptr;
+  }
+};
+
 class PackedFile {
  public:
   // Maps the file, and checks all that its header says against its manifest and its length.
@@ -29,113 +88,32 @@ class PackedFile {
   uint64_t size() const { return file_.size(); }
   const std::string& path() const { return path_; }
 
-  // ---- finding a key, in steps that a caller does for many keys, one step after the other,
-  // so that memory is read for all of them at once. `Search` is what a key needs meanwhile.
+  const FileView& view() const { return view_; }
 
-  struct Search {
-    uint64_t hash;
-    uint64_t at;    // of the next candidate, or num_keys
-    uint64_t end;   // of its bucket
-    uint64_t group; // first of the 16 digests that `matches` is about
-    uint32_t matches;
-  };
+  // Throws StatusError(SPARRING_CORRUPT): the bucket is out of range.
+  [[noreturn]] void refuse_bucket(uint64_t bucket) const;
 
-  void prefetch_directory(int64_t key, Search& search) const {
-    search.hash = mix64(static_cast<uint64_t>(key) ^ header_.salt);
-    __builtin_prefetch(directory_ + bucket_of(search.hash, header_.num_buckets));
-  }
-
-  void prefetch_digests(Search& search) const {
-    const uint64_t bucket = bucket_of(search.hash, header_.num_buckets);
-    search.group = directory_[bucket];
-    search.end = directory_[bucket + 1];
-    if (search.group > search.end || search.end > header_.num_keys ||
-        search.end - search.group > header_.max_bucket) [[unlikely]] {
-      refuse_bucket(bucket);
-    }
-    __builtin_prefetch(digests_ + search.group);
-  }
-
-  // Finds the first candidate, and asks for `bytes` of its record.
-  void prefetch_record(Search& search, int64_t bytes) const {
-    search.matches = matches_of(search);
-    next_candidate(search);
-    if (search.at == header_.num_keys) return;
-    const uint8_t* const record = records_ + search.at * header_.record_bytes;
-    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(record + offset);
-    __builtin_prefetch(record + bytes - 1);
-  }
-
-  // The record of the key, or NULL.
-  const uint8_t* record_of(int64_t key, Search& search) const {
-    while (search.at != header_.num_keys) {
-      const uint8_t* const record = records_ + search.at * header_.record_bytes;
-      if (key_of(record) == key) return record;
-      next_candidate(search);
-    }
-    return nullptr;
-  }
-
-  // All steps at once.
+  // The record of a key, or NULL. `search.h` has it for many keys at once.
   const uint8_t* find(int64_t key) const {
-    Search search;
-    prefetch_directory(key, search);
-    prefetch_digests(search);
-    search.matches = matches_of(search);
-    next_candidate(search);
-    return record_of(key, search);
+    const uint64_t hash = view_.hash_of(key);
+    const uint64_t at = bucket_of(hash, view_.num_buckets);
+    const Bucket& bucket = view_.buckets[at];
+    if (!view_.has(bucket)) [[unlikely]] refuse_bucket(at);
+    return view_.find(bucket, key, hash);
   }
 
-  const uint8_t* record(uint64_t at) const { return records_ + at * header_.record_bytes; }
-
-  static int64_t key_of(const uint8_t* record) {
-    int64_t key;
-    std::memcpy(&key, record, 8);
-    return key;
-  }
+  const uint8_t* record(uint64_t at) const { return view_.record(at); }
 
   static const uint8_t* row_of(const uint8_t* record) { return record + 8; }
 
  private:
-  [[noreturn]] void refuse_bucket(uint64_t bucket) const;
   void check(const FileEntry& entry, const TableEntry& table) const;
-
-  // Bit i: digest `group` + i is in the bucket and is that of the hash.
-  uint32_t matches_of(const Search& search) const {
-    const uint64_t count = search.end - search.group;
-    const uint8_t* const from = digests_ + search.group;
-    const auto digest = static_cast<uint8_t>(search.hash);
-    uint32_t matches = 0;
-#if defined(__SSE2__)
-    const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    matches = static_cast<uint32_t>(
-        _mm_movemask_epi8(_mm_cmpeq_epi8(found, _mm_set1_epi8(static_cast<char>(digest)))));
-#else
-    for (int i = 0; i < 16; ++i) matches |= static_cast<uint32_t>(from[i] == digest) << i;
-#endif
-    return count < 16 ? matches & ((1u << count) - 1) : matches;
-  }
-
-  void next_candidate(Search& search) const {
-    while (search.matches == 0) {
-      if (search.end - search.group <= 16) {
-        search.at = header_.num_keys;
-        return;
-      }
-      search.group += 16;
-      search.matches = matches_of(search);
-    }
-    search.at = search.group + static_cast<uint64_t>(__builtin_ctz(search.matches));
-    search.matches &= search.matches - 1;
-  }
 
   MappedFile file_;
   std::string path_;
   std::string hash_;
   Header header_;
-  const uint32_t* directory_ = nullptr;
-  const uint8_t* digests_ = nullptr;
-  const uint8_t* records_ = nullptr;
+  FileView view_;
 };
 
 }  // namespace sparring::packed

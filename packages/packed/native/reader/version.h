@@ -32,6 +32,9 @@ class FileSet {
   bool is_empty() const { return files_.empty(); }
   const std::vector<std::unique_ptr<PackedFile>>& files() const { return files_; }
 
+  // The one that has all partitions, or NULL.
+  const PackedFile* only_file() const { return covers_all_ ? files_[0].get() : nullptr; }
+
   // The file that may have the key, or NULL.
   const PackedFile* file_of(int64_t key) const {
     if (covers_all_) return files_[0].get();

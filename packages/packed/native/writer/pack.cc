@@ -15,8 +15,8 @@ namespace {
 
 using border::refuse;
 
-constexpr uint64_t kKeysPerBucket = 8;
-constexpr uint64_t kFewKeys = 64;  // in a bucket: more are a reason to try another salt
+constexpr uint64_t kKeysPerBucket = 16;  // on average: more than 29 are rare
+constexpr uint64_t kFewKeys = 100;  // in a bucket: more are a reason to try another salt
 constexpr int kMostSalts = 8;
 
 struct Directory {
@@ -165,7 +165,7 @@ class RowWriter {
 void pack(SparringPackedPack& arguments) {
   check(arguments);
   const uint64_t num_buckets =
-      std::max<uint64_t>(1, static_cast<uint64_t>(arguments.count) / kKeysPerBucket);
+      std::max<uint64_t>(1, (static_cast<uint64_t>(arguments.count) + kKeysPerBucket - 1) / kKeysPerBucket);
   const FileKind kind = arguments.embeddings == nullptr ? kErased : kRows;
   const Sections sections =
       sections_of(static_cast<uint64_t>(arguments.count), num_buckets,
@@ -187,7 +187,11 @@ void pack(SparringPackedPack& arguments) {
   auto* const file = static_cast<uint8_t*>(arguments.file);
   std::memset(file, 0, sections.file_bytes);
   std::memcpy(file, &header, sizeof header);
-  std::memcpy(file + sections.directory, directory.start.data(), 4 * directory.start.size());
+  auto* const buckets = reinterpret_cast<Bucket*>(file + sections.buckets);
+  for (uint64_t i = 0; i < num_buckets; ++i) {
+    buckets[i].start = directory.start[i];
+    buckets[i].count = static_cast<uint16_t>(directory.start[i + 1] - directory.start[i]);
+  }
   const std::vector<uint32_t> places = places_of(arguments, directory);
   std::vector<int64_t> sorted(places.size());
   RowWriter writer(arguments);
@@ -195,7 +199,10 @@ void pack(SparringPackedPack& arguments) {
     const uint32_t place = places[static_cast<size_t>(i)];
     const int64_t id = arguments.ids[i];
     sorted[place] = id;
-    file[sections.digests + place] = static_cast<uint8_t>(hash_of(id, directory.salt));
+    const uint64_t hash = hash_of(id, directory.salt);
+    Bucket& bucket = buckets[bucket_of(hash, num_buckets)];
+    const uint32_t at = place - bucket.start;
+    if (at < kBucketDigests) bucket.digests[at] = static_cast<uint16_t>(hash);
     uint8_t* const record = file + sections.records + uint64_t{place} * header.record_bytes;
     std::memcpy(record, &id, 8);
     if (kind == kRows) writer.write(i, record + 8);

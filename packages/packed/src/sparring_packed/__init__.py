@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         PackedTables,
         PackedVersion,
         Pulled,
-        open,
+        open,  # noqa: A004 - it is read as sparring_packed.open
     )
     from sparring_packed.writer import WriteOptions, Written, write
 

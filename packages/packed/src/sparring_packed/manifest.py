@@ -29,7 +29,7 @@ __all__ = [
     "text_hash",
 ]
 
-FORMAT = "sparring serving snapshot"
+FORMAT: Literal["sparring serving snapshot"] = "sparring serving snapshot"
 
 MANIFEST_BYTES = 64 << 20
 
@@ -200,12 +200,15 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
     place, name = locate(url)
     shown = place.url_of(name)
     try:
-        with reading(shown, "manifest.json"), place.open(name) as folder:
-            with folder.open("manifest.json") as file:
-                if file.size_bytes > MANIFEST_BYTES:
-                    raise EOFError(f"it has {file.size_bytes:,} bytes")
-                text = bytearray(file.size_bytes)
-                file.read_into(0, memoryview(text))
+        with (
+            reading(shown, "manifest.json"),
+            place.open(name) as folder,
+            folder.open("manifest.json") as file,
+        ):
+            if file.size_bytes > MANIFEST_BYTES:
+                raise EOFError(f"it has {file.size_bytes:,} bytes")
+            text = bytearray(file.size_bytes)
+            file.read_into(0, memoryview(text))
     except SnapshotDamagedError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise SnapshotError(

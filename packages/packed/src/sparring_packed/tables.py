@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ _ROW_DTYPES = {"fp32": 0, "stored": native.STORED}
 
 @dataclass(frozen=True, slots=True)
 class PackedVersion:
-    """What answered: the hash of its manifest is its name.
+    """The version that answered: the hash of its manifest is its name.
 
     Args:
         hash: of the manifest, 32 hexadecimal digits.
@@ -93,7 +94,7 @@ class Pulled:
     version: PackedVersion
 
 
-def open(
+def open(  # noqa: A001 - it is read as sparring_packed.open
     url: str | os.PathLike[str],
     *,
     verify: Verify = "all",
@@ -185,9 +186,8 @@ class PackedTables(Closable):
     def snapshot_url(self) -> str:
         """The serving snapshot of the newest version."""
         name = os.fsdecode(self._all_versions()[0].name)
-        real = os.path.realpath(self.url)
-        parent = real if os.path.isdir(os.path.join(real, name)) else os.path.dirname(real)
-        return os.path.join(parent, name)
+        real = Path(self.url).resolve()
+        return str(next(at / name for at in (real, real.parent) if (at / name).is_dir()))
 
     # -- reading ----------------------------------------------------------------
 

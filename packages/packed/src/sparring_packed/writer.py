@@ -265,7 +265,7 @@ def _initial_values(table: TableDescription) -> tuple[int, Initializer]:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a range of partitions holds: rows to store, and ids to erase."""
+    """Rows to store and ids to erase of a range of partitions."""
 
     keys: Keys
     embeddings: npt.NDArray[Any]
@@ -331,7 +331,7 @@ class _Writer:
         keys = sum(entry.num_keys for each in snapshots for entry in each.files(table.name, "rows"))
         trained = 4 * table.dim if table.trained_dtype == "fp32" else 2 * table.dim
         wanted = keys * (trained + 16) / self._options.file_bytes
-        return min(_NUM_PARTITIONS, 2 ** max(0, math.ceil(math.log2(max(wanted, 1.0)))))
+        return int(min(_NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(wanted, 1.0)))))
 
     def _filters(self, table: str) -> dict[str, BloomFilter]:
         rate = self._options.filter_rate
@@ -382,7 +382,7 @@ class _Writer:
             whole + arguments.square_sum,
         )
         stem = f"{kind}.{table.name}.{window[0]:04d}-{window[1]:04d}.packed"
-        self._write_file(stem, memoryview(image), kind, table.name, window, len(keys))
+        self._write_file(stem, memoryview(image.data), kind, table.name, window, len(keys))
 
     def _write_filter(self, table: str, kind: str, keys: BloomFilter) -> None:
         data = keys.to_bytes()

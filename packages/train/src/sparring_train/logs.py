@@ -22,6 +22,7 @@ PROGRESS = logging.getLogger("sparring_train.progress")
 _PACKAGES = (
     "sparring",
     "sparring_hkv",
+    "sparring_packed",
     "sparring_redis",
     "sparring_rocksdb",
     "sparring_tf",
