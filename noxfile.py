@@ -41,11 +41,11 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 FAMILY = (
     "testing",
     "plan",
-    "serve",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
     "packed",
+    "serve",
     "framework-torch",
     "framework-tf",
     "train",

@@ -376,7 +376,7 @@ def start_replica(run: Run, tmp_path: Path) -> Iterator[StartReplica]:
 def test_a_replica_that_is_killed_or_stopped_is_not_noticed(start_replica: StartReplica) -> None:
     replicas = [start_replica(), start_replica()]
     addresses = [each.address for each in replicas]
-    patient = ClientConfig(deadline_seconds=8.0)
+    patient = ClientConfig(deadline_seconds=5.0)
     with LookupClient(addresses, patient) as client:
         for number in (0, 1):
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)

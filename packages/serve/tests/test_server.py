@@ -443,7 +443,7 @@ def test_tls_shows_both_who_they_are_and_files_are_read_again(serve: Serve, tmp_
         assert client.pull({"item": [1]}).found["item"].all()
     for wrong in (config(theirs, theirs), config(mine, None), config(mine, mine), ClientConfig()):
         with LookupClient(server.address, wrong) as client, pytest.raises(ReplicasFailedError):
-            client.pull({"item": [1]})
+            client.pull({"item": [1]}, deadline_seconds=1)
     # Another certificate in the same place is for connections from then on.
     other = make_certificate(tmp_path / "new", "server")
     other.with_suffix(".key").replace(mine.with_suffix(".key"))

@@ -118,9 +118,16 @@ class GrpcTransport:
             # A call that waits for its answer itself is quicker than one that others wait for.
             [send] = sends
             call = self._connections.call(send)
-            return [self._ended(send, lambda: call(send.request, send.timeout_seconds, metadata))]
+            return [
+                self._ended(
+                    send,
+                    lambda: call(send.request, send.timeout_seconds, metadata, None, send.waits),
+                )
+            ]
         under_way = [
-            self._connections.call(each).future(each.request, each.timeout_seconds, metadata)  # type: ignore[attr-defined]
+            self._connections.call(each).future(
+                each.request, each.timeout_seconds, metadata, None, each.waits
+            )  # type: ignore[attr-defined]
             for each in sends
         ]
         return [self._ended(send, each.result) for send, each in zip(sends, under_way, strict=True)]
@@ -155,7 +162,10 @@ class AsyncGrpcTransport:
         call = self._connections.call(send)
         try:
             answer: bytes = await call(
-                send.request, timeout=send.timeout_seconds, metadata=metadata
+                send.request,
+                timeout=send.timeout_seconds,
+                metadata=metadata,
+                wait_for_ready=send.waits,
             )
             return Outcome(answer)
         except grpc.RpcError as error:

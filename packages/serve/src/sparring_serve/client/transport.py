@@ -18,12 +18,14 @@ class Send:
         method: of the service, as ``Pull``.
         request: its message.
         timeout_seconds: for this attempt.
+        waits: for a connection, where there is none now; otherwise the attempt fails at once.
     """
 
     address: str
     method: str
     request: bytes
     timeout_seconds: float
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
