@@ -20,7 +20,7 @@ from sparring_serve.wire.messages import SERVICE
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
 
-_Call = Callable[..., Any]
+_Call = Any
 
 
 class _Connections:
@@ -127,7 +127,7 @@ class GrpcTransport:
         under_way = [
             self._connections.call(each).future(
                 each.request, each.timeout_seconds, metadata, None, each.waits
-            )  # type: ignore[attr-defined]
+            )
             for each in sends
         ]
         return [self._ended(send, each.result) for send, each in zip(sends, under_way, strict=True)]
