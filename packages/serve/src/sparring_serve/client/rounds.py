@@ -8,7 +8,7 @@ their connections: a replica may just be starting again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparring.errors import SparringError
@@ -19,7 +19,7 @@ from sparring_serve.wire.fields import MessageError
 
 __all__ = ["Exchange", "Rounds", "ShardMapMovedError"]
 
-Exchange = Generator[list[Send], Sequence[Outcome], None]
+Exchange = Generator[list[Send], Iterable[Outcome], None]
 """Yields attempts to make at once, takes how they ended."""
 
 
@@ -31,8 +31,9 @@ class ShardMapMovedError(Exception):
         self.outcome = outcome
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
+    number: int
     shard: int
     request: bytes
     replicas: list[str]
@@ -71,7 +72,9 @@ class Rounds:
     ) -> None:
         self._is_patient = is_patient
         self._method = method
-        self._calls = [_Call(shard, request, []) for shard, request in calls]
+        self._calls = [
+            _Call(number, shard, request, []) for number, (shard, request) in enumerate(calls)
+        ]
         self._accept = accept
         self.num_failovers = 0
 
@@ -123,9 +126,8 @@ class Rounds:
             for each in due:
                 del each.replicas[0]
             outcomes = yield sends
-            now = clock()
             for call, send, outcome in zip(due, sends, outcomes, strict=True):
-                self._take(call, send, outcome, order, now)
+                self._take(call, send, outcome, order, clock())
 
     def _begin_again(self) -> bool:
         begun = [each.begin_again() for each in self._calls]
@@ -153,7 +155,7 @@ class Rounds:
     ) -> None:
         if outcome.answer is not None:
             try:
-                self._accept(self._calls.index(call), outcome.answer)
+                self._accept(call.number, outcome.answer)
             except MessageError as error:
                 outcome = Outcome(None, "DATA_LOSS", str(error))
             else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ __all__ = ["Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
-Steps = Generator[list[Send], Sequence[Outcome], _Result]
+Steps = Generator[list[Send], Iterable[Outcome], _Result]
 """Yields attempts to make at once, takes how they ended, returns a result."""
 
 _MOST_BEGINNINGS = 3
