@@ -72,7 +72,7 @@ def _train(
     collective: Collective, kind: str, transfer: Any, num_bags: int
 ) -> tuple[float, float, Any]:
     """Seconds and bytes of a step, and the pools of the last one."""
-    plan = {"item": TableSharding(kind, KINDS[kind], transfer)}
+    plan = {"item": TableSharding(kind, KINDS[kind], transfer=transfer)}
     random = np.random.default_rng(collective.rank)
     offsets = np.arange(num_bags + 1, dtype=np.int64) * IDS_A_BAG
     gradient = random.standard_normal((num_bags, DIM)).astype(np.float32)

@@ -46,6 +46,7 @@ OWNERS = {
     "admission": ["sparring_torch.EmbeddingBagConfig"],
     "blocking": ["StepContainer.save"],
     "collective": ["StepContainer"],
+    "columns": ["TableSharding"],
     "container": [
         "sparring_tf.Embedding",
         "sparring_tf.EmbeddingBag",
@@ -94,6 +95,7 @@ OWNERS = {
         "sparring_tf.EmbeddingCollection",
     ],
     "tables": ["StepContainer.load"],
+    "transfer": ["TableSharding"],
     "vocabulary_size": ["sparring_tf.Embedding"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }

@@ -33,9 +33,9 @@ def opened(
 ) -> StepContainer:
     world_size = collective.world_size
     plan = {
-        "first": TableSharding("table_wise", (world_size - 1,), transfer),
-        "second": TableSharding("row_wise", (), transfer),
-        "third": TableSharding("table_wise", (0,), "rows"),
+        "first": TableSharding("table_wise", (world_size - 1,), transfer=transfer),
+        "second": TableSharding("row_wise", transfer=transfer),
+        "third": TableSharding("table_wise", (0,)),
     }
     rendezvous = ThreadRendezvous(world_size)
     plan = {name: plan[name] for name in tables}

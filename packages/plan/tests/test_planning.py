@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import read_document
+from sparring import estimate_bytes, read_document
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
@@ -20,7 +20,7 @@ from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
 from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
 from sparring_plan.planning.exact import prove
-from sparring_plan.planning.inputs import KINDS, RUNTIME_KINDS, Calibration, PlanInputs
+from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.placement import place_all
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
@@ -217,7 +217,7 @@ def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> N
 
 def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
-    table = {"dim": 16, "rows": 10**12, "skew": 0, "features": {"f": {"ids": 1}}}
+    table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
         "nodes": 4, "ranks_per_node": 1, "memory": {"host": "1 TiB"}, "message_us": 10,
         "far": {"gbit": 8, "latency_us": 20},
@@ -242,8 +242,9 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
-    held = 1e12 * (8 + 16 * 4) * 1.05
-    assert options.shard_memory[each, 0] == pytest.approx(held)
+    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
+    assert held is not None
+    assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:
@@ -256,7 +257,7 @@ def test_only_kinds_of_the_runtime_are_planned_unless_asked(calibration: Calibra
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
     inputs = PlanInputs.model_validate(value)
     options = option_costs(inputs, calibration)
-    assert {shape.kind for shape in options.shapes} == set(RUNTIME_KINDS)
+    assert {shape.kind for shape in options.shapes} == set(DEFAULT_KINDS)
     assert {shape.transfer for shape in options.shapes} == {"rows"}
 
 
@@ -386,7 +387,7 @@ def test_bad_inputs_are_refused_by_line(
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("    kind: ", "    kind: un", "plan.yaml:13:5: table country: kind un"),
+        ("    kind: ", "    kind: un", "plan.yaml:14:5: table country: kind un"),
         ("ranks: 4", "ranks: 8", "the plan is for 8 ranks, the topology has 4"),
         ("  country:", "  land:", "the plan lacks the tables country"),
         ("    columns: 1", "    columns: 3", "is offered with columns 1"),
@@ -443,24 +444,45 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
-    first = next(iter(made.tables))
-    made.tables[first].transfer = "pooled"
-    ranks = tuple(made.tables[first].ranks)
-    pooled = made.sharding(made.ranks).sharding_of(first)
-    assert pooled == TableSharding("table_wise", ranks, "pooled")
+        expected = TableSharding("table_wise", tuple(each.ranks))
+        assert sharding.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
+    pooled = read_plan(path).sharding(made.ranks)
+    for name, each in made.tables.items():
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
+        assert pooled.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
+    with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):
+        read_plan(path)
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
         assert container.layout("t0").kind == "table_wise"
 
 
+def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_path: Path) -> None:
+    made = make_plan(PlanInputs.model_validate(roomy()), calibration).model_dump(exclude_none=True)
+    path, ranks = tmp_path / "plan.yaml", [1, 0]
+    made["tables"]["t0"] |= {
+        "kind": "column_wise",
+        "ranks": ranks,
+        "columns": 2,
+        "transfer": "rows",
+    }
+    path.write_text(Plan.model_validate(made).to_yaml())
+    sharding = read_plan(path).sharding(made["ranks"]).sharding_of("t0")
+    assert sharding == TableSharding("column_wise", (1, 0), columns=2)
+    made["tables"]["t0"]["columns"] = 3
+    path.write_text(Plan.model_validate(made).to_yaml())
+    with pytest.raises(ConfigError, match=r"plan.yaml:\d+:.*2 ranks are no multiple of 3 blocks"):
+        read_plan(path).sharding(made["ranks"])
+
+
 @pytest.mark.parametrize(
     ("key", "value", "advice"),
     [
-        ("kind", "grid", "choose one of data_parallel, row_wise"),
-        ("columns", 2, "1 it is"),
-        ("transfer", "pooled", "choose rows"),
+        ("kind", "tower_wise", "choose one of column_wise, data_parallel"),
+        ("columns", 2, "row_wise keeps rows whole; 1 it is"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

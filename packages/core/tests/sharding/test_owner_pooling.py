@@ -50,7 +50,9 @@ def opened(
         collective=collective,
         rendezvous=ThreadRendezvous(world_size) if collective else None,
         reduction=more.pop("reduction", Reduction.SUM),
-        plan={each: TableSharding(name, ranks, transfer) for each in DIMS} if collective else None,
+        plan={each: TableSharding(name, ranks, transfer=transfer) for each in DIMS}
+        if collective
+        else None,
         **more,
     )
     for each, dim in DIMS.items():
@@ -306,6 +308,22 @@ def test_a_gradient_of_one_rank_of_one_of_two_lookups_is_enough() -> None:
     assert set(joined(run_ranks(2, body))["user"]) == {3, 4, 5}
 
 
+def test_two_gradients_of_one_lookup_add_up() -> None:
+    def body(collective: Collective) -> dict[str, Rows]:
+        with opened(collective, 2) as container:
+            (found,) = look_up(container, {"user": one_bag([3, 4, 5])})
+            for fill in (1.0, 2.0) if collective.rank else (3.0,):
+                gradient = one_bag([3], fill=fill)[2]
+                container.resources.accumulate_bags(found.shadow_id, gradient)
+            container.apply_methods(choices(container))
+            return stored(container)
+
+    results = run_ranks(2, body)
+    with opened(None, 1) as alone:
+        rows_step(alone, [{"user": one_bag([3, 4, 5], fill=6.0)}])
+        assert joined(results)["user"] == stored(alone)["user"]
+
+
 def test_evaluation_registers_nothing_and_makes_no_row() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
@@ -410,6 +428,62 @@ def test_an_owner_whose_storage_fails_tells_the_asker(monkeypatch: Any) -> None:
     assert "rank 1 could not read the rows it was asked for" in of_asker
 
 
+def test_an_owner_that_cannot_add_up_refuses_the_step_on_all_ranks(monkeypatch: Any) -> None:
+    def body(collective: Collective) -> dict[str, Rows]:
+        with opened(collective, 2, "table_wise") as container:
+            pooled_step(container, [{"user": one_bag([1, 2])}])
+            before = stored(container)
+            if collective.rank == 1:
+
+                def fail(*_: Any) -> None:
+                    raise InvalidArgumentError("no memory")
+
+                monkeypatch.setattr(container.resources, "add", fail)
+            with pytest.raises(InvalidArgumentError, match="no memory"):
+                pooled_step(container, [{"user": one_bag([1, 3])}])
+            assert stored(container) == before
+            if collective.rank == 1:
+                monkeypatch.undo()
+            pooled_step(container, [{"user": one_bag([4])}])
+            return stored(container)
+
+    assert set(joined(run_ranks(2, body))["user"]) == {1, 2, 4}
+
+
+@pytest.mark.parametrize("elsewhere", ["step", "end", "rows"])
+def test_a_rank_that_is_elsewhere_is_named(elsewhere: str) -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, 2) as container:
+            batch = one_bag([1, 2])
+            weights = np.ones(2, np.float32)
+            wanted = BagLookup("user", *batch[:2], "sum", weights, True)
+            (found,) = look_up_bags(container.state, [wanted], is_training=True)
+            begin = partial(bag_weight_gradients, container.state, [found], [batch[2]])
+            if collective.rank and elsewhere == "end":
+                return
+            if collective.rank and elsewhere == "rows":
+                begin = partial(container.lookup, "user", batch[0])
+            elif collective.rank:
+                begin = partial(container.apply_methods, choices(container))
+            with pytest.raises(PeerFailure, match=r"while rank|gave up|ended training"):
+                begin()
+
+    run_ranks(2, body)
+
+
+def test_prefetched_rows_of_a_pooled_table_are_told(caplog: Any) -> None:
+    caplog.set_level("INFO", logger="sparring")
+
+    def body(collective: Collective) -> None:
+        with opened(collective, 2) as container:
+            prefetch = container.prefetch([("user", np.array([1, 2], np.int64))])
+            assert len(prefetch.finish()[0].keys) == 2
+
+    run_ranks(2, body)
+    told = [each for each in caplog.records if "goes by rows" in each.getMessage()]
+    assert len(told) == 2, "once a rank"
+
+
 def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
@@ -454,9 +528,11 @@ def test_a_table_says_how_its_bags_travel() -> None:
         with pytest.raises(InvalidArgumentError, match="by lookup_all"):
             look_up(alone, {"user": one_bag([1])})
     with pytest.raises(InvalidArgumentError, match="'rows' or 'pooled', found 'bags'"):
-        TableSharding("row_wise", (), "bags")  # type: ignore[arg-type]
+        TableSharding("row_wise", transfer="bags")  # type: ignore[arg-type]
     with (
-        StepContainer(plan={"user": TableSharding("data_parallel", (), "pooled")}) as container,
+        StepContainer(
+            plan={"user": TableSharding("data_parallel", transfer="pooled")}
+        ) as container,
         pytest.raises(InvalidArgumentError, match="data_parallel"),
     ):
         container.declare(TableConfig("user", 4))

@@ -105,6 +105,8 @@ class TrainAgent(CopiedTables):
         self._may_train = False
         self.awaits_state = False
         """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self.known_method: str | None = None
+        """The optimizer that was named for the tables, where that is known before it is made."""
         self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sparring import make_console
+from sparring import context_of, make_console
 from sparring.errors import ConfigError
 from sparring_plan.planning.costs import RESOURCES
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
 from sparring_plan.planning.planner import alternatives, check_plan, make_plan
+from sparring_plan.planning.sketch import column_ids, sketch_ids
+from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
 
@@ -24,8 +26,8 @@ _Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` ha
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
-    for name, command in (("make", make), ("check", check), ("explain", explain), ("diff", diff)):
-        group.command(name)(command)
+    for command in (make, check, explain, diff, simulate, report, calibrate, sketch):
+        group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
 
 
@@ -92,6 +94,19 @@ def explain(
     )
 
 
+def report(
+    plan: _Plan,
+    inputs: _Inputs,
+    output: Annotated[Path, typer.Argument(help="The HTML file; it loads nothing.")],
+) -> None:
+    """Write a page: the load and memory of each rank, what bounds the step, and each table."""
+    # Only here: other commands need no report.
+    from sparring_plan.report.page import write_report
+
+    write_report(output, read_plan(plan), *read_inputs(inputs))
+    typer.echo(f"{output}: written")
+
+
 def diff(
     before: Annotated[Path, typer.Argument(help="A plan.")],
     after: Annotated[Path, typer.Argument(help="Another plan.")],
@@ -109,6 +124,61 @@ def diff(
         f"{len(changes)} tables differ, {moved / 2**20:,.1f} MiB move; the step: {old.step_ms:g} ms -> "
         f"{new.step_ms:g} ms"
     )
+
+
+def calibrate(
+    context: typer.Context,
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("calibration.yaml"),
+    path: Annotated[
+        Path | None, typer.Option(help="A folder on the disk that RocksDB would have.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Of the Redis that rows would be in.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:function, which returns what a step of the dense model runs: a "
+            "callable, or a tuple of a module and its inputs."
+        ),
+    ] = None,
+) -> None:
+    """Measure this machine for the planner: storages, messages, links, memory, the dense model."""
+    from sparring_plan.planning.calibrate import CalibrateOptions, measure, write_calibration
+
+    options = CalibrateOptions(path, url, model)
+    measured = measure(options, context_of(context).plugin_manager)
+    if measured.calibration is None:
+        return  # rank 0 writes
+    write_calibration(measured.calibration, output)
+    for sentence in measured.skipped:
+        typer.echo(sentence)
+    machine = measured.calibration.machine
+    assert machine is not None
+    storages = ", ".join(measured.calibration.storages)
+    typer.echo(
+        f"{output}: {storages}; messages and links over {machine.measured_over}; "
+        f"{measured.seconds:.1f} s"
+    )
+
+
+def sketch(
+    data: Annotated[Path, typer.Argument(help="A .parquet, .csv or .npy file.")],
+    columns: Annotated[
+        list[str] | None, typer.Argument(help="Its columns with ids of one table.")
+    ] = None,
+    ids: Annotated[int | None, typer.Option(min=1, help="Ids to read; without it all.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The file of the sketch; without it it is printed.")
+    ] = None,
+) -> None:
+    """Count how often keys are asked for in your data, as `skew` of a table takes it."""
+    text = sketch_ids(column_ids(data, columns or [], ids)).to_yaml()
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot write the sketch: {error.strerror}") from None
 
 
 def _figures(plan: Plan) -> str:

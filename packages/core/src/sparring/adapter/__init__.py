@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.apply.gradients import sum_gradients
+    from sparring.engine.automatic_plan import PlanLike, made_plan, plan_of_job, workload_of
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.job_bootstrap import AUTO, join_job
@@ -93,6 +94,7 @@ __getattr__ = names_from(
         "sparring.engine.apply.gather": "TableUpdate",
         "sparring.engine.apply.gradients": "sum_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
+        "sparring.engine.automatic_plan": "PlanLike made_plan plan_of_job workload_of",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
         "sparring.engine.job_bootstrap": "AUTO join_job",
@@ -124,16 +126,17 @@ __getattr__ = names_from(
 __all__ = [
     "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "EnvironmentOptions",
     "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
-    "Notice", "NoticeKind", "PluginManager", "PooledLookup", "Prefetch", "Publication", "ResourceManager",
-    "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
-    "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "bag_weight_gradients", "borrow_threads", "check_factors", "check_offsets",
-    "declared", "dedup", "empty_notice", "gather", "give_back_threads",
-    "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
-    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
-    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
-    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable"
+    "Notice", "NoticeKind", "PlanLike", "PluginManager", "PooledLookup", "Prefetch",
+    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
+    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
+    "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients", "borrow_threads",
+    "check_factors", "check_offsets", "declared", "dedup", "empty_notice", "gather",
+    "give_back_threads", "give_states", "given_storages", "hyper_from", "hypers_by_table",
+    "join_job", "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags",
+    "lookups", "made_plan", "make_plugin_manager", "membership_from", "method_state",
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
+    "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device", "reporting",
+    "resolve_method", "rounds_alike", "segment_sum", "shared_settings", "storage_device",
+    "suggestion", "sum_gradients", "why_nccl_is_unavailable", "workload_of"
 ]
 # fmt: on

@@ -76,6 +76,7 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
+        self._blocks: dict[str, Sequence[str]] = {}
         self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
@@ -83,12 +84,14 @@ class ResourceManager:
         self.num_gradients = 0
         """Gradients that came since the container was made."""
 
-    def declare(self, table: TableConfig, view: Any) -> None:
+    def declare(self, table: TableConfig, view: Any, blocks: Sequence[str] = ()) -> None:
         """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
 
         Args:
             view: the table's native `TableView`, by which held gradients know it.
+            blocks: names of the blocks of its columns, which were declared; `summed` has theirs.
         """
+        self._blocks[table.name] = blocks
         self._dims[table.name] = (table.dim, table.computing_dtype)
         self._accumulators[table.name] = self.make_accumulator(table)
         self._views[table.name] = view
@@ -305,12 +308,13 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
-            self.summed.pop(table, None)
-            self._held.pop(table, None)
+            for each in (table, *self._blocks.get(table, ())):
+                self.summed.pop(each, None)
+                self._held.pop(each, None)
+                accumulator = self._accumulators.get(each)
+                (self._accumulator(each) if accumulator is None else accumulator).clear()
             for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
                 del self._bags[number]
-            accumulator = self._accumulators.get(table)
-            (self._accumulator(table) if accumulator is None else accumulator).clear()
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -318,14 +322,18 @@ class ResourceManager:
             accumulator = self._accumulator(table)
             self._add_summed()
             self._add_held(table)
-            return int(accumulator.size)
+            blocks = [int(self._accumulators[each].size) for each in self._blocks[table]]
+            return max([int(accumulator.size), *blocks])
 
     def has_gradient(self, table: str) -> bool:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
-            is_waiting = table in self._held or table in self.summed
-            is_waiting |= any(each.table.name == table for each, _ in self._bags.values())
-            return is_waiting or self._accumulator(table).size > 0
+            self._accumulator(table)
+            is_waiting = any(each.table.name == table for each, _ in self._bags.values())
+            return is_waiting or any(
+                each in self._held or each in self.summed or self._accumulators[each].size > 0
+                for each in (table, *self._blocks[table])
+            )
 
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""

@@ -19,7 +19,7 @@ __all__ = ["Document", "DocumentModel", "read_document"]
 _MAX_BYTES = 1 << 26
 _MAX_VALUES = 2_000_000
 _SCALARS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str", "timestamp")
 )
 _Model = TypeVar("_Model", bound="DocumentModel")
 _Key = tuple[str | int, ...]
@@ -114,6 +114,7 @@ class Document:
 
     def _read(self, node: Node, path: _Key) -> Any:
         self._num_values += 1
+        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if self._num_values > _MAX_VALUES:
             self.refuse((), f"more than {_MAX_VALUES:,} values, aliases counted each time")
         if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
@@ -128,7 +129,6 @@ class Document:
                     self.refuse(below, f"key {key!r} is given twice, first in line {line}")
                 mapping[key] = self._read(value_node, below)
             return mapping
-        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if isinstance(node, SequenceNode) and str(node.tag).endswith(":seq"):
             return [self._read(each, (*path, index)) for index, each in enumerate(node.value)]
         if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import Document, DocumentModel, read_document
-from sparring.contracts import ShardingPlan, TableSharding
+from sparring import Document, DocumentModel, make_plugin_manager, read_document
+from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.planning.inputs import RUNTIME_KINDS, Transfer
+from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 
+_DIVIDED_KINDS = frozenset({"column_wise", "grid", "table_column_wise"})
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
@@ -50,6 +51,10 @@ class TablePlan(DocumentModel):
     """Of all its rows, one copy."""
     bytes: int = Field(ge=0)
     """Of its busiest rank, buffers of the exchange among them."""
+    memory: dict[str, int] = Field(default_factory=dict)
+    """`bytes` by the kind of memory."""
+    hit_rates: list[float] | None = None
+    """Of a stack: the share of ids whose row is found in each tier, the hottest first."""
     ms: float = Field(ge=0)
     """Of its busiest rank and resource, a step."""
     because: str = ""
@@ -72,22 +77,33 @@ class Plan(DocumentModel):
     """How much longer the step is than the bound, as a share of it."""
     price_per_hour: float
     price_per_billion_samples: float
+    memory_full: str | None = None
+    """When growing tables have filled a rank, and which; None where no table grows."""
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
+    def place(self, *path: str) -> str:
+        """``file:line:column`` of a key in the file that the plan is from; without one, ``the plan``."""
+        return "the plan" if self._document is None else self._document.place(path)
+
     def refuse(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
-        place = (
-            "" if self._document is None else self._document.place(("tables", table, key)) + ": "
-        )
+        place = "" if self._document is None else self.place("tables", table, key) + ": "
         return ConfigError(f"{place}table {table}: {message}")
 
-    def sharding(self, world_size: int) -> ShardingPlan:
+    def sharding(
+        self, world_size: int, tables: Mapping[str, TableConfig] | None = None
+    ) -> ShardingPlan:
         """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
+
+        Args:
+            world_size: ranks of the job.
+            tables: of the job, by name; None: unknown.
 
         Raises:
             InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has a kind or column blocks that training does not execute yet.
+            ConfigError: a table has an unknown kind, or column blocks or ranks that its kind cannot
+                use: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
@@ -96,20 +112,56 @@ class Plan(DocumentModel):
                 planned=self.ranks,
                 found=world_size,
             )
-        tables = {}
+        shardings = {}
         for name, each in self.tables.items():
-            if each.kind not in RUNTIME_KINDS:
+            if each.kind not in KINDS:
+                raise self.refuse(
+                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
+                )
+            if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
+                raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
+            num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
+            if each.columns > 1 and num_ranks % each.columns:
+                raise self.refuse(
+                    name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
+                )
+            ranks = () if each.ranks == "all" else tuple(each.ranks)
+            columns = each.columns if each.columns > 1 else None
+            try:
+                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
+        self._check_layouts(shardings, tables or {})
+        return ShardingPlan(shardings)
+
+    def _check_layouts(
+        self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
+    ) -> None:
+        """Makes the layout of each table, as training will, so that a refusal names its line."""
+        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        for name, sharding in shardings.items():
+            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
+            if unknown:
+                raise self.refuse(
+                    name,
+                    "ranks",
+                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
+                )
+            table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
+            if table.is_replicated and sharding.kind != "data_parallel":
                 raise self.refuse(
                     name,
                     "kind",
-                    f"training does not execute {each.kind} yet; choose one of "
-                    f"{', '.join(RUNTIME_KINDS)}",
+                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
+                    "data_parallel; change one of them",
                 )
-            if each.columns != 1:
-                raise self.refuse(name, "columns", "training does not divide columns yet; 1 it is")
-            ranks = () if each.ranks == "all" else tuple(each.ranks)
-            tables[name] = TableSharding(each.kind, ranks, each.transfer)
-        return ShardingPlan(tables)
+            try:
+                kind = manager.sharding_kind(sharding.kind)
+                kind.factory(
+                    LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns)
+                )
+            except InvalidArgumentError as error:
+                raise self.refuse(name, "ranks", str(error)) from None
 
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""

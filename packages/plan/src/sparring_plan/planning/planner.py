@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
+from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
 from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
+from sparring_plan.planning.growth import first_full_day
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
@@ -16,6 +20,8 @@ from sparring_plan.planning.search import Found, option_prices, search
 from sparring_plan.planning.ways_out import ways_out
 
 __all__ = ["Alternative", "alternatives", "check_plan", "make_plan"]
+
+_KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +46,23 @@ class Alternative:
     resource_ms: dict[str, float]
 
 
-def make_plan(inputs: PlanInputs, calibration: Calibration) -> Plan:
+def make_plan(
+    inputs: PlanInputs,
+    calibration: Calibration,
+    allowed: Mapping[str, Collection[str]] | None = None,
+) -> Plan:
     """Finds a plan and proves how good it is.
 
+    Args:
+        inputs: what to plan.
+        calibration: its costs.
+        allowed: table → kinds that it may have; others may have all kinds of `inputs`.
+
     Raises:
+        InvalidArgumentError: a table may have no kind that is offered.
         CapacityError: no plan was found that fits; the message says what is missing, and ways out.
     """
-    options = option_costs(inputs, calibration)
+    options = with_kinds(option_costs(inputs, calibration), allowed or {})
     found = search(options)
     if found is None:
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)
@@ -196,6 +212,7 @@ def _describe(found: Found, inputs: PlanInputs, calibration: Calibration) -> Pla
     placement, options, topology = found.placement, found.placement.options, inputs.topology
     prices = option_prices(options, found.bound)
     price = topology.price_per_hour * topology.nodes
+    full = first_full_day(placement, inputs, calibration)
     samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
     return Plan(
         version=1,
@@ -208,19 +225,16 @@ def _describe(found: Found, inputs: PlanInputs, calibration: Calibration) -> Pla
         gap=_rounded(found.gap, 3),
         price_per_hour=_rounded(price),
         price_per_billion_samples=_rounded(price / samples_an_hour * 1e9),
+        memory_full=None if full is None else full.text(inputs.start),
         tables={
-            name: _describe_table(placement, table, prices, inputs, calibration)
+            name: _describe_table(placement, table, prices, inputs)
             for table, name in enumerate(options.table_names)
         },
     )
 
 
 def _describe_table(
-    placement: Placement,
-    table: int,
-    prices: Floats,
-    inputs: PlanInputs,
-    calibration: Calibration,
+    placement: Placement, table: int, prices: Floats, inputs: PlanInputs
 ) -> TablePlan:
     options = placement.options
     name = options.table_names[table]
@@ -237,14 +251,17 @@ def _describe_table(
         because += f"; {next_best.kind} would need {_size(next_best.bytes)} more on a rank"
     else:
         because += f"; {next_best.kind} would not make the step shorter, as others bound it"
+    hits = options.hits[option]
+    hits = hits[~np.isnan(hits)]
+    if len(hits):
+        because += f"; its first tier has the rows of {hits[0]:.1%} of its ids"
     if "pooled" in inputs.transfers and not spec.is_pooled:
         because += "; its rows travel, as a feature has no pooling"
     if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
         because += f"; no column blocks, as {spec.method} couples columns"
     ranks = placement.ranks(table)
-    costs = calibration.storages[storage]
-    state = spec.state_width * max(spec.element_bytes, 4)
-    row_bytes = (costs.key_bytes + spec.dim * spec.element_bytes + state) * costs.overhead
+    row_bytes = TableConfig("planned", spec.dim, spec.dtype, state_width=spec.state_width).row_bytes
+    memory = (options.base_memory + options.shard_memory)[option]
     return TablePlan(
         kind=shape.kind,
         ranks="all" if shape.span is Span.ALL else [int(rank) for rank in ranks],
@@ -252,8 +269,14 @@ def _describe_table(
         transfer=shape.transfer,
         storage=storage,
         rows=spec.expected_rows,
-        table_bytes=int(spec.expected_rows * row_bytes),
+        table_bytes=int(spec.expected_rows * (_KEY_BYTES + row_bytes)),
         bytes=_bytes(options, option),
+        memory={
+            kind: int(each)
+            for kind, each in zip(options.memories, memory, strict=True)
+            if each or len(memory) == 1
+        },
+        hit_rates=[_rounded(float(each), 4) for each in hits] if len(hits) else None,
         ms=_rounded(float(load.max()) * 1e3),
         because=because,
         next_best=next_best,

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparring_plan.planning.bound import Bound, aggregate_bound, linear_bound
+from sparring_plan.planning.annealing import anneal
+from sparring_plan.planning.bound import (
+    Bound,
+    aggregate_bound,
+    goal_choice,
+    linear_bound,
+    threshold_bound,
+)
 from sparring_plan.planning.costs import Floats, Ints, Options
 from sparring_plan.planning.exact import prove
 from sparring_plan.planning.placement import Placement, improve, place_all
-from sparring_plan.planning.rebuilding import build, rebuild_parts
+from sparring_plan.planning.pruning import reduce_options
 
 __all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
-_ROUNDS_PER_TABLE, _FEWEST_ROUNDS = 4, 200
-_GOALS = (0.1, 0.3, 0.6)
-_REBUILDS = 100
+_ENOUGH = 0.005
+_MOST_OPTIONS = 100_000
+"""With more, linear programmes take minutes; the bound of NumPy is then near."""
+_ROUNDS_PER_TABLE, _FEWEST_ROUNDS, _WORK = 4, 200, 200_000
+"""Rounds of local search; the last is rounds × ranks at most."""
+_GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
+_ROOMS = (1.0, 0.95, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +47,92 @@ class Found:
 
 def search(options: Options) -> Found | None:
     """Finds a plan; None where none was found that fits the memory."""
-    lagrangian = aggregate_bound(options)
-    bound = linear_bound(options, lagrangian) or lagrangian
-    cheapest = _priced(options, bound)
-    starts = [bound.choice, lagrangian.choice, cheapest, _smallest(options)]
-    best: Placement | None = None
-    rounds = max(_FEWEST_ROUNDS, _ROUNDS_PER_TABLE * len(options.table_names))
-    seen: set[bytes] = set()
-    for choice in starts:
-        if choice.tobytes() in seen or (best is not None and _gap(best, bound) < _TARGET_GAP / 4):
-            continue
-        seen.add(choice.tobytes())
-        placement = place_all(options, choice)
-        if placement is None:
-            continue
-        improve(placement, rounds)
-        if best is None or placement.seconds < best.seconds:
-            best = placement
+    reduced = reduce_options(options)
+    if reduced is None:
+        return None
+    smaller = reduced.options
+    bound = aggregate_bound(smaller)
+    best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, None)
+    if best is None or _gap(best, bound) > _ENOUGH:
+        linear = linear_bound(smaller, bound) if len(smaller) <= _MOST_OPTIONS else None
+        if linear is not None:
+            bound = linear
+            best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, best)
+    if best is None:
+        best = _placed(smaller, [_smallest(smaller)], bound, None)
     if best is None:
         return None
-    best = best.copy()
+    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
+        higher = threshold_bound(smaller, bound.seconds, best.seconds)
+        best = _aimed(smaller, replace(bound, seconds=higher), best)
+        bound = replace(bound, seconds=higher)
+    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
+        bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
+    if _gap(best, bound) > _TARGET_GAP:
+        alive = _worth_trying(smaller, bound, best)
+        best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
     seconds = bound.seconds
     if _gap(best, bound) > _TARGET_GAP:
-        best = _rebuilt(options, bound, best).copy()
-    if _gap(best, bound) > _TARGET_GAP:
-        proof = prove(options, best, _worth_trying(options, bound, best))
+        proof = prove(smaller, best, _worth_trying(smaller, bound, best))
         if proof is not None:
             best, proven = proof
             seconds = max(seconds, proven)
-    return Found(best, bound, min(seconds, best.seconds))
+    whole = reduced.of_whole(best, options)
+    return Found(whole, bound, min(seconds, whole.seconds))
+
+
+def _placed(
+    options: Options, choices: list[Ints], bound: Bound, best: Placement | None
+) -> Placement | None:
+    """The best of `best` and of what the choices become by placement and local search."""
+    for choice in choices:
+        if best is not None and _gap(best, bound) < _ENOUGH:
+            break
+        placement = place_all(options, choice)
+        if placement is not None:
+            best = _improved(placement, best)
+    return best
+
+
+def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
+    """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
+    seen: set[tuple[bytes, float | None]] = set()
+    for goal in _GOALS_OF_CHOICES:
+        for room in _ROOMS:
+            choice = goal_choice(options, bound.seconds * goal, room)
+            if choice is None:
+                continue
+            for seconds in (None, bound.seconds * goal):
+                if (choice.tobytes(), seconds) in seen:
+                    continue
+                seen.add((choice.tobytes(), seconds))
+                placement = place_all(options, choice, seconds)
+                if placement is not None:
+                    best = _improved(placement, best)
+                if _gap(best, bound) < _TARGET_GAP:
+                    return best
+    return best
+
+
+def _improved(placement: Placement, best: Placement | None) -> Placement:
+    """The better one of `best` and of what `placement` becomes by local search."""
+    most = min(_ROUNDS_PER_TABLE * len(placement.option), _WORK // len(placement.load))
+    improve(placement, max(_FEWEST_ROUNDS, most))
+    if best is None or placement.seconds < best.seconds:
+        return placement.copy()
+    return best
 
 
 def fits(options: Options) -> bool:
     """True where the options that need the least memory can be placed."""
-    return place_all(options, _smallest(options)) is not None
+    reduced = reduce_options(options)
+    return (
+        reduced is not None and place_all(reduced.options, _smallest(reduced.options)) is not None
+    )
 
 
 def _gap(placement: Placement, bound: Bound) -> float:
     return placement.seconds / max(bound.seconds, 1e-15) - 1
-
-
-def _rebuilt(options: Options, bound: Bound, best: Placement) -> Placement:
-    """A placement as good as `best` or better, built for steps between the bound and that of `best`."""
-    prices = option_prices(options, bound)
-    alive = _worth_trying(options, bound, best)
-    for share in _GOALS:
-        goal = bound.seconds + (best.seconds - bound.seconds) * share
-        placement = build(options, alive, prices, goal)
-        if placement is not None:
-            improve(placement, _FEWEST_ROUNDS)
-            best = min(best, placement, key=lambda each: each.seconds)
-    return rebuild_parts(best, alive, prices, bound.seconds, _REBUILDS)
 
 
 def option_prices(options: Options, bound: Bound) -> Floats:
@@ -120,5 +166,6 @@ def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
     offset = options.fixed @ bound.prices - options.capacity @ bound.memory_prices
     with_option = least.sum() + offset + price - least[options.table]
     alive = with_option <= best.seconds * (1 + 1e-9)
+    alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)
     alive[best.option] = True
     return np.flatnonzero(alive)
