@@ -20,7 +20,7 @@ from sparring.contracts.kernels import DeviceArray, Rounding
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.device_gradients import SummedByKey
-from sparring.engine.resource_manager import ResourceManager
+from sparring.engine.resource_manager import ResourceManager, alike_in_all_columns
 from sparring.engine.tables import TableEntry, Tables
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.exchange.messages import Pulled
@@ -75,7 +75,7 @@ def divided_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict
     """
     divided = {name: each for name, each in summed.items() if name in tables.entries}
     for name in summed.keys() - divided.keys():
-        keys, gradients = summed[name].keys, summed[name].gradients
+        keys, gradients = summed[name].keys, alike_in_all_columns(summed[name].gradients)
         for part in tables.parts_of(name):
             assert part.block is not None
             columns = part.block.columns

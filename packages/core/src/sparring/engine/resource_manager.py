@@ -31,7 +31,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager"]
+__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager", "alike_in_all_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +233,7 @@ class ResourceManager:
             )
         if len(bags.parts) == 1:
             return [(bags.parts[0], gradient)]
-        is_good = _native.finite_rows(np.ascontiguousarray(gradient))
-        if not is_good.all():
-            gradient = np.where(is_good[:, None], gradient, dtype.type(np.nan))
+        gradient = alike_in_all_columns(gradient)
         ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
         blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
         return list(zip(bags.parts, blocks, strict=True))
@@ -418,6 +416,20 @@ class ResourceManager:
                 table=table,
             )
         return accumulator
+
+
+def alike_in_all_columns(gradients: Rows) -> Rows:
+    """Gradients in which a row that is not finite has NaN in all columns.
+
+    So the owners of blocks of columns leave out the same keys, each of which sees its own columns only.
+
+    Args:
+        gradients: ``(n, dim)``; not changed.
+    """
+    is_good = _native.finite_rows(np.ascontiguousarray(gradients))
+    if is_good.all():
+        return gradients
+    return np.where(is_good[:, None], gradients, gradients.dtype.type(np.nan))
 
 
 def _joined(waiting: _Held, held: _Held) -> _Held | None:
