@@ -15,6 +15,7 @@ import pytest
 
 import sparring_packed
 from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
+from sparring.contracts.column_block import ColumnBlock
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,
@@ -67,6 +68,32 @@ def test_a_chain_reads_as_the_newest_rows_without_erased_ids_P4(training: Any) -
 
         ours = ids[partition(ids) < 2048]
         assert (bits(half.lookup("item", ours)) == bits(training.expected(ours))).all()
+
+
+def test_a_delta_of_blocks_of_columns_is_published_as_whole_rows(training: Any) -> None:
+    ids = np.arange(40)
+    training.save(training.draw(ids, 1))
+    training.publish()
+    base, served = training.url(), training.served_url()
+    changed, erased = training.draw(ids[:9], 2), ids[30:33]
+    keys, rows = np.array(list(changed)), np.array(list(changed.values()))
+    training.step += 1
+    writer = SnapshotWriter(training.url(), step=training.step, base=base)
+    for block in (ColumnBlock(0, 12), ColumnBlock(12, 24)):
+        # In another order in each of them, as of different ranks.
+        order = np.arange(9)[:: -1 if block.begin else 1]
+        part = np.ascontiguousarray(rows[order, block.begin : block.end])
+        chunk = ScanChunk(keys[order], part, np.zeros(9, np.uint64))
+        writer.write_table(TableDescription.of(training.config), [chunk], [erased], block)
+    writer.finish()
+    writer.commit()
+    training.rows |= changed
+    for key in erased.tolist():
+        del training.rows[key]
+    written = training.publish(base=served)
+    assert (written.num_rows, written.num_erased) == ({"item": 9}, {"item": 3})
+    with sparring_packed.open(training.served_url()) as tables:
+        check(tables, training, np.arange(-5, 50))
 
 
 def test_a_delta_over_several_snapshots_of_training_has_all_their_changes_P4(training: Any) -> None:

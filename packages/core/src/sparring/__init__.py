@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
     from sparring.sharding.layouts import Layouts
-    from sparring.snapshot.chain import count_rows, merged_chunks
+    from sparring.snapshot.chain import count_rows, merged_chunks, own_chunks
     from sparring.snapshot.erase import erase_from_snapshots
     from sparring.snapshot.export import embedding_parts
     from sparring.snapshot.format.manifest import TableDescription
@@ -154,7 +154,7 @@ _name = names_from(
         "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
         "sparring.sharding.layouts": "Layouts",
-        "sparring.snapshot.chain": "count_rows merged_chunks",
+        "sparring.snapshot.chain": "count_rows merged_chunks own_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
         "sparring.snapshot.export": "embedding_parts",
         "sparring.snapshot.format.manifest": "TableDescription",
@@ -203,9 +203,9 @@ __all__ = [
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
     "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_document",
-    "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
-    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
-    "workload_of", "write_note"
+    "open_snapshot", "open_storage", "own_chunks", "partition", "print_json", "print_warning",
+    "read_document", "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends",
+    "restore", "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows",
+    "verify_snapshot", "workload_of", "write_note"
 ]
 # fmt: on

@@ -29,6 +29,7 @@ from sparring import (
     locate,
     merged_chunks,
     open_snapshot,
+    own_chunks,
     partition,
 )
 from sparring.contracts import Initializer, Keys
@@ -439,8 +440,8 @@ def _changed_window(
     seen: Keys = np.empty(0, np.int64)
     for snapshot in newer:
         found: list[Keys] = []
-        for chunk in _segments(snapshot, table.name, "rows", wanted):
-            is_new = wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)
+        for chunk in own_chunks(snapshot, table.name, range(*window)):
+            is_new = ~np.isin(chunk.keys, seen)
             found.append(chunk.keys[is_new])
             keys.append(found[-1])
             embeddings.append(_stored(config.embeddings(chunk.rows)[is_new]))
@@ -448,17 +449,16 @@ def _changed_window(
         seen = np.unique(np.concatenate([seen, *found]))
         gone = [
             chunk.keys[wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)]
-            for chunk in _segments(snapshot, table.name, "erased", wanted)
+            for chunk in _erased(snapshot, table.name, wanted)
         ]
-        erased += gone
-        seen = np.unique(np.concatenate([seen, *gone]))
+        # Once, where each block of columns lost the key.
+        erased.append(np.unique(np.concatenate([np.empty(0, np.int64), *gone])))
+        seen = np.unique(np.concatenate([seen, erased[-1]]))
     return _window_of(table, keys, embeddings, erased)
 
 
-def _segments(
-    snapshot: Snapshot, table: str, kind: str, wanted: npt.NDArray[np.bool_]
-) -> Iterator[Any]:
-    for entry in snapshot.files(table, kind):
+def _erased(snapshot: Snapshot, table: str, wanted: npt.NDArray[np.bool_]) -> Iterator[Any]:
+    for entry in snapshot.files(table, "erased"):
         if wanted[entry.partitions[0] : entry.partitions[1]].any():
             yield from snapshot.segments(entry, wanted)
 

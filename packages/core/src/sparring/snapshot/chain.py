@@ -32,7 +32,7 @@ from sparring.snapshot.format.manifest import (
 from sparring.snapshot.place.place import damaged
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["TableSummary", "count_rows", "merged_chunks", "summarize"]
+__all__ = ["TableSummary", "count_rows", "merged_chunks", "own_chunks", "summarize"]
 
 _WINDOW_KEYS = 8_000_000
 """64 MiB of keys, and as much again to sort them."""
@@ -81,10 +81,23 @@ def merged_chunks(
             f"columns of table {table!r} are 0 to {snapshot.tables[table].dim - 1}, found {asked}",
             table=table,
         )
-    blocks = _blocks(snapshot.chain, table, asked)
-    if len(blocks) == 1:
-        return _cut(_merged(snapshot.chain, table, wanted, asked), chunk_rows)
-    return _cut(_joined(snapshot, table, wanted, asked, blocks), chunk_rows)
+    return _cut(_whole(snapshot.chain, table, wanted, asked), chunk_rows)
+
+
+def own_chunks(
+    snapshot: Snapshot, table: str, partitions: Iterable[int] | None = None
+) -> Iterator[ScanChunk]:
+    """Streams the whole rows that a snapshot holds itself: of a delta, those that it changed.
+
+    Args:
+        snapshot, table, partitions: as of `merged_chunks`.
+
+    Raises:
+        SparringError: as `merged_chunks`.
+    """
+    snapshot.check_table(table)
+    asked = ColumnBlock(0, snapshot.tables[table].dim)
+    return _whole([snapshot], table, _wanted(partitions), asked)
 
 
 def count_rows(snapshot: Snapshot, table: str) -> int:
@@ -101,6 +114,16 @@ def count_rows(snapshot: Snapshot, table: str) -> int:
     return sum(map(len, merged_chunks(snapshot, table)))
 
 
+def _whole(
+    chain: Sequence[Snapshot], table: str, wanted: Partitions, asked: ColumnBlock
+) -> Iterator[ScanChunk]:
+    """Rows of the columns asked for, from files of any blocks."""
+    blocks = _blocks(chain, table, asked)
+    if len(blocks) == 1:
+        return _merged(chain, table, wanted, asked)
+    return _joined(chain, table, wanted, blocks)
+
+
 def _blocks(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[ColumnBlock]:
     """The columns asked for, cut wherever a block of some file begins or ends."""
     ends = {
@@ -115,22 +138,19 @@ def _blocks(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[C
 
 
 def _joined(
-    snapshot: Snapshot,
-    table: str,
-    wanted: Partitions,
-    asked: ColumnBlock,
-    blocks: Sequence[ColumnBlock],
+    chain: Sequence[Snapshot], table: str, wanted: Partitions, blocks: Sequence[ColumnBlock]
 ) -> Iterator[ScanChunk]:
-    """Rows of the columns asked for, each put together from blocks, by ascending keys in each window."""
+    """Rows of blocks that follow each other, each put together, by ascending keys in each window."""
+    snapshot, asked = chain[0], ColumnBlock(blocks[0].begin, blocks[-1].end)
     own = asked.table_of(snapshot.tables[table].config)
-    total = _num_keys(snapshot.chain, table, wanted, blocks[0])
+    total = _num_keys(chain, table, wanted, blocks[0])
     for window in _windows(wanted, total, max(1, _JOIN_BYTES // own.row_bytes)):
         keys: Keys = np.empty(0, np.int64)
         rows, scores = np.empty((0, own.width), own.numpy_dtype), np.empty(0, np.uint64)
         for number, block in enumerate(blocks):
             parts = [
                 (each.keys.copy(), each.rows.copy(), each.scores.copy())
-                for each in _merged(snapshot.chain, table, window, block)
+                for each in _merged(chain, table, window, block)
             ]
             if not parts and not len(keys) and not number:
                 continue
