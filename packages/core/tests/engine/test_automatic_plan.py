@@ -175,4 +175,5 @@ def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_ke
     assert replicated.kinds == ("data_parallel",)
     with open_storage("memory", table, capacity=7) as storage:
         opened = of(storage)
-    assert (opened.rows, opened.is_in_memory) == (7, True)
+    # Its rows are sharded already: a plan with data_parallel would be refused.
+    assert (opened.rows, opened.is_in_memory, opened.may_replicate) == (7, True, False)

@@ -53,7 +53,7 @@ def workload_of(
     if isinstance(storage, Storage):
         offered = storage.capabilities
         rows, is_in_memory = storage.capacity, not offered.persistent and not offered.shared
-        may_replicate = not offered.evicts and not offered.shared
+        may_replicate = False  # it was opened for a table that is, or is not
     else:
         capacity, policy = (storage.options.get(each) for each in ("capacity", "policy"))
         rows = capacity if isinstance(capacity, int) else None
