@@ -39,8 +39,8 @@ class TableWorkload:
         rows: the most that its storage may hold, where a user said so; None: unknown.
         method: the update method or native optimizer, ``adagrad``; None: unknown.
         kinds: sharding kinds that it may have; empty: any.
-        may_replicate: every rank may keep all rows: the storage evicts none, each rank has one, and it was
-            not given open for a part of the rows.
+        may_replicate: every rank may keep all rows: the storage evicts none, each rank has one, and it
+            was not given open for a part of the rows.
         is_in_memory: rows are in the memory of the rank's machine.
         may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
     """
