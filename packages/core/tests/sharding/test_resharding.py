@@ -14,7 +14,9 @@ from sparring.contracts.collective import Collective
 from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.expiry import Expiry
 from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
 from sparring.engine.checkpoint.container_state import state_without_keys
+from sparring.engine.container import StepContainer
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
 from sparring.kernels.functions import partition
 from sparring.snapshot import chain
@@ -24,6 +26,7 @@ from sparring.snapshot.format.manifest import Manifest, decode_text, encode_text
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import compact
 from sparring.snapshot.verify import verify_snapshot
+from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
 
@@ -91,6 +94,40 @@ def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_p
     with opened(None, "", **MORE) as container:
         container.load(url)
         assert joined([stored(container)]) == expected
+
+
+@pytest.mark.parametrize("kind", ["column_wise", "grid"])
+def test_full_filters_of_all_blocks_forget_the_same_keys_also_after_a_load(
+    kind: str, tmp_path: Path
+) -> None:
+    url, method = str(tmp_path / "saved"), resolve_method("sgd")
+    admission = Frequency(2, memory_bytes=1 << 16)
+
+    def train_full(container: StepContainer, steps: range) -> Any:
+        for step in steps:
+            random = np.random.default_rng((step, container.collective.rank))
+            found = container.lookup("user", random.integers(0, 20_000, 7_000))
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+            # It refuses a step in which blocks would get other rows.
+            choice = MethodChoice(method, hyper_from(method, {}), step + 1)
+            container.apply_methods({"user": choice})
+        return stored(container), container.num_forgotten("user")
+
+    def saves(collective: Collective) -> Any:
+        with opened(collective, kind, "sgd", admission=admission) as container:
+            train_full(container, range(2))
+            container.save(url)
+            return train_full(container, range(2, 4))
+
+    def loads(collective: Collective) -> Any:
+        with opened(collective, kind, "sgd", admission=admission) as container:
+            container.load(url)
+            return train_full(container, range(2, 4))
+
+    before, after = run_ranks(2, saves), run_ranks(2, loads)
+    assert sum(count for _, count in before) > 0
+    assert set(joined([each for each, _ in after])) == set(joined([each for each, _ in before]))
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])

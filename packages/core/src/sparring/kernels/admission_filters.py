@@ -63,9 +63,18 @@ class Decision:
     def num_refused(self) -> int:
         return len(self.is_admitted) - int(np.count_nonzero(self.is_admitted))
 
-    def record(self) -> None:
-        """Counts the keys: to be called once the step was applied."""
-        self.admission_filter.record(self.unseen, self.is_admitted)
+    def record(self, *, in_order: bool = False) -> None:
+        """Counts the keys: to be called once the step was applied.
+
+        Args:
+            in_order: by ascending keys, for filters of several ranks that must stay alike: a full one
+                forgets by the order in which keys come, which is that of its rank's exchange.
+        """
+        unseen, is_admitted = self.unseen, self.is_admitted
+        if in_order:
+            order = np.argsort(unseen)
+            unseen, is_admitted = unseen[order], is_admitted[order]
+        self.admission_filter.record(unseen, is_admitted)
 
 
 def decide_unseen(

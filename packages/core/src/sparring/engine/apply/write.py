@@ -53,7 +53,8 @@ def write_rows(
                 _raise_interrupted(state, error, [*before, *written], [name], untouched)
             written.append(name)
         if each.decision is not None:
-            each.decision.record()
+            is_block = state.tables.entries[name].block is not None
+            each.decision.record(in_order=is_block)
             _count_refused(state, name, each.decision.num_refused)
 
 
