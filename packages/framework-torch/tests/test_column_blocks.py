@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,38 @@ def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: P
     states = [each[1] for each in found]
     after = run_ranks(2, lambda collective: body(collective, states[collective.rank]))
     assert joined(after) == joined([each[0] for each in found])
+
+
+@pytest.mark.parametrize("plan", [PLAN, {"user": TableSharding("table_wise", (0,))}], ids=str)
+def test_an_optimizer_goes_on_where_a_rank_keeps_no_row_or_no_first_block(
+    plan: Any, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "saved")
+
+    def opened(collective: Collective) -> StepContainer:
+        made = ThreadRendezvous(2)
+        return StepContainer(collective=collective, rendezvous=made, plan=plan)
+
+    def saves(collective: Collective) -> Any:
+        with opened(collective) as held:
+            module, embed = made("Embedding", held)
+            optimizer = Optimizer(module, torch.optim.Adam, lr=0.125)
+            embed(np.arange(9)).sum().backward()
+            optimizer.step()
+            held.save(url)
+            return optimizer.state_dict()
+
+    states = run_ranks(2, saves)
+
+    def loads(collective: Collective) -> None:
+        with opened(collective) as held:
+            module, embed = made("Embedding", held)
+            optimizer = Optimizer(module, torch.optim.Adam, lr=0.125)
+            held.load(url)
+            optimizer.load_state_dict(states[collective.rank])
+            embed(np.arange(9)).sum().backward()
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that rows are missing
+        run_ranks(2, loads)

@@ -206,7 +206,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def _look_for_rows(self) -> None:
         self._before_step = None
-        if not any(map(self.container.num_rows, self._names)):
+        container, rank = self.container, self.container.collective.rank
+        parts = [part for name in self._names for part in container.entry(name).parts]
+        mine = [part.config.name for part in parts if len(part.layout.shard_of(rank).partitions)]
+        # A plan may keep no row on this rank.
+        if mine and not any(map(container.num_rows, mine)):
             warnings.warn(
                 "this Optimizer goes on from a state_dict that has counted steps, but its tables, "
                 f"{', '.join(self._names)}, have no rows here: rows are in the state_dict of the "
