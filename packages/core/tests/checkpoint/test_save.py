@@ -268,6 +268,32 @@ def test_deltas_lead_to_the_rows_of_their_step(
                 assert strip(rows) == strip(expected[name])
 
 
+def test_a_delta_that_is_no_base_has_no_row_of_steps_that_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
+    may_write, chunks = threading.Event(), CopyOnWriteView.chunks
+
+    def waiting(self: CopyOnWriteView, *given: Any) -> Iterator[Any]:
+        assert may_write.wait(60)
+        yield from chunks(self, *given)
+
+    with make() as container:
+        step(container, 1)
+        container.save(base, options=SaveOptions(is_base=True))
+        step(container, 2)
+        expected = contents(container)
+        monkeypatch.setattr(CopyOnWriteView, "chunks", waiting)
+        saving = container.save(delta, blocking=False, base=base)
+        step(container, 3, size=4_000)  # changes keys that step 2 did not
+        may_write.set()
+        saving.result(60)
+        after = contents(container)
+        container.load(delta)
+        assert contents(container) == expected
+    assert after != expected
+
+
 def test_a_delta_needs_its_base_to_be_the_last_one(tmp_path: Path) -> None:
     with make() as container:
         step(container, 0)

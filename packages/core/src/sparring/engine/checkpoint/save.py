@@ -144,7 +144,8 @@ def _begin(
         )
         writer.start_threads()
         for entry in entries:
-            tables.append(_table_job(entry, budget if entry in mine else None, base is not None))
+            part = budget if entry in mine else None
+            tables.append(_table_job(entry, part, base is not None, is_base=options.is_base))
     except Exception as failure:
         error = failure
     try:
@@ -177,7 +178,9 @@ def _begin(
     )
 
 
-def _table_job(entry: TableEntry, budget: UndoBudget | None, is_delta: bool) -> TableJob:
+def _table_job(
+    entry: TableEntry, budget: UndoBudget | None, is_delta: bool, *, is_base: bool
+) -> TableJob:
     """Freezes a table; without a budget this rank has no rows of it."""
     storage = entry.storage
     has_scores = storage is not None and storage.capabilities.scores != "none"
@@ -187,6 +190,10 @@ def _table_job(entry: TableEntry, budget: UndoBudget | None, is_delta: bool) -> 
     view = None
     if storage is not None and budget is not None:
         changed = entry.write_log.changed if is_delta else None
+        if changed is not None and not is_base:
+            # The log goes on counting since the same base, in a set of its own.
+            counted, changed = changed, _native.KeySet()
+            changed.add(counted.keys())
         view = CopyOnWriteView(entry.config, storage, budget, changed)
     columns = None if block is None else block.columns
     return TableJob(description, view, entry.write_log, is_delta, columns)
