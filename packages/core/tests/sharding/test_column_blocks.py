@@ -209,6 +209,22 @@ def test_embeddings_are_assigned_by_block_and_state_is_set_and_dropped() -> None
     assert [whole[key][0] for key in keys.tolist()] == [row.tobytes() for row in expected]
 
 
+def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_state() -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, "column_wise") as container:
+            train(container, [collective.rank])
+            adam = np.zeros(2 * DIM, np.float32)
+            with pytest.raises(
+                InvalidArgumentError, match=r"call StepContainer.drop_state\('user'\)"
+            ):
+                container.set_state("user", adam, "adam")
+            container.drop_state("user")
+            container.set_state("user", adam, "adam")
+            train(container, [collective.rank], "adam")
+
+    run_ranks(2, body)
+
+
 POOLED = {
     "column_wise": TableSharding("column_wise", (1, 0), "pooled", 2),
     "grid": TableSharding("grid", (1, 0, 0, 1), "pooled", 2),

@@ -425,7 +425,7 @@ class TableEntry:
             remedy = f"keep the embeddings and start their state again in another place: {command}"
         else:
             remedy = (
-                f"call StepContainer.drop_state({config.name!r}) first: embeddings stay, and their "
+                f"call StepContainer.drop_state({self.table_name!r}) first: embeddings stay, and their "
                 "state starts again"
             )
         given = "the storage given" if self.choice is None else "its storage"
