@@ -21,7 +21,7 @@ from sparring.contracts.results import Keys, Rows
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.device_gradients import SummedByKey
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.tables import BlockOf, TableEntry, Tables
+from sparring.engine.tables import TableEntry, Tables
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.exchange.messages import Pulled
 from sparring.kernels import functions
@@ -32,7 +32,6 @@ __all__ = [
     "choices_of_parts",
     "divided_gradients",
     "fill_new_rows",
-    "initial_block",
     "joined_rows",
     "rounded_rows",
     "table_names",
@@ -115,17 +114,13 @@ def fill_new_rows(
     new = np.flatnonzero(~np.asarray(found))
     if not len(new):
         return
+    block = entry.block
+    made = functions.initial_rows(keys[new], block.whole.config)
     fresh = np.zeros((len(new), rows.shape[1]), rows.dtype)
-    fresh[:, : config.dim] = initial_block(entry.block, keys[new])
+    fresh[:, : config.dim] = made[:, block.columns.begin : block.columns.end]
     if initial is not None:
         config.state(fresh)[...] = initial
     rows[new] = fresh
-
-
-def initial_block(block: BlockOf, keys: Keys) -> Rows:
-    """Embeddings that keys begin with: those of the whole table, of these columns."""
-    made = functions.initial_rows(keys, block.whole.config)
-    return made[:, block.columns.begin : block.columns.end]
 
 
 def rounded_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:

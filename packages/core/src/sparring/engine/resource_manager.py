@@ -31,7 +31,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BatchInput", "DirectInput", "ResourceManager", "parts_of"]
+__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class DirectInput:
 class BagInput:
     """Bags that the owners of their rows have pooled."""
 
-    asked: tuple[AskedBags, ...]
-    """Of the table, or of each block of its columns."""
+    table: str
+    parts: Sequence[AskedBags]
+    """One; or one for each block of the table's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
-        self._blocks: dict[str, Sequence[str]] = {}
         self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
+        self._blocks: dict[str, Sequence[str]] = {}
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
         came since. Until then they may be scaled."""
@@ -114,11 +115,15 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def register_bags(self, asked: tuple[AskedBags, ...]) -> int:
-        """Enters bags that their owners have pooled, or the owners of each block of columns. Returns
-        their shadow id."""
+    def register_bags(self, table: str, parts: Sequence[AskedBags]) -> int:
+        """Enters bags that their owners have pooled. Returns their shadow id.
+
+        Args:
+            table: as declared.
+            parts: one; or one for each block of its columns.
+        """
         shadow_id = next(self._next_shadow_id)
-        self._batch_inputs[shadow_id] = BagInput(asked)
+        self._batch_inputs[shadow_id] = BagInput(table, parts)
         return shadow_id
 
     def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
@@ -152,7 +157,7 @@ class ResourceManager:
         batch_input = self.batch_input(shadow_id)
         if isinstance(batch_input, BagInput):
             raise InvalidArgumentError(
-                f"bags {shadow_id} of table {batch_input.asked[0].table.name!r} were pooled by their "
+                f"bags {shadow_id} of table {batch_input.table!r} were pooled by their "
                 "owners; hand the gradient of the pools to accumulate_bags()",
                 shadow_id=shadow_id,
             )
@@ -175,7 +180,7 @@ class ResourceManager:
             self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
-    def bags(self, shadow_id: int) -> tuple[AskedBags, ...]:
+    def bags(self, shadow_id: int) -> BagInput:
         """Bags that were registered by `register_bags`.
 
         Raises:
@@ -183,7 +188,7 @@ class ResourceManager:
         """
         found = self.batch_input(shadow_id)
         if isinstance(found, BagInput):
-            return found.asked
+            return found
         raise InvalidArgumentError(
             f"batch {shadow_id} was not pooled by the owners of its rows; hand its gradient to "
             "accumulate() or hold()",
@@ -199,22 +204,41 @@ class ResourceManager:
         Raises:
             InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
         """
-        asked = self.bags(shadow_id)
-        table, num_bags = asked[0].table, asked[0].num_bags
-        dim, dtype = sum(each.table.dim for each in asked), table.computing_dtype
-        if gradient.shape != (num_bags, dim) or gradient.dtype != dtype:
-            raise InvalidArgumentError(
-                f"gradient of pools {shadow_id} of table {table.name!r}: must be "
-                f"{(num_bags, dim)} {dtype}, found {gradient.shape} {gradient.dtype}",
-                table=table.name,
-                shadow_id=shadow_id,
-            )
+        divided = self.divided_gradient(shadow_id, gradient)
         with self._lock:
             self.num_gradients += 1
-            for each, part in zip(asked, parts_of(asked, gradient), strict=True):
-                known = self._bags.get(each.number)
-                both = part.copy() if known is None else known[1] + part
-                self._bags[each.number] = each, both
+            for asked, given in divided:
+                known = self._bags.get(asked.number)
+                both = given.copy() if known is None else known[1] + given
+                self._bags[asked.number] = asked, both
+
+    def divided_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[AskedBags, Rows]]:
+        """The gradient of pools, by blocks of columns where these are divided.
+
+        A bag whose gradient is not finite has NaN in all blocks then, so that their owners leave out the
+        same keys.
+
+        Raises:
+            InvalidArgumentError: as `accumulate_bags`.
+        """
+        bags = self.bags(shadow_id)
+        dim, dtype = self._dims[bags.table]
+        expected = (bags.parts[0].num_bags, dim)
+        if gradient.shape != expected or gradient.dtype != dtype:
+            raise InvalidArgumentError(
+                f"gradient of pools {shadow_id} of table {bags.table!r}: must be {expected} {dtype}, "
+                f"found {gradient.shape} {gradient.dtype}",
+                table=bags.table,
+                shadow_id=shadow_id,
+            )
+        if len(bags.parts) == 1:
+            return [(bags.parts[0], gradient)]
+        is_good = _native.finite_rows(np.ascontiguousarray(gradient))
+        if not is_good.all():
+            gradient = np.where(is_good[:, None], gradient, dtype.type(np.nan))
+        ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
+        blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
+        return list(zip(bags.parts, blocks, strict=True))
 
     def take_bags(self) -> list[tuple[AskedBags, Rows]]:
         """The gradients of all pools, which start from zero again."""
@@ -225,8 +249,7 @@ class ResourceManager:
     def first_bags(self) -> int | None:
         """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
         inputs = list(self._batch_inputs.values())
-        asked = [bags for each in inputs if isinstance(each, BagInput) for bags in each.asked]
-        alive = [each.number for each in asked]
+        alive = [each.parts[0].number for each in inputs if isinstance(each, BagInput)]
         with self._lock:
             return min([*alive, *self._bags], default=None)
 
@@ -313,14 +336,14 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
-            for each in (table, *self._blocks.get(table, ())):
+            names = (table, *self._blocks.get(table, ()))
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
+                del self._bags[number]
+            for each in names:
                 self.summed.pop(each, None)
                 self._held.pop(each, None)
                 accumulator = self._accumulators.get(each)
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
-            names = {table, *self._blocks.get(table, ())}
-            for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
-                del self._bags[number]
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -335,11 +358,10 @@ class ResourceManager:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
             self._accumulator(table)
-            names = {table, *self._blocks[table]}
-            is_waiting = any(each.table.name in names for each, _ in self._bags.values())
-            return is_waiting or any(
+            names = (table, *self._blocks[table])
+            return any(each.table.name in names for each, _ in self._bags.values()) or any(
                 each in self._held or each in self.summed or self._accumulators[each].size > 0
-                for each in (table, *self._blocks[table])
+                for each in names
             )
 
     def discard(self) -> None:
@@ -396,14 +418,6 @@ class ResourceManager:
                 table=table,
             )
         return accumulator
-
-
-def parts_of(asked: Sequence[AskedBags], gradient: Rows) -> list[Rows]:
-    """The columns of a gradient of pools that go with each of some bags, one after the other."""
-    if len(asked) == 1:
-        return [gradient]
-    ends = np.cumsum([each.table.dim for each in asked])[:-1]
-    return [np.ascontiguousarray(each) for each in np.split(gradient, ends, axis=1)]
 
 
 def _joined(waiting: _Held, held: _Held) -> _Held | None:

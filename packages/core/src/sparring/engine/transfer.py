@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from sparring.contracts.layout import Transfer
-from sparring.engine.state import EngineState, NonFinite
+from sparring.engine.state import EngineState
 from sparring.engine.tables import TableEntry
 
 __all__ = ["pools_at_owners", "say_rows", "transfer_of"]
@@ -19,15 +19,8 @@ def pools_at_owners(state: EngineState, entry: TableEntry) -> bool:
     return (
         entry.layout.transfer == "pooled"
         and entry.kernels is None
-        and not _skips_parts(state, entry)
         and state.collective.world_size > 1
     )
-
-
-def _skips_parts(state: EngineState, entry: TableEntry) -> bool:
-    """Whether owners of blocks of columns would leave out other keys each."""
-    is_part = entry.is_divided or entry.block is not None
-    return is_part and state.non_finite is NonFinite.SKIP
 
 
 def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
@@ -41,11 +34,6 @@ def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
         return "pooled", "the plan says so; what is no bag goes by rows"
     if entry.layout.transfer == "rows":
         return "rows", "the plan does not say pooled"
-    if _skips_parts(state, entry):
-        return "rows", (
-            "its columns are divided, and owners would skip gradients that are not finite in their own "
-            "block only"
-        )
     if entry.kernels is not None:
         return "rows", f"they stay on {entry.kernels.device}, where none pools for other ranks"
     return "rows", "this rank holds all of them"
