@@ -142,6 +142,7 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
         topology=topology,
         samples=request.samples or _SAMPLES,
         tables=tables,
+        kinds=list(DEFAULT_KINDS),
         transfers=transfers,
     )
     return inputs, assumed
