@@ -216,6 +216,22 @@ def test_bytes_of_a_plan_are_those_of_real_storages(
         assert told == pytest.approx(opened.memory_bytes, rel=0.1)
 
 
+def test_bytes_of_many_tables_are_about_those_of_each(calibration: Calibration) -> None:
+    rows = np.geomspace(1e4, 3e8, 200)
+    value = inputs_of({"dim": 16, "rows": 10, "features": {"f": {"ids": 1}}}).model_dump()
+    table = value["tables"].pop("t")
+    value["tables"] = {f"t{at:03}": {**table, "dim": 8 << at % 3} for at in range(len(rows))}
+    (model,) = storage_models(
+        PlanInputs.model_validate(value | {"storages": ["hkv"]}), calibration, list(value["tables"])
+    )
+    tables = np.arange(len(rows))
+    each = [model.bytes(rows[at : at + 1], tables[at : at + 1], 1)[0] for at in tables]
+    many = model.bytes(rows, tables, 1)
+    large = rows > 1e6
+    np.testing.assert_allclose(many[large], np.asarray(each)[large], rtol=0.05)
+    np.testing.assert_allclose(many, each, rtol=0.35)
+
+
 def test_where_a_backend_says_nothing_the_calibration_does(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +296,8 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
         ("hkv: 10 %", "hkv: 110 %", "storages"),
         ("start: 2026-11-23", "start: tomorrow", "start: "),
         ("horizon_days: 90", "horizon_days: 90, expire_days: 0", "expire_days"),
+        ("rows: 100000}", "rows: 100000, skew: -1}", "skew.exponent: input should be greater than"),
+        ("rows: 100000}", "rows: 100000, skew: {skech: a}}", "skech (did you mean sketch?)"),
         (
             "    storages: [{",
             "    skew: {sketch: none.yaml}\n    storages: [{",
