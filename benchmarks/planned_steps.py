@@ -27,7 +27,7 @@ from sparring_plan.simulation.traffic import traffic_of
 
 __all__ = ["Prediction", "kendall", "measure_plans"]
 
-RANKS, SAMPLES, METHOD, CHUNK_ROWS, IN_FLIGHT = 2, 8_192, "sgd", 1_024, 8
+RANKS, SAMPLES, METHOD, CHUNK_ROWS, IN_FLIGHT = 2, 8_192, "sgd", 65_536, 8
 TABLES: dict[str, dict[str, Any]] = {
     "big": {"dim": 64, "rows": 600_000, "ids": 3, "skew": 0.0},
     "wide": {"dim": 128, "rows": 300_000, "ids": 1, "skew": 0.0},
