@@ -19,6 +19,7 @@ from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, Pla
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.unique_keys import unique_keys
+from sparring_plan.planning.ways_out import ways_out
 
 from .brute_force import random_inputs
 
@@ -105,6 +106,7 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.base[each, back] == options.base[each, out]
     each = costs["table_wise", "pooled"]
     assert options.shard[each, out] == pytest.approx(3 * 1000 * 16 * 4 / 1e9)
+    # Ids, the length of each bag, and its gradient.
     assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 4 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
@@ -132,7 +134,7 @@ def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibra
     assert told.keys() == {1, 2, 4, 8, 16, 32, 64}
     for owners, bags in told.items():
         assert bags == pytest.approx(100 * (1 - (1 - 1 / owners) ** 20), rel=1e-9)
-        assert bags <= 100 * min(20, owners) / owners
+        assert bags <= 100 * min(20, owners) / owners * (1 + 1e-9)
 
 
 def test_what_training_cannot_execute_is_not_offered(calibration: Calibration) -> None:
@@ -190,6 +192,46 @@ def test_tables_that_do_not_fit_are_refused_with_ways_out(calibration: Calibrati
     assert "missing on each of 4 ranks" in text
     for way in ("- rows of bfloat16 and rowwise_adagrad", "- rowwise_adagrad for all", "nodes in"):
         assert way in text
+
+
+@pytest.mark.parametrize("rows", [3_000_000, 20_000_000])
+def test_ways_out_lead_out_at_the_cost_that_they_name(rows: int, calibration: Calibration) -> None:
+    value = random_inputs(3).model_dump()
+    table = {"dim": 64, "method": "adam", "rows": rows, "features": {"f": {"ids": 2}}}
+    value["tables"], value["kinds"] = {"large": table}, ["row_wise"]
+    value["topology"]["memory"]["host"] = 400 << 20
+    value["topology"]["price_per_hour"] = 3
+    inputs = PlanInputs.model_validate(value)
+    ways = ways_out(inputs, calibration)
+    assert ways
+    paid = []
+    for way in ways:
+        changed = inputs.model_dump()
+        sentence, _, costs = way.partition(": a step of ")
+        if "bfloat16" in sentence:
+            changed["tables"]["large"]["dtype"] = "bfloat16"
+        if "rowwise_adagrad" in sentence:
+            changed["tables"]["large"] |= {"method": "rowwise_adagrad", "state_elements": None}
+        if "nodes" in sentence:
+            changed["topology"]["nodes"] = int(sentence.split()[0])
+        plan = make_plan(PlanInputs.model_validate(changed), calibration)
+        assert costs == f"{plan.step_ms:.3g} ms, {plan.price_per_hour:g} an hour"
+        paid.append(plan.price_per_hour)
+        if "nodes" in sentence:
+            changed["topology"]["nodes"] -= 1
+            with pytest.raises(CapacityError):
+                make_plan(PlanInputs.model_validate(changed), calibration)
+    assert paid == sorted(paid)
+
+
+def test_features_that_owners_do_not_pool_are_named(calibration: Calibration) -> None:
+    value = roomy()
+    value["tables"]["t0"]["features"]["clicks"] = {"ids": 3, "pooling": "max"}
+    value["tables"]["t1"]["features"]["f"]["pooling"] = "none"
+    plan = make_plan(PlanInputs.model_validate(value), calibration)
+    assert "its rows travel, as clicks is pooled by max" in plan.tables["t0"].because
+    assert "its rows travel, as f is not pooled" in plan.tables["t1"].because
+    assert {plan.tables[name].transfer for name in ("t0", "t1")} == {"rows"}
 
 
 def test_a_plan_makes_its_round(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ class Feature(DocumentModel):
     ids: float = Field(gt=0)
     """Ids of a sample, on average."""
     weighted: bool = False
-    pooling: Literal["sum", "mean", "none"] = "sum"
+    pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
 class Growth(DocumentModel):
@@ -269,7 +269,13 @@ class TableSpec(DocumentModel):
 
     @property
     def is_pooled(self) -> bool:
-        return all(feature.pooling != "none" for feature in self.features.values())
+        return not self.of_rows
+
+    @property
+    def of_rows(self) -> list[str]:
+        """Names of the features whose rows travel: owners pool sums and means."""
+        owned = {"sum", "mean"}
+        return [name for name, each in self.features.items() if each.pooling not in owned]
 
 
 class UpdateCosts(DocumentModel):

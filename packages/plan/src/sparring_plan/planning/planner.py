@@ -14,7 +14,7 @@ from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
 from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
 from sparring_plan.planning.growth import first_full_day
-from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.planning.search import Found, option_prices, search
@@ -347,7 +347,7 @@ def _describe_table(
     if len(hits):
         because += f"; its first tier has the rows of {hits[0]:.1%} of its ids"
     if "pooled" in inputs.transfers and not spec.is_pooled:
-        because += "; its rows travel, as a feature has no pooling"
+        because += f"; its rows travel, as {_pooling(spec)}: owners pool sums and means"
     if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
         because += f"; no column blocks, as {spec.method} couples columns"
     ranks = placement.ranks(table)
@@ -372,6 +372,12 @@ def _describe_table(
         because=because,
         next_best=next_best,
     )
+
+
+def _pooling(spec: TableSpec) -> str:
+    name = spec.of_rows[0]
+    pooling = spec.features[name].pooling
+    return f"{name} is not pooled" if pooling == "none" else f"{name} is pooled by {pooling}"
 
 
 def _next_best(placement: Placement, table: int, prices: Floats) -> NextBest | None:
