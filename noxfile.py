@@ -94,6 +94,8 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
+# The solver, of another make than ours, that confirms a bound of the planner.
+PULP = "pulp==3.3.2"
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
@@ -639,6 +641,22 @@ def benchmarks(session: nox.Session) -> None:
     if not names or "lookups" in names:
         env["SPARRING_BENCHMARK_TFRA_PYTHON"] = tfra_python(session)
     session.run("python", "-m", "benchmarks", *session.posargs, env=env)
+
+
+@nox.session
+def benchmarks_planning(session: nox.Session) -> None:
+    """Prints plans with TorchRec's, by its costs, and lets another solver confirm a bound; minutes.
+
+    Names after ``--`` choose cases, ``--large`` those of many minutes.
+    """
+    session.install(TORCH, *TORCH_PEERS_NEED, PULP, "pytest", silent=True)
+    session.install("--no-deps", *TORCH_PEERS, silent=True)
+    install_family(session, "plan", extras=TEST_EXTRAS)
+    session.run(
+        "pytest", str(PACKAGES / "plan/tests/test_planning_bounds.py"), "-k", "another_solver"
+    )
+    env = {"PYTHONPATH": str(ROOT)}
+    session.run("python", "-m", "benchmarks.planning_torchrec", *session.posargs, env=env)
 
 
 @nox.session

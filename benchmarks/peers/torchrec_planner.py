@@ -193,5 +193,6 @@ def _options(space: list[ShardingOption], reserved: Topology) -> tuple[Options, 
         shard_memory=np.where(some, 0, bytes_),
         fixed=np.zeros(1),
         capacity=np.asarray([storage.hbm, storage.ddr], np.float64),
+        hits=np.full((count, 1), np.nan),
     )
     return options, ordered

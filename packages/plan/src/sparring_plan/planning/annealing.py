@@ -21,7 +21,7 @@ _NEAR = 1.005
 """Steps this near to the bound are not worth a round."""
 _SCHEDULES = ((0.3, 20.0), (0.6, 5.0), (0.3, 1.0), (0.1, 20.0))
 """Where the goal is between the bound and the best step, and the weight of memory."""
-_MOST_ROUNDS = 1500
+_MOST_ROUNDS, _ROUNDS_PER_TABLE = 1500, 30
 _WORK = 3e8
 """Of a schedule: options × ranks × resources that are looked at."""
 _TABLES_OF_A_ROUND = 4
@@ -79,7 +79,8 @@ class _Annealing:
         first = np.searchsorted(alive, options.start)
         self._alive = [alive[begin:end] for begin, end in pairwise(first)]
         each = len(alive) / len(options.table_names) * options.num_ranks * len(self._weight)
-        self._rounds = int(min(_MOST_ROUNDS, _WORK / (_TABLES_OF_A_ROUND * each)))
+        rounds = min(_MOST_ROUNDS, _ROUNDS_PER_TABLE * len(options.table_names))
+        self._rounds = int(min(rounds, _WORK / (_TABLES_OF_A_ROUND * each)))
         self._begin()
 
     def _begin(self) -> None:
@@ -98,9 +99,9 @@ class _Annealing:
         self._energy = self._energy_of_all()
 
     def _sum(self) -> None:
-        options = self._options
-        fixed = np.concatenate([options.fixed / self._goal, np.zeros(len(options.capacity))])
-        self._used = np.tile(fixed, (options.num_ranks, 1))
+        empty = Placement(self._options)
+        memory = empty.memory / self._options.capacity
+        self._used = np.concatenate([empty.load / self._goal, memory], axis=1)
         for table, option in enumerate(self._option):
             self._add(int(option), self._ranks[table], 1)
 

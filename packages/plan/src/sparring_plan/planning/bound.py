@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring_plan.planning.costs import Floats, Ints, Options
+from sparring_plan.planning.placement import Placement
 
 __all__ = [
     "SAFETY",
@@ -68,31 +69,33 @@ def aggregate_bound(options: Options) -> Bound:
     """
     load = options.total() / options.num_ranks
     memory = options.total_memory() / (options.num_ranks * options.capacity)
+    fixed = options.fixed + options.average_held()
+    room = 1 - options.average_held_memory() / options.capacity
     num_resources, num_memories = load.shape[1], memory.shape[1]
     prices = np.full(num_resources, 1 / num_resources)
     memory_prices = np.zeros(num_memories)
     chosen = np.zeros(len(options))
     best, best_prices, best_memory = 0.0, prices, memory_prices
     choice = _cheapest(options, load.sum(axis=1))
-    scale = max(float((load[choice].sum(axis=0) + options.fixed).max()), 1e-12)
+    scale = max(float((load[choice].sum(axis=0) + fixed).max()), 1e-12)
     for round_ in range(_ROUNDS):
         cost = load @ prices + scale * (memory @ memory_prices)
         choice = _cheapest(options, cost)
-        value = cost[choice].sum() + options.fixed @ prices - scale * memory_prices.sum()
+        value = cost[choice].sum() + fixed @ prices - scale * (room @ memory_prices)
         if value > best:
             best, best_prices, best_memory = float(value), prices, memory_prices
         if round_ >= _ROUNDS // 2:
             chosen[choice] += 1
-        used = load[choice].sum(axis=0) + options.fixed
+        used = load[choice].sum(axis=0) + fixed
         step = 2 / np.sqrt(round_ + 1)
         weights = np.log(np.maximum(prices, 1e-12)) + step * used / max(used.max(), 1e-12)
         weights = np.exp(weights - weights.max())
         prices = weights / weights.sum()
-        excess = np.clip(memory[choice].sum(axis=0) - 1, -1, 1)
+        excess = np.clip(memory[choice].sum(axis=0) - room, -1, 1)
         memory_prices = np.maximum(0, memory_prices + 0.2 * step * excess)
     alone = (options.base + options.shard + options.fixed).max(axis=1)
     smallest = np.minimum.reduceat(alone, options.start[:-1])
-    seconds = max(best * (1 - SAFETY), float(smallest.max()) * (1 - SAFETY))
+    seconds = max(best, float(smallest.max()), Placement(options).seconds) * (1 - SAFETY)
     return Bound(
         seconds,
         _cheapest(options, -chosen),
@@ -119,7 +122,7 @@ def linear_bound(options: Options, before: Bound) -> Bound | None:
     if module is None:
         return None
     solved = _Relaxation(options, before.seconds).solve(module)
-    if solved is None:
+    if solved is None or not np.isfinite(solved.seconds):
         return None
     choice = _cheapest(options, -np.round(solved.values[: len(options)], 9))
     seconds = max(solved.seconds * (1 - SAFETY), before.seconds)
@@ -220,6 +223,8 @@ class _Relaxation:
         load = options.total() / options.num_ranks / scale
         memory = options.total_memory() / (options.num_ranks * options.capacity)
         base, shard, fixed = options.base / scale, options.shard / scale, options.fixed / scale
+        held = options.average_held() / scale
+        room = self._room - options.average_held_memory() / options.capacity
         count, resources = load.shape
         tables = len(options.table_names)
         step, sums = count, count + 1 + np.arange(resources)
@@ -227,10 +232,11 @@ class _Relaxation:
         each = np.arange(count)
         rows.add_many(options.table, each, np.ones(count), np.ones(tables), np.ones(tables))
         for resource in range(resources):
-            rows.add([*each, step], [*load[:, resource], -1], -np.inf, -fixed[resource])
+            most = -fixed[resource] - held[resource]
+            rows.add([*each, step], [*load[:, resource], -1], -np.inf, most)
             rows.add([*each, sums[resource]], [*base[:, resource], -1], 0, 0)
         for kind in range(memory.shape[1]):
-            rows.add(each, memory[:, kind], -np.inf, self._room)
+            rows.add(each, memory[:, kind], -np.inf, room[kind])
         large = np.maximum.reduceat(shard, options.start[:-1], axis=0) >= _STRENGTHEN
         for table, resource in zip(*np.nonzero(large), strict=True):
             of = np.asarray(options.of(table))

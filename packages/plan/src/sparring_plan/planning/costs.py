@@ -9,8 +9,8 @@ are charged the average over the ranks: which of them share a node with an owner
 With W ranks, n ids of a rank's batch, u = U(n) distinct keys of it and v = U(W·n) of all ranks, rows of
 D elements of s bytes, gradients of 4 bytes an element, a shard with the share q of rows and one of C
 column blocks moves, for each rank that asks: u·q keys of 8 bytes there, u·q rows of D·s/C + 1 bytes back,
-u·q keys and gradients there. A pooling owner takes n·q ids instead, and returns and takes a pool for
-each bag that touches it.
+u·q keys and gradients there. A pooling owner takes n·q ids instead, and a length, a pool back and a
+gradient there for each bag that it has an id of. Owners of column blocks do not pool.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
 """Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
 its link within the node, and what messages cost the thread that drives the exchange."""
 
-_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES = 8, 1, 4, 4
+_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES, _LENGTH_BYTES = 8, 1, 4, 4, 4
 _STREAMS = 3
 """Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
 _FEWEST_COLUMNS = 8
@@ -94,6 +94,8 @@ class Options:
         capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
         hits: (options, tiers): the share of ids that each tier of the option's stack serves, NaN where
             it has fewer.
+        held: (ranks, resources): seconds of tables that have their place already.
+        held_memory: (ranks, memories): bytes of those.
     """
 
     table_names: Sequence[str]
@@ -113,6 +115,8 @@ class Options:
     fixed: Floats
     capacity: Floats
     hits: Floats
+    held: Floats | None = None
+    held_memory: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -122,6 +126,17 @@ class Options:
 
     def shape_of(self, option: int) -> Shape:
         return self.shapes[int(self.shape[option])]
+
+    def average_held(self) -> Floats:
+        """(resources,): seconds of tables that have their place already, of an average rank."""
+        return np.zeros(self.base.shape[1]) if self.held is None else self.held.mean(axis=0)
+
+    def average_held_memory(self) -> Floats:
+        """(memories,): bytes of tables that have their place already, of an average rank."""
+        if self.held_memory is None:
+            return np.zeros(len(self.capacity))
+        average: Floats = self.held_memory.mean(axis=0)
+        return average
 
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""
@@ -149,7 +164,10 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     for shape_index, shape in enumerate(shapes):
         offered_shape = model.offers(shape)
         for storage_index, storage in enumerate(storages):
-            part = model.costs(shape, storage, np.flatnonzero(offered_shape & storage.is_allowed))
+            offered = np.flatnonzero(offered_shape & storage.is_allowed)
+            if not len(offered) or (shape.num_columns > 1 and not storage.holds_blocks):
+                continue
+            part = model.costs(shape, storage, offered)
             # Not where the storage cannot have as many rows.
             found = np.flatnonzero(np.isfinite(part.memory).all(axis=(0, 2)))
             indexes = np.full((2, len(found)), [[shape_index], [storage_index]])
@@ -221,7 +239,7 @@ def _shapes(inputs: PlanInputs) -> Iterator[Shape]:
                 for span in spans:
                     yield Shape(kind, Span.NODES, span, span * within, 1, transfer)
             else:
-                for blocks in _COLUMN_BLOCKS:
+                for blocks in _COLUMN_BLOCKS if transfer == "rows" else ():
                     if kind == "column_wise" and blocks <= ranks:
                         yield Shape(kind, Span.RANKS, blocks, blocks, blocks, transfer)
                     elif kind == "table_column_wise" and blocks <= within and nodes > 1:
@@ -344,9 +362,9 @@ class _CostModel:
             asking = ids * dim * pool
         else:
             owners = shape.num_shards / blocks
-            touched = bags * np.minimum(ids / bags, owners) / owners
+            touched = _touched(bags, ids, owners)
             width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
-            there = ids * share * width + touched * block * _GRADIENT_BYTES
+            there = ids * share * width + touched * (_LENGTH_BYTES + block * _GRADIENT_BYTES)
             back = touched * block * element
             work = find(unique * share) + ids * share * (block * pool + add)
             chunks = ids * share / self._exchange.chunk_rows
@@ -374,3 +392,11 @@ class _CostModel:
         far *= topology.ranks_per_node / (topology.far.gbit * 125e6)
         message = messages * topology.message_us * 1e-6
         return np.stack([compute, out * far, back * far, out * near, back * near, message], axis=1)
+
+
+def _touched(bags: Floats, ids: Floats, owners: float) -> Floats:
+    """(tables,): bags of a rank that one of `owners` has an id of; of all bags min(h, k) / k at most."""
+    if owners > 1:
+        # Of a bag of h ids over k owners each has some with the probability 1 − (1 − 1/k)^h.
+        bags = bags * -np.expm1(ids / bags * np.log1p(-1 / owners))
+    return np.minimum(bags, ids / owners)

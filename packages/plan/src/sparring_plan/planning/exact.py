@@ -11,19 +11,21 @@ from sparring_plan.planning.programme import Programme
 
 __all__ = ["prove"]
 
-_MOST_COLUMNS = 12_000
 _MOST_NODES = 300
 
 
-def prove(options: Options, before: Placement, alive: Ints) -> tuple[Placement, float] | None:
+def prove(
+    options: Options, before: Placement, alive: Ints, most_columns: int
+) -> tuple[Placement, float] | None:
     """Searches for a better plan than `before`, among the options `alive`, and bounds those plans.
 
     Limited by nodes of the search tree, with one thread and a fixed seed: the same input has the same
-    result. Returns None where highspy is missing, the case is large, or the search finds nothing.
+    result. Returns None where highspy is missing, the programme has more than `most_columns`, or the
+    search finds nothing.
     """
     module = highs()
     programme = Programme(Placement(options), alive, np.arange(options.num_ranks))
-    if module is None or programme.num_columns > _MOST_COLUMNS:
+    if module is None or programme.num_columns > most_columns:
         return None
     scale = before.seconds
     start = programme.values_of(before, scale)

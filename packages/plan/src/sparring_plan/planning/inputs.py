@@ -10,7 +10,7 @@ from datetime import date
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -60,7 +60,7 @@ Kind = Literal[
 ]
 
 DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that are looked at where inputs name none: rows stay whole, in any storage and by any update."""
+"""Kinds that `plan="auto"` looks at: rows stay whole, in any storage and by any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -119,7 +119,7 @@ class Feature(DocumentModel):
     ids: float = Field(gt=0)
     """Ids of a sample, on average."""
     weighted: bool = False
-    pooling: Literal["sum", "mean", "none"] = "sum"
+    pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
 class Growth(DocumentModel):
@@ -269,7 +269,13 @@ class TableSpec(DocumentModel):
 
     @property
     def is_pooled(self) -> bool:
-        return all(feature.pooling != "none" for feature in self.features.values())
+        return not self.of_rows
+
+    @property
+    def of_rows(self) -> list[str]:
+        """Names of the features whose rows travel: owners pool sums and means."""
+        owned = {"sum", "mean"}
+        return [name for name, each in self.features.items() if each.pooling not in owned]
 
 
 class UpdateCosts(DocumentModel):
@@ -346,8 +352,8 @@ class PlanInputs(DocumentModel):
     samples: int = Field(gt=0)
     """Samples of a rank's batch."""
     tables: dict[str, TableSpec] = Field(min_length=1)
-    kinds: list[Kind] = Field(default=list(DEFAULT_KINDS), min_length=1)
-    transfers: list[Transfer] = Field(default=["rows"], min_length=1)
+    kinds: list[Kind] = Field(default=list(get_args(Kind)), min_length=1)
+    transfers: list[Transfer] = Field(default=["pooled", "rows"], min_length=1)
     storages: Storages | None = None
     """Where tables may be stored; where missing, in each storage of the calibration that fits."""
     start: date | None = None

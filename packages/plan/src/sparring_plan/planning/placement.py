@@ -25,6 +25,9 @@ class Placement:
         self.owns = np.zeros((len(options.table_names), options.num_ranks), bool)
         self.load: Floats = np.tile(options.fixed, (options.num_ranks, 1))
         self.memory: Floats = np.zeros((options.num_ranks, len(options.memories)))
+        if options.held is not None and options.held_memory is not None:
+            self.load += options.held
+            self.memory += options.held_memory
 
     @property
     def seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,9 +11,16 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import Document, DocumentModel, make_plugin_manager, read_document
-from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
-from sparring.errors import ConfigError, InvalidArgumentError
+from sparring import (
+    Document,
+    DocumentModel,
+    Layouts,
+    SingleRendezvous,
+    make_plugin_manager,
+    read_document,
+)
+from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
+from sparring.errors import ConfigError, InvalidArgumentError, PluginError
 from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
@@ -20,6 +28,17 @@ __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 _DIVIDED_KINDS = frozenset({"column_wise", "grid", "table_column_wise"})
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+class _PlannedRanks(SingleRendezvous):
+    """The ranks of a plan, of which none is here."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._planned = ShardMap.balanced(world_size)
+
+    def shard_map(self) -> ShardMap:
+        return self._planned
 
 
 class NextBest(DocumentModel):
@@ -58,7 +77,22 @@ class TablePlan(DocumentModel):
     ms: float = Field(ge=0)
     """Of its busiest rank and resource, a step."""
     because: str = ""
+    pinned: bool = False
+    """`make` keeps kind, ranks, columns, transfer and storage, where it reads this plan."""
+    made: str | None = None
+    """The digest of those as `make` wrote them: where they were edited since, it keeps them too."""
     next_best: NextBest | None = None
+
+    @property
+    def choice_digest(self) -> str:
+        """Of kind, ranks, columns, transfer and storage."""
+        held = [self.kind, self.ranks, self.columns, self.transfer, self.storage]
+        return hashlib.blake2b(json.dumps(held).encode(), digest_size=4).hexdigest()
+
+    @property
+    def is_kept(self) -> bool:
+        """True where `make` keeps it: pinned, or edited by a person."""
+        return self.pinned or (self.made is not None and self.made != self.choice_digest)
 
 
 class Plan(DocumentModel):
@@ -71,6 +105,9 @@ class Plan(DocumentModel):
     solver: str
     ranks: int = Field(gt=0)
     step_ms: float
+    """The most that a rank needs of a resource; what the planner compares with the bound."""
+    simulated_ms: float | None = None
+    """With every message replayed at its time; None where there are too many to do so in a moment."""
     bound_ms: float
     """No plan of these inputs has a shorter step."""
     gap: float
@@ -90,6 +127,11 @@ class Plan(DocumentModel):
         """The error that names a place of the file that the plan is from."""
         place = "" if self._document is None else self.place("tables", table, key) + ": "
         return ConfigError(f"{place}table {table}: {message}")
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the tables that `make` keeps: those that a person has pinned or edited."""
+        return [name for name, each in self.tables.items() if each.is_kept]
 
     def sharding(
         self, world_size: int, tables: Mapping[str, TableConfig] | None = None
@@ -116,7 +158,9 @@ class Plan(DocumentModel):
         for name, each in self.tables.items():
             if each.kind not in KINDS:
                 raise self.refuse(
-                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
+                    name,
+                    "kind",
+                    f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
                 raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
@@ -128,7 +172,9 @@ class Plan(DocumentModel):
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None
             try:
-                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
+                shardings[name] = TableSharding(
+                    each.kind, ranks, transfer=each.transfer, columns=columns
+                )
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
@@ -138,34 +184,24 @@ class Plan(DocumentModel):
         self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
     ) -> None:
         """Makes the layout of each table, as training will, so that a refusal names its line."""
-        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        manager, place = make_plugin_manager(), _PlannedRanks(self.ranks)
         for name, sharding in shardings.items():
-            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
-            if unknown:
-                raise self.refuse(
-                    name,
-                    "ranks",
-                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
-                )
             table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
-            if table.is_replicated and sharding.kind != "data_parallel":
-                raise self.refuse(
-                    name,
-                    "kind",
-                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
-                    "data_parallel; change one of them",
-                )
             try:
-                kind = manager.sharding_kind(sharding.kind)
-                kind.factory(
-                    LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns)
-                )
-            except InvalidArgumentError as error:
-                raise self.refuse(name, "ranks", str(error)) from None
+                Layouts(ShardingPlan({name: sharding}), place, lambda: manager).layout(table)
+            except (InvalidArgumentError, PluginError) as error:
+                raise self.refuse(name, "ranks" if sharding.ranks else "kind", str(error)) from None
+
+    def _held(self) -> dict[str, Any]:
+        held = self.model_dump(exclude_none=True)
+        for table in held["tables"].values():
+            if not table["pinned"]:
+                del table["pinned"]
+        return held
 
     def to_yaml(self) -> str:
         """The plan as a file: the same plan gives the same bytes."""
-        return "\n".join(_lines(self.model_dump(exclude_none=True), 0)) + "\n"
+        return "\n".join(_lines(self._held(), 0)) + "\n"
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -189,7 +225,8 @@ def _lines(value: Mapping[str, Any], depth: int) -> list[str]:
         elif isinstance(each, list):
             lines.append(f"{head} [{', '.join(map(str, each))}]")
         else:
-            lines.append(f"{head} {_text(each) if isinstance(each, str) else repr(each)}")
+            word = str(each).lower() if isinstance(each, bool) else repr(each)
+            lines.append(f"{head} {_text(each) if isinstance(each, str) else word}")
     return lines
 
 

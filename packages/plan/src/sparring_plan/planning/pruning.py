@@ -22,43 +22,52 @@ class Reduced:
     """A problem in place of another.
 
     Args:
-        options: of each table those that a best plan may need.
+        options: of each table that is to be placed those that a best plan may need.
         kept: (options,): which of the other problem each is.
+        pins: the placement of the other problem with the tables that have their place already.
     """
 
     options: Options
     kept: Ints
+    pins: Placement
 
-    def of_whole(self, placement: Placement, options: Options) -> Placement:
+    def of_whole(self, placement: Placement) -> Placement:
         """The same placement in the problem that this one stands for."""
-        whole = Placement(options)
+        whole = self.pins.copy()
         for table, option in enumerate(placement.option):
-            whole.put(table, int(self.kept[option]), placement.ranks(table))
+            taken = int(self.kept[option])
+            whole.put(int(whole.options.table[taken]), taken, placement.ranks(table))
         return whole
 
 
-def reduce_options(options: Options) -> Reduced | None:
+def reduce_options(options: Options, pins: Placement | None = None) -> Reduced | None:
     """Leaves out options that fit no rank, and those that another one of the table beats in everything.
 
     The least of `base` of a table's options becomes part of `fixed`, and that of `base_memory` is taken
-    from `capacity`: every plan bears them. Returns None where a table has no option that fits.
+    from `capacity`: every plan bears them. What `pins` places is held by its ranks. Returns None where a
+    table has no option that fits.
     """
-    fits = np.ones(len(options), bool)
+    pins = Placement(options) if pins is None else pins
+    held, held_memory = pins.load - options.fixed, pins.memory
+    whole = replace(options, held=held, held_memory=held_memory)
+    candidates = np.flatnonzero(pins.option[options.table] < 0)
+    fits = np.ones(len(candidates), bool)
     while True:
-        if not np.logical_or.reduceat(fits, options.start[:-1]).all():
+        kept = candidates[fits]
+        if len(np.unique(options.table[kept])) < np.count_nonzero(pins.option < 0):
             return None
-        kept = np.flatnonzero(fits)
-        smaller = _without_common(_subset(options, kept))
-        if (smaller.capacity <= 0).any():
+        smaller = _without_common(_subset(whole, kept))
+        if (smaller.capacity <= held_memory.min(axis=0)).any():
             return None
         alone = smaller.base_memory + smaller.shard_memory
         too_large = (alone > smaller.capacity * (1 + 3 * _ROUNDING)).any(axis=1)
         if not too_large.any():
             break
-        fits[kept[too_large]] = False
+        fits[np.flatnonzero(fits)[too_large]] = False
     chosen = _not_beaten(smaller)
     found = _without_common(_subset(smaller, chosen))
-    return Reduced(replace(found, capacity=found.capacity * (1 - _ROUNDING)), kept[chosen])
+    room = found.capacity * (1 - _ROUNDING)
+    return Reduced(replace(found, capacity=room), kept[chosen], pins)
 
 
 def _not_beaten(options: Options) -> Ints:
@@ -83,11 +92,12 @@ def _not_beaten(options: Options) -> Ints:
 
 
 def _subset(options: Options, kept: Ints) -> Options:
-    """The same tables and ranks with the options `kept`, of each table at least one."""
-    table = options.table[kept]
+    """The same ranks with the options `kept`, and the tables that have some of them."""
+    tables, table = np.unique(options.table[kept], return_inverse=True)
     return replace(
         options,
-        start=np.searchsorted(table, np.arange(len(options.table_names) + 1)),
+        table_names=[options.table_names[each] for each in tables],
+        start=np.searchsorted(table, np.arange(len(tables) + 1)),
         table=table,
         shape=options.shape[kept],
         storage=options.storage[kept],
@@ -95,6 +105,7 @@ def _subset(options: Options, kept: Ints) -> Options:
         shard=options.shard[kept],
         base_memory=options.base_memory[kept],
         shard_memory=options.shard_memory[kept],
+        hits=options.hits[kept],
     )
 
 

@@ -22,6 +22,11 @@ from sparring_plan.planning.pruning import reduce_options
 __all__ = ["Found", "fits", "option_prices", "search"]
 
 _TARGET_GAP = 0.02
+_TARGET_GAP_OF_LARGE = 0.04
+_FEW_COLUMNS, _MOST_COLUMNS = 2_000, 12_000
+"""Of integer programmes: those that are solved in seconds, and those that are tried at last."""
+_LARGE = 20_000_000
+"""Options × ranks from which on a better plan is not worth the minutes."""
 _ENOUGH = 0.005
 _MOST_OPTIONS = 100_000
 """With more, linear programmes take minutes; the bound of NumPy is then near."""
@@ -45,12 +50,20 @@ class Found:
         return max(self.placement.seconds / self.bound_seconds - 1, 0.0)
 
 
-def search(options: Options) -> Found | None:
-    """Finds a plan; None where none was found that fits the memory."""
-    reduced = reduce_options(options)
+def search(options: Options, pins: Placement | None = None) -> Found | None:
+    """Finds a plan; None where none was found that fits the memory.
+
+    Args:
+        pins: tables that have their place already; the bound is of plans that have them there.
+    """
+    if pins is not None and pins.is_complete:
+        bound = aggregate_bound(options)
+        return Found(pins, bound, pins.seconds) if pins.fits else None
+    reduced = reduce_options(options, pins)
     if reduced is None:
         return None
     smaller = reduced.options
+    target = _target(smaller)
     bound = aggregate_bound(smaller)
     best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, None)
     if best is None or _gap(best, bound) > _ENOUGH:
@@ -62,23 +75,32 @@ def search(options: Options) -> Found | None:
         best = _placed(smaller, [_smallest(smaller)], bound, None)
     if best is None:
         return None
-    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
+    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
         higher = threshold_bound(smaller, bound.seconds, best.seconds)
         best = _aimed(smaller, replace(bound, seconds=higher), best)
         bound = replace(bound, seconds=higher)
-    if _gap(best, bound) > _TARGET_GAP and len(smaller) <= _MOST_OPTIONS:
+    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
         bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
-    if _gap(best, bound) > _TARGET_GAP:
+    if _gap(best, bound) > target:
+        best, bound = _proven(smaller, best, bound, _FEW_COLUMNS)
+    if _gap(best, bound) > target:
         alive = _worth_trying(smaller, bound, best)
         best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
-    seconds = bound.seconds
-    if _gap(best, bound) > _TARGET_GAP:
-        proof = prove(smaller, best, _worth_trying(smaller, bound, best))
-        if proof is not None:
-            best, proven = proof
-            seconds = max(seconds, proven)
-    whole = reduced.of_whole(best, options)
-    return Found(whole, bound, min(seconds, whole.seconds))
+        best, bound = _proven(smaller, best, bound, _MOST_COLUMNS)
+    whole = reduced.of_whole(best)
+    return Found(whole, bound, min(bound.seconds, whole.seconds))
+
+
+def _proven(
+    options: Options, best: Placement, bound: Bound, most_columns: int
+) -> tuple[Placement, Bound]:
+    """What the integer programme makes of both, where it has at most so many columns."""
+    proof = None
+    if _gap(best, bound) > _target(options):
+        proof = prove(options, best, _worth_trying(options, bound, best), most_columns)
+    if proof is None:
+        return best, bound
+    return proof[0], replace(bound, seconds=max(bound.seconds, proof[1]))
 
 
 def _placed(
@@ -109,7 +131,7 @@ def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
                 placement = place_all(options, choice, seconds)
                 if placement is not None:
                     best = _improved(placement, best)
-                if _gap(best, bound) < _TARGET_GAP:
+                if _gap(best, bound) < _target(options):
                     return best
     return best
 
@@ -129,6 +151,10 @@ def fits(options: Options) -> bool:
     return (
         reduced is not None and place_all(reduced.options, _smallest(reduced.options)) is not None
     )
+
+
+def _target(options: Options) -> float:
+    return _TARGET_GAP if len(options) * options.num_ranks < _LARGE else _TARGET_GAP_OF_LARGE
 
 
 def _gap(placement: Placement, bound: Bound) -> float:
@@ -163,7 +189,8 @@ def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
     """Options that a better plan may have: the bound with any other would be above `best`."""
     price = option_prices(options, bound)
     least = np.minimum.reduceat(price, options.start[:-1])
-    offset = options.fixed @ bound.prices - options.capacity @ bound.memory_prices
+    room = options.capacity - options.average_held_memory()
+    offset = (options.fixed + options.average_held()) @ bound.prices - room @ bound.memory_prices
     with_option = least.sum() + offset + price - least[options.table]
     alive = with_option <= best.seconds * (1 + 1e-9)
     alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)

@@ -30,6 +30,9 @@ _MOST_POINTS = 64 * _POINTS_PER_OCTAVE
 
 Ints = NDArray[np.int64]
 
+_OF_PROCESSES = frozenset({"gpu", "host"})
+"""Kinds of memory that end with a process."""
+
 
 def storage_models(
     inputs: PlanInputs, calibration: Calibration, names: Sequence[str]
@@ -98,6 +101,11 @@ class StorageModel:
     @property
     def is_stack(self) -> bool:
         return len(self.tiers) > 1
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether it may hold blocks of columns: training refuses what lets rows go or outlives it."""
+        return not self.is_stack and self.costs[0].memory in _OF_PROCESSES
 
     # -- time ---------------------------------------------------------------------
 
