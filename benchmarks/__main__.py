@@ -39,6 +39,7 @@ BENCHMARKS = (
     "rocksdb",
     "redis",
     "tiers",
+    "serving_lookup",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}
