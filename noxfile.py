@@ -41,11 +41,11 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 FAMILY = (
     "testing",
     "plan",
-    "serve",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
     "packed",
+    "serve",
     "framework-torch",
     "framework-tf",
     "train",
@@ -333,6 +333,26 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
             failed.append(" ".join(options))
     if failed:
         session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
+
+
+# Clients of the lookup service by other makers, in whatever versions are the newest.
+SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]", "numpy")
+
+
+@nox.session
+def serving_peers(session: nox.Session) -> None:
+    """Proves the lookup service with generated protobuf code, health probes and tritonclient; 40 MB."""
+    session.install("pytest", "hypothesis", silent=True)
+    install_family(session, "packed", "serve")
+    folder = Path(session.virtualenv.location) / "peers"
+    python = str(folder / "bin/python")
+    session.run("python", "-m", "venv", str(folder), silent=True)
+    session.run(
+        python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
+    )
+    session.run(
+        "pytest", "packages/serve/tests/test_peers.py", env={"SPARRING_SERVE_PEERS_PYTHON": python}
+    )
 
 
 @nox.session

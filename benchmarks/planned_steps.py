@@ -35,7 +35,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "narrow": {"dim": 16, "rows": 500_000, "ids": 2, "skew": 0.0},
     "small": {"dim": 32, "rows": 5_000, "ids": 2, "skew": 0.0},
 }
-ROW, ALL = ("row_wise", "all"), ("data_parallel", "all")
+ROW, ALL = ("row_wise", "all", 1, "rows"), ("data_parallel", "all", 1, "rows")
+POOLED, BLOCKS = ("row_wise", "all", 1, "pooled"), ("column_wise", [0, 1], 2, "rows")
 TAU, RATIO_ERROR, BYTES_ERROR = 0.6, 0.3, 0.01
 """Least agreement of orders; the most that a ratio, and bytes or messages of a rank, may be off."""
 
@@ -56,6 +57,10 @@ def _plan_choices() -> dict[str, dict[str, Any]]:
         "big replicated": {**rows, "big": ALL},
         "all replicated": all_,
         "big on one, others replicated": {**all_, "big": 0},
+        "all pooled": dict.fromkeys(TABLES, POOLED),
+        "long pooled on one rank": {**rows, "long": ("table_wise", [0], 1, "pooled")},
+        "wide in column blocks": {**rows, "wide": BLOCKS},
+        "wide, big in column blocks": {**rows, "wide": BLOCKS, "big": BLOCKS},
     }
 
 
@@ -77,6 +82,8 @@ def inputs_of(calibration: str | None = None) -> PlanInputs:
             "topology": {"nodes": 1, "ranks_per_node": RANKS, "memory": {"host": 1 << 34}},
             "samples": SAMPLES,
             "calibration": calibration,
+            "kinds": ["row_wise", "data_parallel", "table_wise", "column_wise"],
+            "transfers": ["rows", "pooled"],
             "tables": {
                 name: {
                     "dim": each["dim"],
@@ -121,8 +128,9 @@ def _line(x: Any, y: Sequence[float]) -> tuple[float, float]:
 def _edited(plan: Plan, choices: dict[str, Any]) -> Plan:
     def changed(name: str, table: TablePlan) -> TablePlan:
         choice = choices[name]
-        kind, ranks = ("table_wise", [choice]) if isinstance(choice, int) else choice
-        return table.model_copy(update={"kind": kind, "ranks": ranks, "next_best": None})
+        found = ("table_wise", [choice], 1, "rows") if isinstance(choice, int) else choice
+        changes = dict(zip(("kind", "ranks", "columns", "transfer"), found, strict=True))
+        return table.model_copy(update=changes | {"next_best": None})
 
     tables = {name: changed(name, each) for name, each in plan.tables.items()}
     return plan.model_copy(update={"tables": tables})

@@ -29,6 +29,7 @@ from sparring import (
     resolve_method,
     update_rows,
 )
+from sparring.adapter import BagLookup, look_up_bags, pool, pool_backward
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_plan import Plan
 
@@ -67,7 +68,7 @@ def _plans(
         name: _container(plan, given, rendezvous, closing) for name, plan in given["plans"].items()
     }
     contenders = {
-        name: _stepping(container, batches, given["method"])
+        name: _stepping(container, batches, given["tables"], given["method"])
         for name, container in containers.items()
     }
     for step in contenders.values():
@@ -109,21 +110,45 @@ def _container(
     for name, each in given["tables"].items():
         container.declare(TableConfig(name, each["dim"]))
         container.set_state(name, np.empty(0, np.float32), given["method"])
-    for name in given["tables"]:
-        container.storage(name)
     return container
 
 
 def _stepping(
-    container: StepContainer, batches: list[list[tuple[str, Any]]], method: str
+    container: StepContainer,
+    batches: list[list[tuple[str, Any]]],
+    tables: dict[str, Any],
+    method: str,
 ) -> Callable[[], object]:
-    choices = {name: _choice(method) for name, _ in batches[0]}
+    """A step: bags of every table to pools, and a gradient of ones back."""
+    choices = {name: _choice(method) for name in tables}
+    pooled = [name for name in tables if container.transfer(name)[0] == "pooled"]
+    offsets = {
+        name: np.arange(0, len(ids) + 1, tables[name]["ids"], dtype=np.int64)
+        for name, ids in batches[0]
+    }
+    ones = {
+        name: np.ones((len(offsets[name]) - 1, tables[name]["dim"]), np.float32) for name in tables
+    }
     turns = iter(range(1 << 30))
 
     def step() -> None:
-        for found in container.lookup_all(batches[next(turns) % NUM_BATCHES]):
-            assert found.shadow_id is not None
-            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        batch = batches[next(turns) % NUM_BATCHES]
+        by_rows = [each for each in batch if each[0] not in pooled]
+        if by_rows:
+            found = container.lookup_all(by_rows)
+            for (name, _), each in zip(by_rows, found, strict=True):
+                pool(each.rows, each.inverse, offsets[name], "sum")
+                gradient = pool_backward(
+                    ones[name], each.inverse, offsets[name], len(each.keys), "sum"
+                )
+                assert each.shadow_id is not None
+                container.resources.accumulate(each.shadow_id, gradient)
+        if pooled:
+            wanted = [BagLookup(name, ids, offsets[name]) for name, ids in batch if name in pooled]
+            bags = look_up_bags(container.state, wanted, is_training=True)
+            for each, request in zip(bags, wanted, strict=True):
+                assert each.shadow_id is not None
+                container.resources.accumulate_bags(each.shadow_id, ones[request.table])
         container.apply_methods(choices)
 
     return step
@@ -151,7 +176,7 @@ def _costs(
         for name, each in given["tables"].items():
             container.declare(TableConfig(name, each["dim"]))
             container.set_state(name, np.empty(0, np.float32), given["method"])
-        step = _stepping(container, batches, given["method"])
+        step = _stepping(container, batches, given["tables"], given["method"])
         for _ in range(NUM_BATCHES):
             step()
         found["one_rank"] = _median(step)

@@ -1,9 +1,9 @@
 """The lookup service beside a bare echo of the same bytes over gRPC, and beside Redis.
 
-Server and client are processes of their own on one machine, over loopback. The echo answers a request of
-as many bytes with as many bytes in one call, through the same gRPC, and does nothing else: it is the limit
-of a service in Python. Redis is asked by pipelined HMGET, as the storage `redis` lays rows out, and its
-answers are left as a list of bytes. Ours is timed whole: from ids, which are distinct, to an array of rows.
+Server and client are processes of their own on one machine, over loopback. The echo answers a request
+of as many bytes with as many bytes in one call, through the same gRPC, and does nothing else: it is the
+limit of a service in Python. Redis is asked by pipelined HMGET, as the storage `redis` lays rows out, and
+its answers are left as a list of bytes. Ours is timed whole: from ids, which are distinct, to an array.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.scale import Scale
 from sparring import StepContainer, StorageChoice, TableConfig
 from sparring_serve import ClientConfig, LookupClient, ServingConfig, open_server
 from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 
 __all__ = ["measure"]
@@ -144,12 +145,14 @@ def _process(target: Callable[[str, Connection], None], argument: str) -> Iterat
 
 
 def _serve(folder: str, connection: Connection) -> None:
+    keep_freed_memory()  # as the command does
     with open_server(ServingConfig(snapshots=folder), address="127.0.0.1:0") as server:
         connection.send(server.address)
         connection.recv()
 
 
 def _echo(_: str, connection: Connection) -> None:
+    keep_freed_memory()
     from concurrent.futures import ThreadPoolExecutor
 
     import grpc

@@ -82,7 +82,6 @@ OWNERS = {
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],
     "persistent": ["Capabilities"],
-    "placement": ["sparring_torch.EmbeddingBagConfig"],
     "reason": ["overrides_kit"],
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],

@@ -291,6 +291,7 @@ def test_auto_asks_the_planner_for_the_tables_of_the_module(
         ("shop", 50, None),
         ("small", None, None),
     ]
+    assert [each.may_pool for each in asked] == [True, True, False]
     poolings = [[feature.pooling for feature in each.features] for each in asked]
     assert poolings == [["sum", "sum"], ["sum"], [None]]
 

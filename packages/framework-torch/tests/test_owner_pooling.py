@@ -29,11 +29,14 @@ TABLES = ("first", "second", "third")
 
 
 def opened(
-    collective: Collective, transfer: Any = "pooled", tables: Sequence[str] = TABLES
+    collective: Collective,
+    transfer: Any = "pooled",
+    tables: Sequence[str] = TABLES,
+    first: Any = ("table_wise", (1,)),
 ) -> StepContainer:
     world_size = collective.world_size
     plan = {
-        "first": TableSharding("table_wise", (world_size - 1,), transfer=transfer),
+        "first": TableSharding(*first, transfer=transfer),
         "second": TableSharding("row_wise", transfer=transfer),
         "third": TableSharding("table_wise", (0,)),
     }
@@ -82,26 +85,30 @@ class Model(nn.Module):
         return ((output - torch.arange(BATCH) / BATCH) ** 2).mean(), output.detach()
 
 
-def trained(collective: Collective, transfer: str, work: Callable[[Any], None]) -> dict[str, Any]:
-    """Rows of this rank's tables after some work on a model."""
-    with opened(collective, transfer) as container:
+def trained(
+    collective: Collective, transfer: str, work: Callable[[Any], None], **more: Any
+) -> dict[str, Any]:
+    """Rows of this rank's tables after some work on a model; of a divided table, those of each block."""
+    with opened(collective, transfer, **more) as container:
         model = DistributedModelParallel(Model(collection()), container=container)
         work(model)
         return {
-            f"{name} {key}": row.copy()
+            f"{part.config.name} {key}": row.copy()
             for name in container.tables
-            for chunk in container.storage(name).scan()
+            for part in container.entry(name).parts
+            if part.storage is not None
+            for chunk in part.storage.scan()
             for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
         }
 
 
-def compare(world_size: int, work: Callable[[Any], None]) -> None:
+def compare(world_size: int, work: Callable[[Any], None], **more: Any) -> None:
     """Both transfers give the same rows."""
     rows: list[dict[str, Any]] = []
     for transfer in ("rows", "pooled"):
 
         def body(collective: Collective, transfer: str = transfer) -> dict[str, Any]:
-            return trained(collective, transfer, work)
+            return trained(collective, transfer, work, **more)
 
         held = run_ranks(world_size, body)
         rows.append({key: row for each in held for key, row in each.items()})
@@ -112,14 +119,18 @@ def compare(world_size: int, work: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
+    ("world_size", "optimizer", "options", "first"),
     [
-        (2, torch.optim.SGD, {}),
-        (2, torch.optim.Adagrad, {"update": "shadow"}),
-        (3, "adagrad", {}),
+        (2, torch.optim.SGD, {}, ("table_wise", (1,))),
+        (2, torch.optim.Adagrad, {"update": "shadow"}, ("table_wise", (0,))),
+        (3, "adagrad", {}, ("table_row_wise", (0, 2))),
+        (2, "adagrad", {}, ("column_wise", (0, 1))),
+        (2, torch.optim.Adagrad, {"update": "shadow"}, ("column_wise", (1, 0))),
     ],
 )
-def test_collections_train_as_by_rows(world_size: int, optimizer: Any, options: Any) -> None:
+def test_collections_train_as_by_rows(
+    world_size: int, optimizer: Any, options: Any, first: Any
+) -> None:
     def work(model: Any) -> None:
         updates = Optimizer(model, optimizer, lr=0.05, **options)
         dense = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -136,7 +147,7 @@ def test_collections_train_as_by_rows(world_size: int, optimizer: Any, options: 
                 model(batch(step, rank))
         assert model.container.exchange.pooling.num_kept == 0
 
-    compare(world_size, work)
+    compare(world_size, work, first=first)
 
 
 def test_norms_clip_as_by_rows() -> None:

@@ -124,6 +124,7 @@ def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -
         (18.0, True, "sum"),
     ]
     assert [each.pooling for each in user.features] == [None]
+    assert [each.may_pool for each in request.tables] == [True, True, False]
     assert (shop.rows, item.rows) == (50, None)
     assert (item.method, user.method) == ("rowwise_adagrad", "Adam")
     assert torchrec.Topology(2, "cpu", 5, 7).memory_bytes == 7
@@ -143,6 +144,8 @@ def test_types_have_torchrecs_values_and_ours_are_behind_them() -> None:
     }
     of = torchrec.ParameterSharding
     assert of("grid_shard").sharding().kind == "grid"
+    divided = of("column_wise", ranks=[1, 0], transfer="pooled", columns=2)
+    assert divided.of(divided.sharding(), 2) == divided
     assert of(torchrec.ShardingType.TABLE_WISE, ranks=[1]).sharding().ranks == (1,)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"give a value of ShardingType"):
         of(3).sharding()  # type: ignore[arg-type]

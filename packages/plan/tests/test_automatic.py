@@ -140,6 +140,21 @@ def _step(summary: str) -> float:
     return float(summary.partition("a step of ")[2].partition(" ms")[0])
 
 
+def test_owners_pool_where_modules_can() -> None:
+    def transfer(may_pool: bool) -> str:
+        long = (FeatureWorkload("sum", 60.0),)
+        bags = TableWorkload(
+            TableConfig("seen", 64), long, 10**7, "adagrad", ("table_wise",), may_pool=may_pool
+        )
+        made = automatic.plan_of_request(request(bags, memory_bytes=64 * GIB, far_gbit=1))
+        sharding = made.sharding.sharding_of("seen")
+        assert sharding is not None
+        assert sharding.transfer in made.summary
+        return sharding.transfer
+
+    assert (transfer(True), transfer(False)) == ("pooled", "rows")
+
+
 def test_the_same_request_makes_the_same_plan() -> None:
     tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
     first, again = (automatic.plan_of_request(request(*tables)) for _ in range(2))

@@ -20,10 +20,11 @@ from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.planner import make_plan, placement_of
 from sparring_plan.report.page import plan_report, write_report
-from sparring_plan.simulation import plan_step
+from sparring_plan.simulation import plan_step, ranking
 from sparring_plan.simulation.cluster import Cluster
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
+from sparring_plan.simulation.ranking import neighbours, rank_again
 from sparring_plan.simulation.replay import simulate
 from sparring_plan.simulation.sheet import inputs_for, simulate_sheet
 from sparring_plan.simulation.traffic import traffic_of
@@ -174,13 +175,10 @@ def test_overlap_and_imbalance_show_in_a_replayed_step(
     assert slow.compute_share == slow.message_share
 
 
-def test_a_step_of_too_many_messages_is_added_up(
-    place: Place, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_too_many_messages_is_added_up(place: Place, calibration: Calibration) -> None:
     inputs = inputs_of()
     placement = place(inputs)
-    monkeypatch.setattr(plan_step, "_MOST_MESSAGES", 10)
-    step = simulate_plan(placement, inputs, calibration)
+    step = simulate_plan(placement, inputs, calibration, most_messages=10)
     assert (step.method, step.idle_share) == ("linear", None)
     assert step.seconds == placement.seconds
     assert step.sent_bytes == traffic_of(placement, inputs, calibration).sent.total.max()
@@ -205,7 +203,7 @@ def test_pools_of_long_bags_take_half_the_bytes_of_rows(
 
 def test_a_sheet_has_a_row_for_each_number_of_ranks(calibration: Calibration) -> None:
     table = {"users": {"dim": 32, "features": {"f": {"ids": 4}}, "rows": 40_000_000}}
-    inputs = inputs_of(tables=table)
+    inputs = inputs_of(tables=table, kinds=["row_wise"])
     rows = simulate_sheet(inputs, calibration, [8, 1, 4, 4])
     assert [(row.ranks, row.nodes) for row in rows] == [(1, 1), (4, 2), (8, 4)]
     assert rows[0].step is None
@@ -324,3 +322,43 @@ def test_unequal_ranks_are_counted_by_their_node(place: Place, calibration: Cali
     assert sent.far[1] == 2 * headers
     assert sent.far[0] == 2 * headers + sent.rows[0] * 2 // 3
     assert np.all(sent.far[2:] == sent.total[2:] - headers)
+
+
+def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
+    calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"], samples=1024)
+    plan = make_plan(inputs, calibration)
+    options = option_costs(inputs, calibration)
+    best = placement_of(plan, options)
+    assert plan.simulated_ms == pytest.approx(
+        simulate_plan(best, inputs, calibration).seconds * 1e3, rel=1e-5
+    )
+    others = neighbours(best)
+    assert all(each.fits and each.seconds <= best.seconds * 1.01 for each in others)
+    assert len({tuple(each.option) for each in (best, *others)}) == len(others) + 1
+    # One that is as good when added up and shorter when replayed is taken.
+    quicker = best.copy()
+    times = {id(best): 2.0, id(quicker): 1.0}
+
+    def replayed(placement: Placement, *_: Any) -> PlanStep:
+        step = simulate_plan(best, inputs, calibration)
+        return replace(step, seconds=times[id(placement)])
+
+    monkeypatch.setattr(ranking, "replayed_step", replayed)
+    found, step = rank_again(best, lambda: [quicker], inputs, calibration)
+    assert found is quicker
+    assert step is not None
+    assert step.seconds == 1.0
+    assert rank_again(quicker, lambda: [best], inputs, calibration)[0] is quicker
+    monkeypatch.setattr(ranking, "replayed_step", lambda *_: None)
+    assert rank_again(best, lambda: [quicker], inputs, calibration) == (best, None)
+
+
+def test_pinned_tables_stay_when_plans_are_ranked_again(calibration: Calibration) -> None:
+    inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"])
+    best = placement_of(make_plan(inputs, calibration), option_costs(inputs, calibration))
+    everything = range(len(best.option))
+    assert neighbours(best, everything) == []
+    for each in neighbours(best, everything[:2]):
+        assert list(each.option[:2]) == list(best.option[:2])

@@ -156,6 +156,18 @@ def test_iops_latency_and_methods_are_counted(calibration: Calibration) -> None:
     assert seconds(methods={"sgd": adam}) == usual
 
 
+def test_misses_are_found_below(calibration: Calibration) -> None:
+    table = {"dim": 32, "rows": 1_000_000, "features": {"f": {"ids": 10}}}
+    inputs = inputs_of(table, storages=["hkv", {"tiers": [{"hkv": "5 %"}, "rocksdb"]}])
+    one, stack = storage_models(inputs, calibration, ["t"])
+    keys, row_bytes, share = np.array([1000.0]), np.array([128.0]), np.array([0.25])
+    below = calibration.storages["rocksdb"]
+    miss = 250 * (below.find_ns + 128 * below.find_ns_per_byte) * 1e-9
+    assert stack.find_seconds(keys, row_bytes, [share]) == pytest.approx(
+        one.find_seconds(keys, row_bytes, []) + miss
+    )
+
+
 def test_rows_that_leave_a_tier_are_written_below(calibration: Calibration) -> None:
     table = {"dim": 32, "method": "adam", "rows": 2_000_000, "features": {"f": {"ids": 10}}}
     stack = [{"tiers": [{"hkv": "5 %"}, "rocksdb"]}]
@@ -192,8 +204,10 @@ def test_bytes_of_a_plan_are_those_of_real_storages(
     state = inputs.tables["t"].state_width
     config = TableConfig("t", 16, state_width=state)
     layout = model._layouts_of(np.array([0]), 1)[0][0]
-    tiers = [{"backend": "hkv", **model._budget(0, layout, rows)}, "memory"] if budget else None
-    name, options = ("tiered", {"tiers": tiers}) if tiers else ("hkv", {})
+    name, options = "hkv", {}
+    if budget:
+        first = {"budget_bytes": budget} if "MiB" in budget else model._budget(0, layout, rows)
+        name, options = "tiered", {"tiers": [{"backend": "hkv", **first}, "memory"]}
     with open_storage(name, config, **options) as opened:
         for begin in range(0, rows, 2048):
             keys = np.arange(begin, min(begin + 2048, rows))
@@ -232,9 +246,12 @@ def test_more_rows_than_a_storage_numbers_are_refused(calibration: Calibration) 
 # -- the file ---------------------------------------------------------------------
 
 
-def test_a_plan_names_stacks_hits_memories_and_the_day(written: Path, tmp_path: Path) -> None:
+def test_a_plan_names_stacks_hits_memories_and_the_day(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.yaml"
     assert main(["plan", "make", str(written), "--output", str(path)]) == 0
+    assert "; memory is full: 20" in capsys.readouterr().out
     plan = read_plan(path)
     films = plan.tables["films"]
     assert films.storage == "hkv 10 % + rocksdb"
@@ -247,6 +264,9 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(written: Path, tmp_path: 
     assert plan.memory_full.startswith("20")
     assert "of rank" in plan.memory_full
     assert main(["plan", "check", str(path), str(written)]) == 0
+    capsys.readouterr()
+    assert main(["plan", "explain", "films", str(path), str(written)]) == 0
+    assert f"{films.hit_rates[0]:.1%}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -339,9 +359,11 @@ def test_unique_keys_of_a_sketch_are_those_counted_in_other_batches(skew: float)
     fresh = random.choice(num_rows, 200_000, p=share)
     bins = sketch.key_bins(num_rows)
     assert (bins.counts * bins.probability).sum() == pytest.approx(1)
-    for size in (500, 5_000, 20_000):
+    # A quarter of what was sketched is met by keys that the sketch did not show: without them it would
+    # be 8 % less.
+    for size, within in ((500, 0.03), (5_000, 0.03), (50_000, 0.05)):
         told = bins.unique_keys(np.array([float(size)]))[0]
-        assert told == pytest.approx(counted(fresh, size), rel=0.04)
+        assert told == pytest.approx(counted(fresh, size), rel=within)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")

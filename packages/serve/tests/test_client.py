@@ -173,6 +173,23 @@ def test_a_replica_that_fails_is_not_seen_where_another_answers(fault: str) -> N
         assert all("r1" in each for each in sent)
 
 
+def test_a_patient_client_waits_for_replicas_that_start_again() -> None:
+    cluster = Cluster()
+    ids = np.arange(-20, 120)
+    cluster.client.pull({"item": ids})
+    cluster.transport.fault = lambda send: "" if send.waits else "cut"
+    answer = cluster.client.pull({"item": ids})
+    check(answer.rows["item"], answer.found["item"], ids)
+    # Who takes flagged rows does not wait for them.
+    flagging = cluster.client_of(cluster.shards, on_failure="flag")
+    cluster.transport.fault = lambda send: ""
+    flagging.pull({"item": ids})
+    cluster.transport.fault = lambda send: "" if send.waits else "cut"
+    begin = cluster.transport.clock.now
+    assert not flagging.pull({"item": ids}).answered["item"].any()
+    assert cluster.transport.clock.now - begin < 0.1
+
+
 def test_a_replica_that_came_back_is_asked_again() -> None:
     order, replicas = ReplicaOrder(seed=1), ("a:1", "b:1")
     home = order.of(replicas, 0.0)[0]

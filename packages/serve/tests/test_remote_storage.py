@@ -95,4 +95,4 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
         with pytest.raises(InvalidArgumentError, match="needs one of config"):
             open_storage("remote", ITEM, **options)
     with pytest.raises(StorageIOError, match="no replica answered"):
-        open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=9)
+        open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)

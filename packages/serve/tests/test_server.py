@@ -222,7 +222,9 @@ def test_wrong_inferences_are_refused(serve: Serve, fields: dict[str, Any], code
     assert code_of(serve(), f"{INFERENCE}/ModelInfer", request) == code
 
 
-def test_a_hint_brings_the_newer_version_and_names_what_is_refused(serve: Serve) -> None:
+def test_a_hint_brings_the_newer_version_and_names_what_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = MemoryTables([ITEM], ROWS)
     server = serve(tables)
     new = tables.publish(2, {"item": {7: [2, 2, 2, 2]}})
@@ -239,11 +241,14 @@ def test_a_hint_brings_the_newer_version_and_names_what_is_refused(serve: Serve)
         assert client.pull({"item": [7]}).rows["item"][0, 0] == 2
         assert refresh().is_new
         assert client.pull({"item": [7]}).rows["item"][0, 0] == 4
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "refresh", lambda: 1 // 0)
+        assert refresh().refused.startswith("ZeroDivisionError in this server")
     counted = {
         result: server.metrics.value("refreshes_total", result=result)
         for result in ("taken", "unchanged", "refused")
     }
-    assert counted == {"taken": 2, "unchanged": 1, "refused": 1}
+    assert counted == {"taken": 2, "unchanged": 1, "refused": 2}
 
 
 def test_a_server_looks_for_newer_versions_by_itself(serve: Serve) -> None:
@@ -443,7 +448,7 @@ def test_tls_shows_both_who_they_are_and_files_are_read_again(serve: Serve, tmp_
         assert client.pull({"item": [1]}).found["item"].all()
     for wrong in (config(theirs, theirs), config(mine, None), config(mine, mine), ClientConfig()):
         with LookupClient(server.address, wrong) as client, pytest.raises(ReplicasFailedError):
-            client.pull({"item": [1]})
+            client.pull({"item": [1]}, deadline_seconds=1)
     # Another certificate in the same place is for connections from then on.
     other = make_certificate(tmp_path / "new", "server")
     other.with_suffix(".key").replace(mine.with_suffix(".key"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparring import initial_rows, partition
 from sparring.contracts import TableConfig
 from sparring_serve import LookupService, Place, ShardReplicas
+from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.testing import MemoryTables
@@ -170,6 +174,19 @@ def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables
             service, Status.FAILED_PRECONDITION, f"this is shard {shard + 1} of 3", keys
         )
         assert ShardReplicas.from_bytes(error.shard_map) == shards
+
+
+@given(st.binary(max_size=120))
+@settings(max_examples=200)
+def test_any_request_is_answered_or_refused(content: bytes) -> None:
+    tables = MemoryTables([ITEM], {"item": {7: [1, 2, 3, 4]}})
+    service = LookupService(tables, Place(ShardReplicas((("a:1",),))))
+    whole = encode(PullRequest((TableIds("item", bytes(16)),)))
+    for request in (content, whole + content, content + whole):
+        for call in (service.pull, lambda *each: infer(service, *each)):
+            with contextlib.suppress(Refusal):
+                call(request, 1.0)
+    assert service.admission.bytes_in_flight == 0
 
 
 def test_pulls_are_counted(service: LookupService) -> None:

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
+    from sparring.sharding.layouts import Layouts
     from sparring.snapshot.chain import count_rows, merged_chunks
     from sparring.snapshot.erase import erase_from_snapshots
     from sparring.snapshot.export import embedding_parts
@@ -152,6 +153,7 @@ _name = names_from(
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
+        "sparring.sharding.layouts": "Layouts",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
         "sparring.snapshot.export": "embedding_parts",
@@ -184,14 +186,14 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable",
-    "Codec", "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
+    "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable", "Codec",
+    "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
     "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
-    "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Link", "Loaded", "LocalGroup",
-    "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
-    "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager", "ResourceManager",
-    "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous", "Snapshot",
-    "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
+    "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded",
+    "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
+    "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
+    "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
+    "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
     "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
     "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
@@ -203,7 +205,7 @@ __all__ = [
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
     "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_document",
     "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
-    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows",
-    "verify_snapshot", "workload_of", "write_note"
+    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
+    "workload_of", "write_note"
 ]
 # fmt: on

@@ -15,12 +15,13 @@ from sparring.contracts.initializers import Uniform
 from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import NonFinite, StepContainer
 from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.exchange.options import ExchangeOptions
-from sparring.kernels.functions import pool, pool_backward
+from sparring.kernels.functions import partition, pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous
@@ -271,6 +272,42 @@ def test_bytes_are_those_of_the_formula_and_fewer_than_by_rows(capsys: Any) -> N
     assert 2 * total["pooled"] < total["rows"]
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_bytes_of_two_tables_on_three_ranks_are_those_of_the_formula(is_weighted: bool) -> None:
+    def padded(count: int) -> int:
+        return -(-count // 8) * 8
+
+    def body(collective: Collective) -> tuple[list[Any], Any]:
+        """Ids and bags of each table at each owner, and the bytes that were counted."""
+        with opened(collective, 3) as container:
+            counts: list[Any] = []
+            wanted, gradients = [], []
+            for name, dim in DIMS.items():
+                ids, offsets, gradient = bags_of(4, collective.rank, name)
+                owners = container.layout(name).owners[partition(ids)]
+                bag_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+                for rank in {0, 1, 2} - {collective.rank}:
+                    bags = len(set(bag_of[owners == rank].tolist()))
+                    counts.append((rank, int((owners == rank).sum()), bags, dim))
+                weights = np.ones(len(ids), np.float32) if is_weighted else None
+                wanted.append(BagLookup(name, ids, offsets, "sum", weights))
+                gradients.append(gradient)
+            found = look_up_bags(container.state, wanted, is_training=True)
+            for each, gradient in zip(found, gradients, strict=True):
+                container.resources.accumulate_bags(each.shadow_id, gradient)
+            container.apply_methods(choices(container))
+            counters = container.exchange.counters
+            return counts, (counters.wire_bytes_sent, counters.wire_bytes_received)
+
+    for counts, (sent, received) in run_ranks(3, body):
+        assert all(num_ids for _, num_ids, _, _ in counts)
+        weights = [padded(4 * n) if is_weighted else 0 for _, n, _, _ in counts]
+        assert sent.keys == sum(8 * n + padded(4 * b) for _, n, b, _ in counts) + sum(weights)
+        # Both tables of a rank share a message.
+        assert received.rows == sum(padded(b * dim * 4) for _, _, b, dim in counts) + 2 * 8
+        assert sent.gradients == sum(16 + padded(b * dim * 4) for _, _, b, dim in counts)
+
+
 def test_a_discarded_step_leaves_nothing() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
@@ -373,6 +410,24 @@ def test_nan_is_refused_or_skipped_for_the_rank_that_has_it(policy: NonFinite) -
     else:
         assert set(rows) == {1, 3}  # of rank 1
         assert sum(count for _, count in results) == 2
+
+
+def test_sums_before_a_step_have_nan_among_them() -> None:
+    def body(collective: Collective) -> tuple[bool, dict[str, Rows]]:
+        with opened(collective, 2, non_finite_gradients=NonFinite.SKIP) as container:
+            (found,) = look_up(container, {"user": one_bag([1, 2])})
+            gradient = one_bag([1], fill=np.nan if collective.rank else 1.0)[2]
+            container.resources.accumulate_bags(found.shadow_id, gradient)
+            sums = sum_gradients(container.state)
+            has_nan = any(np.isnan(each.gradients).any() for each in sums.values())
+            (found,) = look_up(container, {"user": one_bag([3])})
+            container.resources.accumulate_bags(found.shadow_id, one_bag([3])[2])
+            container.apply_methods(choices(container))
+            return has_nan, stored(container)
+
+    results = run_ranks(2, body)
+    assert any(has_nan for has_nan, _ in results)
+    assert set(joined([each for _, each in results])["user"]) == {3}
 
 
 def test_16_bit_rows_are_pooled_as_they_read() -> None:

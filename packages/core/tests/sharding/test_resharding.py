@@ -16,6 +16,8 @@ from sparring.contracts.expiry import Expiry
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.container_state import state_without_keys
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
+from sparring.kernels.functions import partition
+from sparring.snapshot import chain
 from sparring.snapshot.chain import count_rows, merged_chunks
 from sparring.snapshot.erase import erase_from_snapshots
 from sparring.snapshot.format.manifest import Manifest, decode_text, encode_text
@@ -93,7 +95,7 @@ def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])
 def test_deltas_are_saved_by_blocks_over_any_base(kind: str, tmp_path: Path) -> None:
-    """A base of one kind, a delta over it of another, read whole and by columns."""
+    """S10b: a base of one kind, a delta over it of another, read whole and by columns."""
     root = [str(tmp_path / name) for name in ("base", "delta", "last", "full")]
     saved(kind, 3, root[0])
     expected = alone(NUM_STEPS, 3)
@@ -135,6 +137,35 @@ def _own(part: Any) -> set[int]:
     return {int(key) for chunk in part.storage.scan() for key in chunk.keys}
 
 
+def test_rows_are_joined_in_windows_that_fit_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S10b"""
+    saved("grid", 4, str(tmp_path / "a"))
+    expected = scanned(str(tmp_path / "a"))
+    monkeypatch.setattr(chain, "_JOIN_BYTES", 200)
+    parts = list(merged_chunks(open_snapshot(str(tmp_path / "a")), "user"))
+    assert len(parts) > 3
+    assert scanned(str(tmp_path / "a")) == expected
+    some = [int(key) for key in partition(np.array(sorted(expected)[:4]))]
+    found = merged_chunks(open_snapshot(str(tmp_path / "a")), "user", some)
+    assert {int(key) for each in found for key in each.keys} >= set(sorted(expected)[:4])
+
+
+def test_a_save_next_to_steps_has_the_blocks_of_one_step(tmp_path: Path) -> None:
+    url = str(tmp_path / "a")
+
+    def body(collective: Collective) -> None:
+        with opened(collective, "grid", **MORE) as container:
+            train(container, [collective.rank], steps=range(NUM_STEPS))
+            task = container.save(url, blocking=False)
+            train(container, [collective.rank], steps=range(NUM_STEPS, NUM_STEPS + 2))
+            task.result(20)
+
+    run_ranks(4, body)
+    assert scanned(url) == alone(NUM_STEPS, 4)
+
+
 def test_keys_are_erased_from_snapshots_of_blocks(tmp_path: Path) -> None:
     saved("grid", 4, str(tmp_path / "b"), base=str(tmp_path / "a"))
     before = scanned(str(tmp_path / "b"))
@@ -160,6 +191,7 @@ def test_snapshots_without_blocks_name_no_columns(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
+    """S10b, S14"""
     saved("column_wise", 2, str(tmp_path / "a"))
     path = tmp_path / "a" / "manifest.json"
     manifest, _ = decode_text(path.read_bytes(), Manifest)

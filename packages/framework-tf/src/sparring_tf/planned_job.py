@@ -82,12 +82,13 @@ def planned_container(
 
 
 def _workloads(agents: Sequence[TableAgent], method: str | None) -> Sequence[TableWorkload]:
-    found = {}
+    found: dict[str, TableWorkload] = {}
     for agent in agents:
         pooled = agent.pooled_features
         for each in agent.declarations:
-            poolings = [pooling for table, pooling in pooled if table == each.table.name]
-            features = [FeatureWorkload(pooling) for pooling in poolings or [None]]
+            features = [
+                FeatureWorkload(pooling) for table, pooling in pooled if table == each.table.name
+            ] or [FeatureWorkload(None)]
             workload = workload_of(each.table, each.storage, features, method)
             found.setdefault(each.table.name, workload)
     return list(found.values())

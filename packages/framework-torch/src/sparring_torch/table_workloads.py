@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from sparring.adapter import workload_of
+from sparring.adapter import TableDeclaration, workload_of
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_collection import EmbeddingCollection
@@ -16,7 +17,7 @@ __all__ = ["workloads_of"]
 def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
     """One for each table, with the features of all `modules` that look up in it."""
     features: dict[str, list[FeatureWorkload]] = {}
-    declared = {}
+    declared: dict[str, tuple[TableDeclaration, str | None]] = {}
     for module in modules:
         is_pooled = not isinstance(module, (Embedding, EmbeddingCollection))
         for table, pooling in module.agent.features:
@@ -25,6 +26,9 @@ def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
         for each in module.agent.declarations:
             declared.setdefault(each.table.name, (each, module.agent.known_method))
     return [
-        workload_of(each.table, each.storage, features.get(name, ()), method)
+        replace(
+            workload_of(each.table, each.storage, features.get(name, ()), method),
+            may_pool=each.device == "cpu" and all(of.pooling for of in features.get(name, ())),
+        )
         for name, (each, method) in declared.items()
     ]

@@ -19,6 +19,11 @@ namespace {
 using border::parallel_for;
 using border::StatusError;
 
+// Ids whose rows are found before they are used.
+constexpr int64_t kGroup = 256;
+// Of one layer: few where rows are read at once, which are then still near.
+constexpr int64_t kPooledGroup = 32;
+
 // Answers from here on go past the caches, in which they would not stay.
 constexpr int64_t kStreamedBytes = 4 << 20;
 
@@ -38,10 +43,8 @@ struct Group {
   const void* rows[kGroup];  // out: stored rows, or NULL
 };
 
-void resolve(const Version& version, const Table& table, Group& group) {
-  if (version.partitions.begin != 0 || version.partitions.end != kNumPartitions) {
-    for (int64_t i = 0; i < group.count; ++i) check_partition(version, group.ids[i]);
-  }
+// Looks through the layers of a table, the newest first.
+void resolve(const Table& table, Group& group) {
   std::fill(group.rows, group.rows + group.count, nullptr);
   // Those that no newer layer has, and where they are in the group.
   int64_t pending[kGroup];
@@ -54,7 +57,8 @@ void resolve(const Version& version, const Table& table, Group& group) {
     for (const FileSet* files : {&layer->rows, &layer->erased}) {
       if (files->is_empty() || num_pending == 0) continue;
       const bool has_rows = files == &layer->rows;
-      Search(*files, pending, num_pending, has_rows ? 8 + table.row_bytes : 8).run(found);
+      Search(*files, pending, num_pending, has_rows ? 8 + table.row_bytes : 8)
+          .next(num_pending, found);
       int64_t left = 0;
       for (int64_t i = 0; i < num_pending; ++i) {
         const uint16_t place = places[i];
@@ -70,15 +74,40 @@ void resolve(const Version& version, const Table& table, Group& group) {
   }
 }
 
-// Calls body(range of ids, Group) for the groups of [begin, end).
+struct Range {
+  int64_t begin;
+  int64_t end;
+  int64_t group;  // ids of a group, at most kGroup
+};
+
+// Calls body(first id, Group) for the groups of a range.
 template <class Body>
-void for_groups(const Version& version, const Table& table, const int64_t* ids, int64_t begin,
-                int64_t end, const Body& body) {
+void for_groups(const Version& version, const Table& table, const int64_t* ids, const Range& range,
+                const Body& body) {
+  const auto [begin, end, small_group] = range;
+  if (version.partitions.begin != 0 || version.partitions.end != kNumPartitions) {
+    for (int64_t i = begin; i < end; ++i) check_partition(version, ids[i]);
+  }
   Group group;
+  if (table.layers.size() == 1 && !table.layers[0]->rows.is_empty()) {
+    // One search for all of them: of a full snapshot, which erases nothing.
+    Search search(table.layers[0]->rows, ids + begin, end - begin, 8 + table.row_bytes);
+    const uint8_t* records[kGroup];
+    for (int64_t at = begin; at < end; at += small_group) {
+      group.ids = ids + at;
+      group.count = std::min(small_group, end - at);
+      search.next(group.count, records);
+      for (int64_t i = 0; i < group.count; ++i) {
+        group.rows[i] = records[i] == nullptr ? nullptr : PackedFile::row_of(records[i]);
+      }
+      body(at, group);
+    }
+    return;
+  }
   for (int64_t at = begin; at < end; at += kGroup) {
     group.ids = ids + at;
     group.count = std::min(kGroup, end - at);
-    resolve(version, table, group);
+    resolve(table, group);
     body(at, group);
   }
 }
@@ -272,7 +301,7 @@ void look_up(const Version& version, const LookupOptions& options,
                        output.stride % 64 == 0 &&
                        request.count * static_cast<int64_t>(output.stride) >= kStreamedBytes;
   parallel_for(options.executor, request.count, grain_of(table), [&](int64_t begin, int64_t end) {
-    for_groups(version, table, request.ids, begin, end, [&](int64_t at, const Group& group) {
+    for_groups(version, table, request.ids, {begin, end, kGroup}, [&](int64_t at, const Group& group) {
       write_group(table, options, group, output, at);
       note_found(request, at, group);
     });
@@ -293,7 +322,8 @@ void pool(const Version& version, const LookupOptions& options,
   parallel_for(options.executor, request.num_bags, grain, [&](int64_t begin, int64_t end) {
     BagSums sums(table, options, request, stride);
     sums.start(begin, end);
-    for_groups(version, table, request.ids, request.offsets[begin], request.offsets[end],
+    for_groups(version, table, request.ids,
+               {request.offsets[begin], request.offsets[end], kPooledGroup},
                [&](int64_t at, const Group& group) {
                  sums.add(at, group);
                  note_found(request, at, group);

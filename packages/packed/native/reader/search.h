@@ -6,6 +6,7 @@
 //   key i + 2 kAhead              key i + kAhead             key i
 //   hash, ask for the bucket      match, ask for the record  compare
 //
+// The keys ahead stay on their way while the rows of those before them are used.
 #ifndef SPARRING_PACKED_READER_SEARCH_H_
 #define SPARRING_PACKED_READER_SEARCH_H_
 
@@ -16,84 +17,96 @@
 
 namespace sparring::packed {
 
-// Keys that are looked for together.
-inline constexpr int64_t kGroup = 512;
-
 // Rows longer than this are asked for in part: the rest follows by itself.
 inline constexpr int64_t kMostPrefetchedBytes = 512;
 
-// One search for up to kGroup keys.
+// A search for keys (count), in their order.
 class Search {
  public:
-  // keys (count). `record_bytes`: how much of a record is read later.
+  // `record_bytes`: how much of a record is read later.
   Search(const FileSet& files, const int64_t* keys, int64_t count, int64_t record_bytes)
       : files_(files),
+        only_file_(files.only_file()),
         keys_(keys),
         count_(count),
-        prefetched_bytes_(std::min(record_bytes, kMostPrefetchedBytes)) {}
+        bytes_(static_cast<uint64_t>(std::min(record_bytes, kMostPrefetchedBytes))) {}
 
-  // found (count): records, or NULL. Throws StatusError(SPARRING_CORRUPT).
-  void run(const uint8_t** found) {
-    if (const PackedFile* const file = files_.only_file()) {
-      const FileView view = file->view();
-      run_all(found, [&](int64_t) -> const FileView& { return view; },
-              [&](int64_t) { return file; });
-      return;
+  // found (count): the records of the next `count` keys, or NULL. REQUIRES: there are so many.
+  // Throws StatusError(SPARRING_CORRUPT).
+  void next(int64_t count, const uint8_t** found) {
+    if (only_file_ != nullptr) {
+      const FileView view = only_file_->view();
+      advance(count, found, [&](int64_t) -> const PackedFile& { return *only_file_; },
+              [&](int64_t) -> const FileView& { return view; });
+    } else {
+      const auto file_of = [&](int64_t i) -> const PackedFile& {
+        const PackedFile* const file = files_.file_of(keys_[i]);
+        // A key of a partition without a file is in none: any will do.
+        return file != nullptr ? *file : *files_.files().front();
+      };
+      advance(count, found, file_of,
+              [&](int64_t i) -> const FileView& { return file_of(i).view(); });
     }
-    const PackedFile* file_of[kGroup];
-    for (int64_t i = 0; i < count_; ++i) {
-      const PackedFile* const file = files_.file_of(keys_[i]);
-      file_of[i] = file != nullptr ? file : files_.files().front().get();
-    }
-    run_all(found, [&](int64_t i) -> const FileView& { return file_of[i]->view(); },
-            [&](int64_t i) { return file_of[i]; });
   }
 
  private:
-  static constexpr int64_t kAhead = 32;
+  static constexpr int64_t kAhead = 24;
+  static constexpr int64_t kSlots = 64;  // more than 2 kAhead
 
-  template <class ViewOf, class FileOf>
-  __attribute__((always_inline)) void run_all(const uint8_t** found, const ViewOf& view_of,
-                                              const FileOf& file_of) {
-    const int64_t count = count_;
-    const int64_t bytes = prefetched_bytes_;
-    const int64_t* const keys = keys_;
-    for (int64_t i = -2 * kAhead; i < count; ++i) {
-      if (const int64_t next = i + 2 * kAhead; next < count) {
-        const FileView& view = view_of(next);
-        hashes_[next] = view.hash_of(keys[next]);
-        buckets_[next] = view.buckets + bucket_of(hashes_[next], view.num_buckets);
-        __builtin_prefetch(buckets_[next]);
+  struct Slot {
+    uint64_t hash;
+    const Bucket* bucket;
+    const uint8_t* record;  // the first candidate, or NULL
+  };
+
+  template <class FileOf, class ViewOf>
+  __attribute__((always_inline)) void advance(int64_t count, const uint8_t** found,
+                                              const FileOf& file_of, const ViewOf& view_of) {
+    const int64_t first = std::max<int64_t>(next_, 0);
+    const int64_t end = first + count;
+    for (int64_t i = next_; i < end; ++i) {
+      if (const int64_t at = i + 2 * kAhead; at < count_) {
+        Slot& slot = slots_[at % kSlots];
+        const FileView& view = view_of(at);
+        slot.hash = view.hash_of(keys_[at]);
+        slot.bucket = view.buckets + bucket_of(slot.hash, view.num_buckets);
+        __builtin_prefetch(slot.bucket);
       }
-      if (const int64_t next = i + kAhead; next >= 0 && next < count) {
-        const FileView& view = view_of(next);
-        const Bucket& bucket = *buckets_[next];
-        if (!view.has(bucket)) [[unlikely]] {
-          file_of(next)->refuse_bucket(static_cast<uint64_t>(buckets_[next] - view.buckets));
+      if (const int64_t at = i + kAhead; at >= 0 && at < count_) {
+        Slot& slot = slots_[at % kSlots];
+        const FileView& view = view_of(at);
+        if (!view.has(*slot.bucket)) [[unlikely]] {
+          file_of(at).refuse_bucket(static_cast<uint64_t>(slot.bucket - view.buckets));
         }
-        const uint32_t matches = FileView::matches(bucket, hashes_[next]);
-        const uint8_t* record = nullptr;
+        const uint32_t matches = FileView::matches(*slot.bucket, slot.hash);
+        slot.record = nullptr;
         if (matches != 0) {
-          record = view.record(bucket.start + static_cast<uint64_t>(__builtin_ctz(matches)));
-          for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(record + offset);
-          __builtin_prefetch(record + bytes - 1);
+          slot.record = view.record(slot.bucket->start + static_cast<uint64_t>(__builtin_ctz(matches)));
+          const auto begin = reinterpret_cast<uintptr_t>(slot.record);
+          for (uintptr_t line = begin & ~uintptr_t{63}; line < begin + bytes_; line += 64) {
+            __builtin_prefetch(reinterpret_cast<const void*>(line));
+          }
         }
-        found[next] = record;
       }
-      if (i < 0 || (found[i] != nullptr && key_of(found[i]) == keys[i])) continue;
+      if (i < 0) continue;
+      const Slot& slot = slots_[i % kSlots];
+      found[i - first] = slot.record;
+      if (slot.record != nullptr && key_of(slot.record) == keys_[i]) continue;
       // Another key with this digest, or a bucket with more keys than digests.
-      if (found[i] != nullptr || buckets_[i]->count > kBucketDigests) {
-        found[i] = view_of(i).find(*buckets_[i], keys[i], hashes_[i]);
+      if (slot.record != nullptr || slot.bucket->count > kBucketDigests) {
+        found[i - first] = view_of(i).find(*slot.bucket, keys_[i], slot.hash);
       }
     }
+    next_ = end;
   }
 
   const FileSet& files_;
+  const PackedFile* const only_file_;
   const int64_t* const keys_;
   const int64_t count_;
-  const int64_t prefetched_bytes_;
-  uint64_t hashes_[kGroup];
-  const Bucket* buckets_[kGroup];
+  const uint64_t bytes_;
+  int64_t next_ = -2 * kAhead;
+  Slot slots_[kSlots];
 };
 
 }  // namespace sparring::packed

@@ -50,8 +50,8 @@ namespace sparring::packed {
 namespace {
 
 inline Floats widen_half(const uint8_t* from) {
-  return Floats{half_as_float(read16(from)), half_as_float(read16(from + 2)),
-                half_as_float(read16(from + 4)), half_as_float(read16(from + 6))};
+  return Floats{widen_one_half(read16(from)), widen_one_half(read16(from + 2)),
+                widen_one_half(read16(from + 4)), widen_one_half(read16(from + 6))};
 }
 
 }  // namespace

@@ -225,8 +225,8 @@ def _serving_table(
         )
     if table.dtype == "float64" and table.name not in quantize and below is None:
         raise InvalidArgumentError(
-            f"table {table.name!r} was trained as float64, which serving snapshots do not have; say "
-            f"how to store it: quantize={{{table.name!r}: 'fp32'}}",
+            f"table {table.name!r} was trained as float64, which serving snapshots do not have; "
+            f"add {table.name!r}: 'fp32' to quantize",
             table=table.name,
         )
     seed, initializer = _initial_values(table)

@@ -93,7 +93,7 @@ def explain(
     console = make_console()
     console.print(f"{table}: {read.tables[table].because}")
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("", "kind", "columns", "ranks", "transfer", "storage", "step ms", "MiB"):
+    for column in ("", "kind", "columns", "ranks", "transfer", "storage", "hits", "step ms", "MiB"):
         shown.add_column(
             column, no_wrap=True, justify="left" if column in {"", "kind"} else "right"
         )
@@ -107,6 +107,7 @@ def explain(
             str(each.num_shards),
             each.transfer,
             each.storage,
+            "" if each.hit_rate is None else f"{each.hit_rate:.1%}",
             "no room" if each.step_ms is None else f"{each.step_ms:.4g}",
             f"{each.bytes / 2**20:,.1f}",
             *(f"{each.resource_ms[resource]:.3g}" for resource in RESOURCES),
@@ -114,7 +115,8 @@ def explain(
     console.print(shown)
     console.print(
         "*: in the plan. step ms: of the plan with this option, its other tables where they are. "
-        "MiB and the milliseconds of each resource: of the table's busiest rank."
+        "hits: ids whose row the first tier of a stack has. MiB and the milliseconds of each "
+        "resource: of the table's busiest rank."
     )
 
 
@@ -206,9 +208,10 @@ def sketch(
 
 
 def _figures(plan: Plan) -> str:
+    full = "" if plan.memory_full is None else f"; memory is full: {plan.memory_full}"
     return (
         f"{len(plan.tables)} tables on {plan.ranks} ranks, a step of {plan.step_ms:g} ms; no plan is "
-        f"under {plan.bound_ms:g} ms (gap {plan.gap:.2%}, by {plan.solver})"
+        f"under {plan.bound_ms:g} ms (gap {plan.gap:.2%}, by {plan.solver}){full}"
     )
 
 

@@ -89,9 +89,8 @@ def infer(service: LookupService, content: Buffer, remaining_seconds: float) -> 
         service.metrics.count_rejected(refusal.reason)
         raise
     finally:
-        service.metrics.count_pull(table, code)
-        service.metrics.count_ids(num_ids, num_found)
-        service.metrics.observe_pull(time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        service.metrics.note_pull([table], code, (num_ids, num_found), seconds)
 
 
 def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import PluginError, StorageIOError
@@ -48,16 +48,31 @@ class ServingMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counters: Counter[tuple[str, _Labels]] = Counter()
+        self._pulls: Counter[tuple[str, str]] = Counter()
+        self._num_ids = self._num_found = 0
         self._buckets = [0] * (len(_BOUNDS) + 1)
         self._pull_seconds = 0.0
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
 
-    def count_pull(self, table: str, code: str) -> None:
-        self._add("pulls_total", (("table", table), ("code", code)), 1)
+    def note_pull(
+        self, tables: Iterable[str], code: str, ids: tuple[int, int], seconds: float
+    ) -> None:
+        """Counts one call.
 
-    def count_ids(self, num_ids: int, num_found: int) -> None:
-        self._add("ids_total", (), num_ids)
-        self._add("found_total", (), num_found)
+        Args:
+            tables: that it asked for, of those that there are.
+            code: its status.
+            ids: that it asked for, and how many of them had a row.
+            seconds: that it took.
+        """
+        place = bisect_left(_BOUNDS, seconds)
+        with self._lock:
+            for table in tables:
+                self._pulls[table, code] += 1
+            self._num_ids += ids[0]
+            self._num_found += ids[1]
+            self._buckets[place] += 1
+            self._pull_seconds += seconds
 
     def count_rejected(self, reason: str) -> None:
         self._add("rejected_total", (("reason", reason),), 1)
@@ -72,22 +87,24 @@ class ServingMetrics:
     def count_failover(self) -> None:
         self._add("failovers_total", (), 1)
 
-    def observe_pull(self, seconds: float) -> None:
-        place = bisect_left(_BOUNDS, seconds)
-        with self._lock:
-            self._buckets[place] += 1
-            self._pull_seconds += seconds
-
     def add_gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Asks `read` for gauges, by name, whenever metrics are read."""
         self._gauges.append(read)
 
     def value(self, name: str, **labels: str) -> float:
         """One number, 0 if nothing was counted; labels that are left out are summed over."""
-        with self._lock:
-            found = list(self._counters.items())
         wanted = set(labels.items())
+        found = self._counted()
         return sum(count for (each, has), count in found if each == name and wanted <= set(has))
+
+    def _counted(self) -> list[tuple[tuple[str, _Labels], float]]:
+        with self._lock:
+            pulls = [
+                (("pulls_total", (("table", table), ("code", code))), count)
+                for (table, code), count in self._pulls.items()
+            ]
+            ids = [(("ids_total", ()), self._num_ids), (("found_total", ()), self._num_found)]
+            return sorted([*self._counters.items(), *pulls, *ids])
 
     def gauges(self) -> dict[str, float]:
         """All gauges now."""
@@ -101,8 +118,8 @@ class ServingMetrics:
             HistogramMetricFamily,
         )
 
+        counters = self._counted()
         with self._lock:
-            counters = sorted(self._counters.items())
             buckets, seconds = list(self._buckets), self._pull_seconds
         grouped: dict[str, list[tuple[_Labels, float]]] = {}
         for (name, labels), count in counters:

@@ -96,11 +96,10 @@ class LookupService:
             raise
         finally:
             known = self.tables.shapes()
-            for name in dict.fromkeys(names) or ("",):
-                # Names of strangers would make a series each.
-                self.metrics.count_pull(name if name in known else "", code)
-            self.metrics.count_ids(num_ids, num_found)
-            self.metrics.observe_pull(time.perf_counter() - begin)
+            # Names of strangers would make a series each.
+            counted = {name if name in known else "" for name in names} or ("",)
+            seconds = time.perf_counter() - begin
+            self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
 
     def _pull(
         self, request: PullRequest, asked: list[tuple[str, Ids]], request_bytes: int

@@ -98,7 +98,7 @@ def gradients_of(step: int, rank: int) -> tuple[Any, Any]:
     """Ids of a rank, and gradients of which every sum is exact in any order."""
     random = np.random.default_rng((step, rank))
     ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
-    return ids, random.integers(-64, 65, (len(ids), DIM)) / np.float32(64)
+    return ids, random.integers(-64, 65, (len(ids), DIM)).astype(np.float32) / 64
 
 
 def batch_of(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:

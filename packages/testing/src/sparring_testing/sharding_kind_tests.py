@@ -58,12 +58,6 @@ _KEYS = np.arange(-20, 20)
 _WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (8, 4)]
 """Ranks, and ranks of a node."""
 
-_CHILD = """
-import pickle, sys
-factory, requests = pickle.load(sys.stdin.buffer)
-print([factory(each).digest for each in requests])
-"""
-
 
 def _request(
     table: str, world_size: int, per_node: int = 1, ranks: tuple[int, ...] = ()
@@ -142,7 +136,7 @@ class ShardingKindTests:
         except (AttributeError, pickle.PicklingError) as error:
             pytest.fail(f"the factory must be a function of a module, for other processes: {error}")
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD],
+            [sys.executable, "-m", "sparring_testing.sharding_kind_process"],
             input=sent,
             capture_output=True,
             check=False,  # the assertion below shows what it wrote

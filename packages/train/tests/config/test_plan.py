@@ -51,6 +51,12 @@ def plan(user: tuple[str, Any], item: tuple[str, Any]) -> str:
     )
 
 
+def divided(ranks: list[int], columns: int) -> str:
+    """A plan whose users have blocks of columns."""
+    head, _, tail = plan(("column_wise", ranks), ("row_wise", "all")).rpartition("columns: 1")
+    return f"{head}columns: {columns}{tail}"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     yield from made_runs(tmp_path_factory.mktemp("plans"))
@@ -76,6 +82,18 @@ def test_tables_are_where_the_file_says(runs: Runs) -> None:
     assert first.messages[0] == "plan wise.yaml: 2 tables: 1 data_parallel, 1 table_wise"
     assert not second.messages
     # The numbers do not depend on where rows are.
+    assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
+
+
+def test_columns_are_where_the_file_says(runs: Runs) -> None:
+    users, items = runs.ratings().rows.values()
+    path = write(runs, "columns.yaml", divided([1, 0], 2))
+    first, _ = runs.ranks("metrics.path=columns-{rank}", f"plan={path}")
+    assert first.rows == {"user": users, "item": items}
+    # Each rank has its columns of all users.
+    blocks = ("user.columns-0-2", "user.columns-2-4")
+    tables = [runs.lines(f"columns-{rank}")[-1]["tables"] for rank in (0, 1)]
+    assert [[each[name]["rows"] for name in blocks] for each in tables] == [[0, users], [users, 0]]
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
 
 
@@ -121,13 +139,15 @@ GOOD = ("row_wise", "all")
         (
             plan(("tabel_wise", [1]), GOOD),
             "23:5",
-            "table user: training does not execute tabel_wise",
+            "table user: there is no tabel_wise; choose one of",
         ),
         (plan(("table_wise", [0, 1]), GOOD), "24:5", "on one rank; found ranks [0, 1]"),
+        (divided([0, 1, 0], 3), "24:5", "has dim 4, which 3 blocks of columns do not divide"),
+        (divided([0, 1], 3), "25:5", "2 ranks are no multiple of 3 blocks"),
         (
             plan(GOOD, ("table_wise", [2])),
             "14:5",
-            "rank 2 is none of the plan's, 0 to 1; correct it",
+            "planned for rank 2; this job has ranks 0 to 1",
         ),
         (plan(GOOD, ("table_wise", [-1])), "14:5", "different ranks from 0 on"),
         (plan(GOOD, ("row_wise", [1])), "14:5", "row_wise, which is for all 2 ranks"),
@@ -161,7 +181,7 @@ def test_a_declared_placement_must_agree(runs: Runs) -> None:
     path = write(runs, "placed.yaml", plan(GOOD, ("data_parallel", "all")))
     runs.config(RATINGS, f"plan={path}", "tables.overrides={item: {placement: replicated}}")
     with pytest.raises(
-        ConfigError, match=r"placed.yaml:23:5: table user: row_wise, and the table is"
+        ConfigError, match=r"placed.yaml:23:5: table user: .*placement 'replicated'"
     ):
         runs.config(RATINGS, f"plan={path}", "tables.placement=replicated")
 

@@ -1,4 +1,4 @@
-"""What a planner is asked and answers: the tables of a job and its ranks, and a sharding plan of them.
+"""Request and answer of a planner: the tables and ranks of a job, and a sharding plan of them.
 
 A planner joins by the hook `sparring_register_planners`. That of the name ``auto`` makes the plan where
 a user writes ``plan="auto"``, and reads plan files. Core has none: without one, ``auto`` is ``row_wise``.
@@ -41,6 +41,7 @@ class TableWorkload:
         kinds: sharding kinds that it may have; empty: any.
         may_replicate: every rank may keep all rows: the storage evicts none, and each rank has one.
         is_in_memory: rows are in the memory of the rank's machine.
+        may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
     """
 
     table: TableConfig
@@ -50,6 +51,7 @@ class TableWorkload:
     kinds: tuple[str, ...] = ()
     may_replicate: bool = True
     is_in_memory: bool = True
+    may_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

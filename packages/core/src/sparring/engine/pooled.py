@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
+from sparring.engine.column_blocks import fill_new_rows
 from sparring.engine.lookup import own_refusal_first, readable
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
 from sparring.engine.tables import TableEntry
@@ -29,6 +30,7 @@ from sparring.engine.transfer import pools_at_owners, transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.bags import AskedBags, BagRequest
 from sparring.exchange.pooled import Gradients
+from sparring.kernels.cpu import HOST
 
 __all__ = [
     "BagLookup",
@@ -103,32 +105,45 @@ def look_up_bags(
                 _check(state, entry, each)
         except Exception as error:
             why_not = error
-    wanted = []
+    wanted: list[BagRequest] = []
     for (entry, _), each in zip(found, requests, strict=True):
         if why_not is not None:
             each = BagLookup(each.table, np.empty(0, np.int64), np.zeros(1, np.int64))  # noqa: PLW2901
-        wanted.append(
-            BagRequest(
-                entry.storage,
-                entry.config,
-                each.ids,
-                each.offsets,
-                each.mode == "mean",
-                each.weights,
-                each.trains_weights and is_training,
-            )
-        )
+        trains_weights = each.trains_weights and is_training
+        wanted += [_wanted(part, each, trains_weights=trains_weights) for part in entry.parts]
     resources = state.resources
     with state.span("look up"), own_refusal_first(why_not):
         pooled = state.exchange.pooling.pull(
             wanted, is_training=is_training, first_alive=resources.first_bags(), error=why_not
         )
-    return [
-        PooledLookup(
-            each.pools, None if each.asked is None else resources.register_bags(each.asked)
+    lookups, rest = [], iter(pooled)
+    for entry, _ in found:
+        blocks = [next(rest) for _ in entry.parts]
+        pools = [each.pools for each in blocks]
+        asked = [each.asked for each in blocks if each.asked is not None]
+        shadow_id = resources.register_bags(entry.config.name, asked) if asked else None
+        lookups.append(
+            PooledLookup(pools[0] if len(pools) == 1 else np.concatenate(pools, axis=1), shadow_id)
         )
-        for each in pooled
-    ]
+    return lookups
+
+
+def _wanted(part: TableEntry, given: BagLookup, *, trains_weights: bool) -> BagRequest:
+    """The request of a table, or of a block of its columns."""
+
+    def fill(rows: Rows, keys: Keys, found: npt.NDArray[np.bool_]) -> None:
+        fill_new_rows(part, rows, keys, found, HOST)
+
+    return BagRequest(
+        part.storage,
+        part.config,
+        given.ids,
+        given.offsets,
+        given.mode == "mean",
+        given.weights,
+        trains_weights,
+        None if part.block is None else fill,
+    )
 
 
 def bag_weight_gradients(
@@ -147,9 +162,23 @@ def bag_weight_gradients(
         PeerFailure: a rank is gone, silent, or elsewhere, as where its backward pass came to no weight.
     """
     quiesce(state, Purpose.MEET)
-    asked = [_asked(state, each) for each in lookups]
+    asked: list[AskedBags] = []
+    given: list[Rows | None] = []
+    sizes = []
+    for lookup, gradient in zip(lookups, gradients, strict=True):
+        if lookup.shadow_id is None:
+            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+        blocks: list[tuple[AskedBags, Rows | None]] = [
+            (each, None) for each in state.resources.bags(lookup.shadow_id).parts
+        ]
+        if gradient is not None:
+            blocks = [*state.resources.divided_gradient(lookup.shadow_id, gradient)]
+        asked += [each for each, _ in blocks]
+        given += [each for _, each in blocks]
+        sizes.append(len(blocks))
     with state.span("backward"):
-        return state.exchange.pooling.weight_gradients(asked, gradients)
+        rest = iter(state.exchange.pooling.weight_gradients(asked, given))
+    return [np.sum([next(rest) for _ in range(size)], axis=0) for size in sizes]
 
 
 def take_bag_gradients(
@@ -169,12 +198,14 @@ def take_bag_gradients(
     pooling = state.exchange.pooling
     if not pooling.has_lookups:
         return why_not
-    entries = state.tables.entries.values()
-    tables = [each.config for each in entries if pools_at_owners(state, each)]
+    entries = [each for each in state.tables.declared.values() if pools_at_owners(state, each)]
+    tables = [part.config for each in entries for part in each.parts]
     given = [] if why_not is not None else state.resources.take_bags()
     try:
         with state.span("push"):
-            error = pooling.push(tables, given, partial(_add, state), why_not)
+            # Sums before the step have NaN and infinity among them.
+            skips = ends_step and state.non_finite is NonFinite.SKIP
+            error = pooling.push(tables, given, partial(_add, state, skips), why_not)
     except Exception as found:
         error = found
     if ends_step:
@@ -182,13 +213,14 @@ def take_bag_gradients(
     return why_not or error
 
 
-def _add(state: EngineState, rank: int, table: TableConfig, found: Gradients) -> None:
-    """Adds what one rank has for a table, by key; what is not finite as the policy says."""
+def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
+    """Adds what one rank has for a table, by key; where `skips`, without keys that are not finite."""
     keys, gradients = _summed(table, found)
-    if state.non_finite is NonFinite.SKIP and not _native.is_finite(gradients):
+    if skips and not _native.is_finite(gradients):
         # Of this rank only, as where it had added its gradients up itself.
         is_good = _native.finite_rows(gradients)
-        state.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
+        if state.tables.entries[table.name].is_first:
+            state.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
         _log.debug("table %r: gradients of rank %d are not finite", table.name, rank)
         keys, gradients = keys[is_good], np.ascontiguousarray(gradients[is_good])
     state.resources.add(table.name, keys, gradients)
@@ -203,12 +235,6 @@ def _summed(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
         sums.add(kept.keys, kept.by_key(gradient))
     keys, gradients = sums.take()
     return keys, gradients
-
-
-def _asked(state: EngineState, lookup: PooledLookup) -> AskedBags:
-    if lookup.shadow_id is None:
-        raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
-    return state.resources.bags(lookup.shadow_id)
 
 
 def _check(state: EngineState, entry: TableEntry, given: BagLookup) -> None:

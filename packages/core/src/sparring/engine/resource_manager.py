@@ -31,7 +31,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BatchInput", "DirectInput", "ResourceManager"]
+__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class DirectInput:
 class BagInput:
     """Bags that the owners of their rows have pooled."""
 
-    asked: AskedBags
+    table: str
+    parts: Sequence[AskedBags]
+    """One; or one for each block of the table's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
-        self._blocks: dict[str, Sequence[str]] = {}
         self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
+        self._blocks: dict[str, Sequence[str]] = {}
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
         came since. Until then they may be scaled."""
@@ -113,10 +115,15 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def register_bags(self, asked: AskedBags) -> int:
-        """Enters bags that their owners have pooled. Returns their shadow id."""
+    def register_bags(self, table: str, parts: Sequence[AskedBags]) -> int:
+        """Enters bags that their owners have pooled. Returns their shadow id.
+
+        Args:
+            table: as declared.
+            parts: one; or one for each block of its columns.
+        """
         shadow_id = next(self._next_shadow_id)
-        self._batch_inputs[shadow_id] = BagInput(asked)
+        self._batch_inputs[shadow_id] = BagInput(table, parts)
         return shadow_id
 
     def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
@@ -150,7 +157,7 @@ class ResourceManager:
         batch_input = self.batch_input(shadow_id)
         if isinstance(batch_input, BagInput):
             raise InvalidArgumentError(
-                f"bags {shadow_id} of table {batch_input.asked.table.name!r} were pooled by their "
+                f"bags {shadow_id} of table {batch_input.table!r} were pooled by their "
                 "owners; hand the gradient of the pools to accumulate_bags()",
                 shadow_id=shadow_id,
             )
@@ -173,7 +180,7 @@ class ResourceManager:
             self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
-    def bags(self, shadow_id: int) -> AskedBags:
+    def bags(self, shadow_id: int) -> BagInput:
         """Bags that were registered by `register_bags`.
 
         Raises:
@@ -181,7 +188,7 @@ class ResourceManager:
         """
         found = self.batch_input(shadow_id)
         if isinstance(found, BagInput):
-            return found.asked
+            return found
         raise InvalidArgumentError(
             f"batch {shadow_id} was not pooled by the owners of its rows; hand its gradient to "
             "accumulate() or hold()",
@@ -197,20 +204,41 @@ class ResourceManager:
         Raises:
             InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
         """
-        asked = self.bags(shadow_id)
-        dim, dtype = self._dims[asked.table.name]
-        if gradient.shape != (asked.num_bags, dim) or gradient.dtype != dtype:
-            raise InvalidArgumentError(
-                f"gradient of pools {shadow_id} of table {asked.table.name!r}: must be "
-                f"{(asked.num_bags, dim)} {dtype}, found {gradient.shape} {gradient.dtype}",
-                table=asked.table.name,
-                shadow_id=shadow_id,
-            )
+        divided = self.divided_gradient(shadow_id, gradient)
         with self._lock:
             self.num_gradients += 1
-            known = self._bags.get(asked.number)
-            both = gradient.copy() if known is None else known[1] + gradient
-            self._bags[asked.number] = asked, both
+            for asked, given in divided:
+                known = self._bags.get(asked.number)
+                both = given.copy() if known is None else known[1] + given
+                self._bags[asked.number] = asked, both
+
+    def divided_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[AskedBags, Rows]]:
+        """The gradient of pools, by blocks of columns where these are divided.
+
+        A bag whose gradient is not finite has NaN in all blocks then, so that their owners leave out the
+        same keys.
+
+        Raises:
+            InvalidArgumentError: as `accumulate_bags`.
+        """
+        bags = self.bags(shadow_id)
+        dim, dtype = self._dims[bags.table]
+        expected = (bags.parts[0].num_bags, dim)
+        if gradient.shape != expected or gradient.dtype != dtype:
+            raise InvalidArgumentError(
+                f"gradient of pools {shadow_id} of table {bags.table!r}: must be {expected} {dtype}, "
+                f"found {gradient.shape} {gradient.dtype}",
+                table=bags.table,
+                shadow_id=shadow_id,
+            )
+        if len(bags.parts) == 1:
+            return [(bags.parts[0], gradient)]
+        is_good = _native.finite_rows(np.ascontiguousarray(gradient))
+        if not is_good.all():
+            gradient = np.where(is_good[:, None], gradient, dtype.type(np.nan))
+        ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
+        blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
+        return list(zip(bags.parts, blocks, strict=True))
 
     def take_bags(self) -> list[tuple[AskedBags, Rows]]:
         """The gradients of all pools, which start from zero again."""
@@ -221,7 +249,7 @@ class ResourceManager:
     def first_bags(self) -> int | None:
         """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
         inputs = list(self._batch_inputs.values())
-        alive = [each.asked.number for each in inputs if isinstance(each, BagInput)]
+        alive = [each.parts[0].number for each in inputs if isinstance(each, BagInput)]
         with self._lock:
             return min([*alive, *self._bags], default=None)
 
@@ -308,13 +336,14 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
-            for each in (table, *self._blocks.get(table, ())):
+            names = (table, *self._blocks.get(table, ()))
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
+                del self._bags[number]
+            for each in names:
                 self.summed.pop(each, None)
                 self._held.pop(each, None)
                 accumulator = self._accumulators.get(each)
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
-            for number in [n for n, (each, _) in self._bags.items() if each.table.name == table]:
-                del self._bags[number]
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -329,10 +358,10 @@ class ResourceManager:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
             self._accumulator(table)
-            is_waiting = any(each.table.name == table for each, _ in self._bags.values())
-            return is_waiting or any(
+            names = (table, *self._blocks[table])
+            return any(each.table.name in names for each, _ in self._bags.values()) or any(
                 each in self._held or each in self.summed or self._accumulators[each].size > 0
-                for each in (table, *self._blocks[table])
+                for each in names
             )
 
     def discard(self) -> None:

@@ -19,7 +19,6 @@ def pools_at_owners(state: EngineState, entry: TableEntry) -> bool:
     return (
         entry.layout.transfer == "pooled"
         and entry.kernels is None
-        and not entry.is_divided
         and state.collective.world_size > 1
     )
 
@@ -35,8 +34,6 @@ def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
         return "pooled", "the plan says so; what is no bag goes by rows"
     if entry.layout.transfer == "rows":
         return "rows", "the plan does not say pooled"
-    if entry.is_divided:
-        return "rows", f"it is {entry.layout.kind}, and owners of blocks of columns do not pool yet"
     if entry.kernels is not None:
         return "rows", f"they stay on {entry.kernels.device}, where none pools for other ranks"
     return "rows", "this rank holds all of them"

@@ -205,7 +205,7 @@ class PullRound(_Round):
     ) -> Rows:
         request = self.requests[table]
         keys, inverse = _native.dedup(ids)
-        rows = embeddings_of(request.storage, request.table, keys)
+        rows = embeddings_of(request, keys)
         if self.first_number is not None:
             kept_rows = rows if request.trains_weights else None
             kept = KeptBags(request.table, keys, inverse, offsets, weights, kept_rows)

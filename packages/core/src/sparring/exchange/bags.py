@@ -25,7 +25,7 @@ What a message has of one table begins on a multiple of 8 bytes:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,8 @@ class BagRequest:
         is_mean: divide each sum by the number of ids in its bag.
         weights: ``(n,)`` of the computing dtype, by which rows are multiplied; None: there are none.
         trains_weights: gradients of the weights will be asked for.
+        initialize: puts initial values where no row was found, given rows, keys and found; None:
+            those of the table.
     """
 
     storage: Storage | None
@@ -89,6 +91,7 @@ class BagRequest:
     is_mean: bool = False
     weights: npt.NDArray[Any] | None = None
     trains_weights: bool = False
+    initialize: Callable[[Rows, Keys, npt.NDArray[np.bool_]], None] | None = None
 
     @property
     def num_bags(self) -> int:
@@ -105,7 +108,7 @@ class OwnerBags:
     """The part of some bags whose rows one rank owns."""
 
     places: Index
-    """``(n,)``: its ids among those of the request."""
+    """``(n,)``: its ids among those of the request; none where an asker keeps only bags."""
     bags: Index
     """``(b,)``, rising: the bags that have any of them."""
     lengths: npt.NDArray[np.uint32]
@@ -276,10 +279,13 @@ def unpack_bags(
     return ids, offsets, message[begin : begin + num_ids * dtype.itemsize].view(dtype).copy()
 
 
-def embeddings_of(storage: Storage | None, table: TableConfig, keys: Keys) -> Rows:
+def embeddings_of(request: BagRequest, keys: Keys) -> Rows:
     """Rows ``(u, dim)`` of the computing dtype of this rank's shard, initial ones where there is none."""
-    pulled = find_rows(storage, table, keys, Columns(0, table.dim))
-    if len(keys):
+    table = request.table
+    pulled = find_rows(request.storage, table, keys, Columns(0, table.dim))
+    if len(keys) and request.initialize is not None:
+        request.initialize(pulled.rows, keys, pulled.found)
+    elif len(keys):
         HOST.initialize(pulled.rows, keys, pulled.found, table)
     return decode(pulled.rows) if table.is_16_bit else pulled.rows
 

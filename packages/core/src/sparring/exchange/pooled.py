@@ -212,4 +212,7 @@ def _asked(number: int, request: BagRequest, parts: Sequence[OwnerBags]) -> Aske
     shares = None
     if request.is_mean:
         shares = np.ones(1, request.table.computing_dtype) / lengths_of(request)
+    if not request.trains_weights:  # places of ids are for gradients of weights only
+        nothing = np.empty(0, np.int64)
+        parts = [OwnerBags(nothing, each.bags, each.lengths) for each in parts]
     return AskedBags(number, request.table, parts, request.num_bags, shares, len(request.ids))

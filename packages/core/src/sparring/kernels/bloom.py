@@ -209,4 +209,5 @@ def _bytes_per_key(rate: float) -> float:
 
 def _rate_of_part(rate: float, place: int) -> float:
     # The smallest rate that a part may have; growing 15 times is beyond any memory.
-    return max(rate / 2 ** (place + 1), 1e-6)
+    of_part: float = max(rate / 2 ** (place + 1), 1e-6)
+    return of_part

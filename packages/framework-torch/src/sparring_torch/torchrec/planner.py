@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -43,6 +43,22 @@ _GIB = 1 << 30
 _GBIT_PER_BYTES_A_MS = 8 * 1000 / 1e9
 
 _TOPOLOGY = "what memories and kernels cost is in calibration.yaml of sparring-plan, not here"
+_WORDS_OF_TOPOLOGY = dict.fromkeys(
+    (
+        "bwd_compute_multiplier",
+        "custom_topology_data",
+        "ddr_mem_bw",
+        "generalized_comms_bandwidths",
+        "hbm_mem_bw",
+        "hbm_to_ddr_mem_bw",
+        "pod_size",
+        "ssd_cap",
+        "ssd_mem_bw",
+        "uneven_sharding_perf_multiplier",
+        "weighted_feature_bwd_compute_multiplier",
+    ),
+    _TOPOLOGY,
+)
 _SEARCH = (
     "the planner of sparring-plan has one search, which proves how far its plan is from the best"
 )
@@ -113,18 +129,7 @@ class Topology:
         inter_host_bw: float | None = None,
         **others: Any,
     ) -> None:
-        names = (
-            "ssd_cap",
-            "pod_size",
-            "hbm_mem_bw",
-            "ddr_mem_bw",
-            "ssd_mem_bw",
-            "hbm_to_ddr_mem_bw",
-        )
-        names += ("bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier")
-        names += ("uneven_sharding_perf_multiplier", "custom_topology_data")
-        names += ("generalized_comms_bandwidths",)
-        _refuse("Topology", dict.fromkeys(names, _TOPOLOGY), others)
+        _refuse("Topology", _WORDS_OF_TOPOLOGY, others)
         if compute_device not in ("cpu", "cuda"):
             raise InvalidArgumentError(
                 f"Topology: compute_device must be 'cpu' or 'cuda', found {compute_device!r}"
@@ -150,7 +155,7 @@ class Topology:
 
 @dataclass
 class ParameterConstraints:
-    """What a user says of one table.
+    """Constraints of one table.
 
     Args:
         sharding_types: values of `ShardingType` that it may have; None: any.
@@ -300,7 +305,7 @@ class EmbeddingShardingPlanner:
             return self.plan(module, sharders)
         sent: list[str] = [""]
         failure: Exception | None = None
-        group = dist.group.WORLD if pg is None else pg
+        group: Any = dist.group.WORLD if pg is None else pg
         if dist.get_rank(group) == 0:
             try:
                 sent = [_as_text(self.plan(module, sharders))]
@@ -386,10 +391,7 @@ def _membership() -> Membership:
 
 def _as_text(plan: ShardingPlan) -> str:
     plain = {
-        path: {
-            table: [each.sharding_type, each.compute_kernel, each.ranks]
-            for table, each in tables.items()
-        }
+        path: {table: list(astuple(each)) for table, each in tables.items()}
         for path, tables in plan.plan.items()
     }
     return json.dumps({"plan": plain})

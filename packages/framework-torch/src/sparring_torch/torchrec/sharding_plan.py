@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -68,15 +68,21 @@ class ParameterSharding:
         compute_kernel: ``fused``, or ``dense`` of ``data_parallel``; no other means anything here.
         ranks: that own rows, all of them; None: the kind chooses. TorchRec names the first rank of a
             node for ``table_row_wise``, and here each is named.
+        transfer: ``rows``, or ``pooled``: owners pool bags, as TorchRec's always do.
+        columns: blocks of columns, of which `ranks` are in order; None: the kind chooses.
     """
 
     sharding_type: str
     compute_kernel: str = "fused"
     ranks: Sequence[int] | None = None
+    transfer: Literal["rows", "pooled"] = "rows"
+    columns: int | None = None
 
     def sharding(self) -> TableSharding:
         """As the engine takes it."""
-        return TableSharding(kind_of(self.sharding_type), tuple(self.ranks or ()))
+        return TableSharding(
+            kind_of(self.sharding_type), tuple(self.ranks or ()), self.transfer, self.columns
+        )
 
     @staticmethod
     def of(sharding: TableSharding, world_size: int) -> ParameterSharding:
@@ -84,7 +90,13 @@ class ParameterSharding:
         kernel = "dense" if sharding.kind == "data_parallel" else "fused"
         is_everywhere = sharding.kind in ("row_wise", "data_parallel")
         ranks = list(range(world_size)) if is_everywhere else list(sharding.ranks) or None
-        return ParameterSharding(_TYPES.get(sharding.kind, sharding.kind), kernel, ranks)
+        return ParameterSharding(
+            _TYPES.get(sharding.kind, sharding.kind),
+            kernel,
+            ranks,
+            sharding.transfer,
+            sharding.columns,
+        )
 
 
 class ShardingPlan(contracts.ShardingPlan):
@@ -119,13 +131,19 @@ class ShardingPlan(contracts.ShardingPlan):
         return self.plan.get(module_path)
 
     def __str__(self) -> str:
-        rows = [("module", "table", "sharding type", "ranks")]
+        rows = [("module", "table", "sharding type", "transfer", "ranks")]
         rows += [
-            (path or "(the model)", table, each.sharding_type, _ranks_text(each.ranks))
+            (
+                path or "(the model)",
+                table,
+                each.sharding_type,
+                each.transfer,
+                _ranks_text(each.ranks),
+            )
             for path, of_module in self.plan.items()
             for table, each in of_module.items()
         ]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
         return "\n".join(
             "  ".join(f"{part:{width}}" for part, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
@@ -216,5 +234,5 @@ def check_sharders(module: nn.Module, sharders: Sequence[Any] | None) -> None:
         if is_collection and not isinstance(found, types):
             raise InvalidArgumentError(
                 f"sharders: {type(found).__name__} {path!r} has none, and its tables are sharded in any "
-                f"case; add {type(found).__name__}Sharder(), or leave sharders out"
+                f"case; add a {type(found).__name__}Sharder, or leave sharders out"
             )

@@ -20,6 +20,7 @@ from sparring_plan.planning.inputs import (
     PlanInputs,
     TableSpec,
     Topology,
+    Transfer,
 )
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
@@ -30,7 +31,7 @@ _SAMPLES = 1024
 _GROWTH = Growth(per_day=10_000, horizon_days=100)
 _METHOD = "adagrad"
 _STORAGE = "hkv"
-"""Whose memory and costs stand for those of all storages."""
+"""The storage whose memory and costs stand for those of all."""
 _SHARE_OF_MEMORY = 0.8
 _NO_LIMIT = 1 << 60
 _MOST_SHOWN = 40
@@ -127,13 +128,17 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
         **far,
     )
     tables = {each.table.name: _spec(each) for each in request.tables}
-    return PlanInputs(
+    transfers: list[Transfer] = ["rows"]
+    if any(each.may_pool for each in request.tables):
+        transfers = ["rows", "pooled"]
+    inputs = PlanInputs(
         topology=topology,
         samples=request.samples or _SAMPLES,
         tables=tables,
         kinds=list(DEFAULT_KINDS),
-        transfers=["rows"],
-    ), assumed
+        transfers=transfers,
+    )
+    return inputs, assumed
 
 
 def _spec(workload: TableWorkload) -> TableSpec:
@@ -142,14 +147,15 @@ def _spec(workload: TableWorkload) -> TableSpec:
         f"feature {number}": Feature(
             ids=1.0 if each.ids is None else each.ids,
             weighted=each.is_weighted,
-            pooling=_pooling(each.pooling),
+            # Bags of which owners may not pool are planned as their rows.
+            pooling=_pooling(each.pooling) if workload.may_pool else "none",
         )
         for number, each in enumerate(workload.features)
     }
     size: dict[str, Any] = {"growth": _GROWTH} if workload.rows is None else {"rows": workload.rows}
     return TableSpec(
         dim=table.dim,
-        dtype=table.dtype,  # type: ignore[arg-type] # one of these
+        dtype=table.dtype,
         method=_method_of(workload) or _METHOD,
         features=features or {"ids": Feature(ids=1.0)},
         **size,
@@ -206,7 +212,7 @@ def _summary(plan: Plan, inputs: PlanInputs) -> str:
     for name, each in shown:
         ranks = "all ranks" if each.ranks == "all" else f"ranks {', '.join(map(str, each.ranks))}"
         lines.append(
-            f"  {name:{width}}  {each.kind:15}  {ranks:12}  {each.rows:>15,} rows  "
+            f"  {name:{width}}  {each.kind:15}  {each.transfer:6}  {ranks:12}  {each.rows:>15,} rows  "
             f"{each.bytes / 2**20:>10,.1f} MiB a rank"
         )
     if len(plan.tables) > len(shown):

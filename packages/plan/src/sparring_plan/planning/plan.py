@@ -11,9 +11,16 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import Document, DocumentModel, make_plugin_manager, read_document
-from sparring.contracts import LayoutRequest, ShardingPlan, ShardMap, TableConfig, TableSharding
-from sparring.errors import ConfigError, InvalidArgumentError
+from sparring import (
+    Document,
+    DocumentModel,
+    Layouts,
+    SingleRendezvous,
+    make_plugin_manager,
+    read_document,
+)
+from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
+from sparring.errors import ConfigError, InvalidArgumentError, PluginError
 from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
@@ -21,6 +28,17 @@ __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]
 _DIVIDED_KINDS = frozenset({"column_wise", "grid", "table_column_wise"})
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+class _PlannedRanks(SingleRendezvous):
+    """The ranks of a plan, of which none is here."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self._planned = ShardMap.balanced(world_size)
+
+    def shard_map(self) -> ShardMap:
+        return self._planned
 
 
 class NextBest(DocumentModel):
@@ -87,6 +105,9 @@ class Plan(DocumentModel):
     solver: str
     ranks: int = Field(gt=0)
     step_ms: float
+    """The most that a rank needs of a resource; what the planner compares with the bound."""
+    simulated_ms: float | None = None
+    """With every message replayed at its time; None where there are too many to do so in a moment."""
     bound_ms: float
     """No plan of these inputs has a shorter step."""
     gap: float
@@ -137,7 +158,9 @@ class Plan(DocumentModel):
         for name, each in self.tables.items():
             if each.kind not in KINDS:
                 raise self.refuse(
-                    name, "kind", f"there is no {each.kind}; choose one of {', '.join(KINDS)}"
+                    name,
+                    "kind",
+                    f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
                 raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
@@ -149,7 +172,9 @@ class Plan(DocumentModel):
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None
             try:
-                shardings[name] = TableSharding(each.kind, ranks, each.transfer, columns)
+                shardings[name] = TableSharding(
+                    each.kind, ranks, transfer=each.transfer, columns=columns
+                )
             except InvalidArgumentError as error:
                 raise self.refuse(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
@@ -159,30 +184,13 @@ class Plan(DocumentModel):
         self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
     ) -> None:
         """Makes the layout of each table, as training will, so that a refusal names its line."""
-        manager, shard_map = make_plugin_manager(), ShardMap.balanced(self.ranks)
+        manager, place = make_plugin_manager(), _PlannedRanks(self.ranks)
         for name, sharding in shardings.items():
-            unknown = [rank for rank in sharding.ranks if rank >= self.ranks]
-            if unknown:
-                raise self.refuse(
-                    name,
-                    "ranks",
-                    f"rank {unknown[0]} is none of the plan's, 0 to {self.ranks - 1}; correct it",
-                )
             table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
-            if table.is_replicated and sharding.kind != "data_parallel":
-                raise self.refuse(
-                    name,
-                    "kind",
-                    f"{sharding.kind}, and the table is declared with placement replicated, which is "
-                    "data_parallel; change one of them",
-                )
             try:
-                kind = manager.sharding_kind(sharding.kind)
-                kind.factory(
-                    LayoutRequest(table, sharding.ranks, shard_map, columns=sharding.columns)
-                )
-            except InvalidArgumentError as error:
-                raise self.refuse(name, "ranks", str(error)) from None
+                Layouts(ShardingPlan({name: sharding}), place, lambda: manager).layout(table)
+            except (InvalidArgumentError, PluginError) as error:
+                raise self.refuse(name, "ranks" if sharding.ranks else "kind", str(error)) from None
 
     def _held(self) -> dict[str, Any]:
         held = self.model_dump(exclude_none=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.planning.search import Found, option_prices, search
 from sparring_plan.planning.ways_out import ways_out
+from sparring_plan.simulation.ranking import neighbours, rank_again, replayed_step
 
 __all__ = ["Alternative", "Pins", "alternatives", "check_plan", "cost_of_pins", "make_plan"]
 
@@ -33,6 +35,7 @@ class Alternative:
         step_ms: of the whole plan; None where the option does not fit the memory.
         bytes: on the table's busiest rank.
         resource_ms: milliseconds of its busiest rank, for each resource.
+        hit_rate: of a stack, the share of ids whose row the first tier has; None for one storage.
     """
 
     kind: str
@@ -44,6 +47,7 @@ class Alternative:
     step_ms: float | None
     bytes: int
     resource_ms: dict[str, float]
+    hit_rate: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,12 @@ def make_plan(
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)
         message += "\nways out:" if ways else "\nfound no way out but smaller tables"
         raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
-    return _describe(found, inputs, calibration, before)
+    kept = () if pins is None else np.flatnonzero(pins.option >= 0).tolist()
+    # What is added up knows no overlap: the best few are replayed.
+    placement, _ = rank_again(
+        found.placement, partial(neighbours, found.placement, kept), inputs, calibration
+    )
+    return _describe(replace(found, placement=placement), inputs, calibration, before)
 
 
 def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
@@ -199,6 +208,7 @@ def alternatives(
                 None if seconds is None else seconds * 1e3,
                 _bytes(options, option),
                 {each: float(ms) for each, ms in zip(RESOURCES, load * 1e3, strict=True)},
+                None if np.isnan(options.hits[option, 0]) else float(options.hits[option, 0]),
             )
         )
     return sorted(
@@ -282,6 +292,7 @@ def _describe(
     prices = option_prices(options, found.bound)
     price = topology.price_per_hour * topology.nodes
     full = first_full_day(placement, inputs, calibration)
+    simulated = replayed_step(placement, inputs, calibration)
     samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
     return Plan(
         version=1,
@@ -290,6 +301,7 @@ def _describe(
         solver=found.bound.solver,
         ranks=options.num_ranks,
         step_ms=_rounded(placement.seconds * 1e3),
+        simulated_ms=None if simulated is None else _rounded(simulated.seconds * 1e3),
         bound_ms=_rounded(found.bound_seconds * 1e3),
         gap=_rounded(found.gap, 3),
         price_per_hour=_rounded(price),
@@ -319,14 +331,17 @@ def _describe_table(
     load = options.base[option] + options.shard[option]
     next_best = _next_best(placement, table, prices)
     because = f"{load.max() * 1e3:.3g} ms on its busiest rank, most of it {_resource(load)}"
+    other = "" if next_best is None else next_best.kind
+    if next_best is not None and next_best.storage != storage:
+        other = f"{other} in {next_best.storage}"
     if next_best is None:
         because += "; no other option fits"
     elif next_best.step_ms > 0:
-        because += f"; {next_best.kind} would make the step {next_best.step_ms:.3g} ms longer"
+        because += f"; {other} would make the step {next_best.step_ms:.3g} ms longer"
     elif next_best.bytes > 0:
-        because += f"; {next_best.kind} would need {_size(next_best.bytes)} more on a rank"
+        because += f"; {other} would need {_size(next_best.bytes)} more on a rank"
     else:
-        because += f"; {next_best.kind} would not make the step shorter, as others bound it"
+        because += f"; {other} would not make the step shorter, as others bound it"
     hits = options.hits[option]
     hits = hits[~np.isnan(hits)]
     if len(hits):

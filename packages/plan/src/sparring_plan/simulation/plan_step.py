@@ -17,11 +17,13 @@ from sparring_plan.simulation.phases import AllToAll, Computing
 from sparring_plan.simulation.ring import Parts, PullPhase, PushPhase, Stream
 from sparring_plan.simulation.traffic import PlanTraffic, traffic_of
 
-__all__ = ["PlanStep", "simulate_plan"]
+__all__ = ["PlanStep", "is_replayed", "simulate_plan"]
 
 _MOST_MESSAGES = 100_000
 """More are not replayed: a message takes some 20 µs of this process, and some for each table in it."""
 _TABLES_OF_A_MESSAGE = 20
+_FEWEST_MESSAGES = 4
+"""To each other rank, whatever the plan: headers and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def simulate_plan(
     calibration: Calibration,
     *,
     has_one_core: bool = False,
+    most_messages: int = _MOST_MESSAGES,
 ) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
@@ -66,6 +69,7 @@ def simulate_plan(
 
     Args:
         has_one_core: a rank computes and carries its messages on one core, so that nothing overlaps.
+        most_messages: steps of more are added up.
     """
     traffic = traffic_of(placement, inputs, calibration)
     sent = traffic.sent
@@ -79,16 +83,23 @@ def simulate_plan(
         int(sent.far.max(initial=0)),
         int(sent.messages.max(initial=0)),
     )
-    if not _is_affordable(traffic):
+    if not _is_affordable(traffic, most_messages):
         return step
     return _replayed(step, traffic, inputs.topology, has_one_core=has_one_core)
 
 
-def _is_affordable(traffic: PlanTraffic) -> bool:
+def is_replayed(placement: Placement, most_messages: int) -> bool:
+    """False where headers, keys, rows and gradients alone are more messages; a look, no count."""
+    options = placement.options
+    ranks = options.num_ranks if placement.owns.any() else options.ranks_per_node
+    return ranks * (options.num_ranks - 1) * _FEWEST_MESSAGES <= most_messages
+
+
+def _is_affordable(traffic: PlanTraffic, most_messages: int) -> bool:
     messages = traffic.num_messages
     if traffic.is_alike:
         messages = messages // traffic.num_ranks * traffic.ranks_per_node
-    return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= _MOST_MESSAGES
+    return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= most_messages
 
 
 def _replayed(

@@ -74,8 +74,8 @@ class PlanTraffic:
 
     Args:
         num_keys: distinct keys of a rank's batch, of all tables.
-        exchanges: those of tables that are not replicated; of a push of replicated ones alone, one
-            whose streams are empty.
+        exchanges: of rows, whose streams are empty where no table is asked for its rows; and of
+            pools, where owners pool.
         replica_bytes: gradients of the replicated tables, of one rank to one other.
         commit_header_bytes: of one rank to one other, before rows are written.
         local_seconds: of each rank, once rows have come: to pool them, to find replicated ones, and
@@ -241,7 +241,8 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
 def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]:
     exchanges = []
     num_rows, num_replicated = len(found.asked), len(found.replicated)
-    if num_rows or num_replicated:
+    if num_rows or num_replicated or found.pooled:
+        # Also where owners pool all tables: what they add up goes through the push of rows.
         asked = np.stack(found.asked, axis=1) if num_rows else np.zeros((ranks, 0), np.int64)
         codecs = found.row_codecs, found.gradient_codecs
         known: dict[bytes, Parts] = {}
@@ -256,7 +257,7 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
                 parts,
                 parts,
                 header_bytes(num_rows) if num_rows else 0,
-                header_bytes(num_rows + num_replicated),
+                header_bytes(num_rows + num_replicated + len(found.pooled)),
             )
         )
     if found.pooled:

@@ -17,6 +17,7 @@ import typer
 
 from sparring.errors import ConfigError, StorageIOError
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
+from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.server.lookup_server import open_server
 from sparring_serve.service import Place
 
@@ -87,6 +88,7 @@ def _address(config: ServingConfig, place: Place, replica: int) -> str:
 
 
 def _run(config: ServingConfig, place: Place, address: str, worker: int) -> None:
+    keep_freed_memory()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -142,8 +144,9 @@ def _run_workers(
         for each in started:
             if each.poll() is None:
                 each.terminate()
-        codes = [each.wait() for each in started]
+        # One that was still starting ends by the signal itself.
+        codes = {each.wait() for each in started} - {-signal.SIGTERM}
     if failed and not ended.is_set():
         _log.error("a worker ended with %d; all were stopped", failed[0].returncode)
         return 1
-    return max(map(abs, codes))
+    return max(map(abs, codes), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sparring_serve.wire.messages import SERVICE
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
 
-_Call = Callable[..., Any]
+_Call = Any
 
 
 class _Connections:
@@ -112,18 +112,34 @@ class GrpcTransport:
     def __init__(self, config: ClientConfig) -> None:
         self._connections = _Connections(config, grpc)
 
-    def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]:
+    def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
         metadata = self._connections.metadata
         if len(sends) == 1:
             # A call that waits for its answer itself is quicker than one that others wait for.
             [send] = sends
             call = self._connections.call(send)
-            return [self._ended(send, lambda: call(send.request, send.timeout_seconds, metadata))]
+            return [
+                self._ended(
+                    send,
+                    lambda: call(send.request, send.timeout_seconds, metadata, None, send.waits),
+                )
+            ]
         under_way = [
-            self._connections.call(each).future(each.request, each.timeout_seconds, metadata)  # type: ignore[attr-defined]
+            self._connections.call(each).future(
+                each.request, each.timeout_seconds, metadata, None, each.waits
+            )
             for each in sends
         ]
-        return [self._ended(send, each.result) for send, each in zip(sends, under_way, strict=True)]
+        return self._in_turn(sends, under_way)
+
+    def _in_turn(self, sends: Sequence[Send], under_way: Sequence[Any]) -> Iterator[Outcome]:
+        """Outcomes as they come: rows of the first are put in place while others travel."""
+        try:
+            for send, each in zip(sends, under_way, strict=True):
+                yield self._ended(send, each.result)
+        finally:
+            for each in under_way:
+                each.cancel()  # nothing, for one that has ended
 
     def _ended(self, send: Send, result: Callable[[], bytes]) -> Outcome:
         try:
@@ -155,7 +171,10 @@ class AsyncGrpcTransport:
         call = self._connections.call(send)
         try:
             answer: bytes = await call(
-                send.request, timeout=send.timeout_seconds, metadata=metadata
+                send.request,
+                timeout=send.timeout_seconds,
+                metadata=metadata,
+                wait_for_ready=send.waits,
             )
             return Outcome(answer)
         except grpc.RpcError as error:

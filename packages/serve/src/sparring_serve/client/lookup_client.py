@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -159,7 +159,7 @@ class LookupClient(_Client):
 
     def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
-        outcomes: Sequence[Outcome] | None = None
+        outcomes: Iterable[Outcome] | None = None
         while True:
             try:
                 sends = next(steps) if outcomes is None else steps.send(outcomes)
@@ -221,7 +221,7 @@ class AsyncLookupClient(_Client):
 
     async def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
-        outcomes: Sequence[Outcome] | None = None
+        outcomes: Iterable[Outcome] | None = None
         while True:
             try:
                 sends = next(steps) if outcomes is None else steps.send(outcomes)

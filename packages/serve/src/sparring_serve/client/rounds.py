@@ -2,12 +2,13 @@
 
 In the first round each call goes to one replica of its shard; in the next, calls that failed go to the
 next one. Each attempt has its part of the time that is left, so that all replicas have their turn before
-the deadline.
+the deadline. Where none could be reached, a patient caller spends the rest of the time on waiting for
+their connections: a replica may just be starting again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparring.errors import SparringError
@@ -18,7 +19,7 @@ from sparring_serve.wire.fields import MessageError
 
 __all__ = ["Exchange", "Rounds", "ShardMapMovedError"]
 
-Exchange = Generator[list[Send], Sequence[Outcome], None]
+Exchange = Generator[list[Send], Iterable[Outcome], None]
 """Yields attempts to make at once, takes how they ended."""
 
 
@@ -30,14 +31,25 @@ class ShardMapMovedError(Exception):
         self.outcome = outcome
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
+    number: int
     shard: int
     request: bytes
     replicas: list[str]
     """Those that were not asked yet."""
     reasons: dict[str, Outcome] = field(default_factory=dict)
     is_done: bool = False
+    waits: bool = False
+
+    def begin_again(self) -> bool:
+        """Whether all replicas are to be asked once more, and waited for."""
+        if self.is_done or self.waits or self.replicas:
+            return False
+        if {each.status for each in self.reasons.values()} != {"UNAVAILABLE"}:
+            return False
+        self.waits, self.replicas = True, list(self.reasons)
+        return True
 
 
 class Rounds:
@@ -47,6 +59,7 @@ class Rounds:
         method: of the service.
         calls: shard and request of each.
         accept: takes the number of a call and its answer; raises `MessageError` if it is none.
+        is_patient: waits for connections until the deadline, rather than to give up before it.
     """
 
     def __init__(
@@ -54,9 +67,14 @@ class Rounds:
         method: str,
         calls: Sequence[tuple[int, bytes]],
         accept: Callable[[int, bytes], None],
+        *,
+        is_patient: bool,
     ) -> None:
+        self._is_patient = is_patient
         self._method = method
-        self._calls = [_Call(shard, request, []) for shard, request in calls]
+        self._calls = [
+            _Call(number, shard, request, []) for number, (shard, request) in enumerate(calls)
+        ]
         self._accept = accept
         self.num_failovers = 0
 
@@ -87,8 +105,12 @@ class Rounds:
         while True:
             remaining = deadline - clock()
             due = [each for each in self._calls if not each.is_done and each.replicas]
-            if not due or remaining <= 0:
+            if remaining <= 0:
                 return
+            if not due:
+                if not self._is_patient or not self._begin_again():
+                    return
+                continue
             self.num_failovers += 0 if is_first else len(due)
             is_first = False
             sends = [
@@ -97,15 +119,19 @@ class Rounds:
                     self._method,
                     each.request,
                     min(remaining / len(each.replicas), longest_seconds),
+                    each.waits,
                 )
                 for each in due
             ]
             for each in due:
                 del each.replicas[0]
             outcomes = yield sends
-            now = clock()
             for call, send, outcome in zip(due, sends, outcomes, strict=True):
-                self._take(call, send, outcome, order, now)
+                self._take(call, send, outcome, order, clock())
+
+    def _begin_again(self) -> bool:
+        begun = [each.begin_again() for each in self._calls]
+        return any(begun)
 
     def failures(self) -> list[tuple[int, SparringError]]:
         """Numbers of calls that no replica answered, and the error of each."""
@@ -129,14 +155,16 @@ class Rounds:
     ) -> None:
         if outcome.answer is not None:
             try:
-                self._accept(self._calls.index(call), outcome.answer)
+                self._accept(call.number, outcome.answer)
             except MessageError as error:
                 outcome = Outcome(None, "DATA_LOSS", str(error))
             else:
                 order.note_success(send.address)
                 call.is_done = True
                 return
-        call.reasons[send.address] = outcome
+        if not (call.waits and outcome.status == "DEADLINE_EXCEEDED"):
+            # Otherwise there is still no connection, and the reason was told before.
+            call.reasons[send.address] = outcome
         if is_of_replica(outcome):
             # One that has too much to do now is not down.
             if outcome.status != "RESOURCE_EXHAUSTED":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ __all__ = ["Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
-Steps = Generator[list[Send], Sequence[Outcome], _Result]
+Steps = Generator[list[Send], Iterable[Outcome], _Result]
 """Yields attempts to make at once, takes how they ended, returns a result."""
 
 _MOST_BEGINNINGS = 3
@@ -116,7 +116,7 @@ class Session:
             is_last = beginning == _MOST_BEGINNINGS - 1
             description = yield from self._described(deadline)
             pulled = self._divided(wanted, description, missing, version)
-            rounds = Rounds("Pull", pulled.requests(), pulled.accept)
+            rounds = Rounds("Pull", pulled.requests(), pulled.accept, is_patient=self._is_patient)
             try:
                 yield from rounds.run(
                     self.shards.shards,
@@ -162,7 +162,8 @@ class Session:
                 raise MessageError("a description without a version, or without limits")
             answers[number] = answer
 
-        rounds = Rounds("Describe", [(each, b"") for each in range(self.shards.num_shards)], accept)
+        calls = [(each, b"") for each in range(self.shards.num_shards)]
+        rounds = Rounds("Describe", calls, accept, is_patient=self._is_patient)
         # Half of the time: a shard that does not answer must leave some for the rows of others.
         now = self.clock()
         yield from rounds.run(
@@ -244,6 +245,11 @@ class Session:
                     "with each change"
                 )
             self.shards, self._description = newer, None
+
+    @property
+    def _is_patient(self) -> bool:
+        # Who takes flagged rows would rather have those of other shards soon.
+        return self.config.on_failure == "raise"
 
     def _forget(self) -> None:
         with self._lock:

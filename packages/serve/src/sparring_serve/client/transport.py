@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +18,14 @@ class Send:
         method: of the service, as ``Pull``.
         request: its message.
         timeout_seconds: for this attempt.
+        waits: for a connection, where there is none now; otherwise the attempt fails at once.
     """
 
     address: str
     method: str
     request: bytes
     timeout_seconds: float
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Outcome:
 class Transport(Protocol):
     """Connections to replicas. Any thread may call any method."""
 
-    def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]:
-        """Sends all at once, and returns when each has ended, in the same order; raises nothing."""
+    def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
+        """Sends all at once. Gives the outcome of each, in the same order, when it has ended."""
 
     def close(self) -> None: ...
 
@@ -55,6 +57,6 @@ class Transport(Protocol):
 class AsyncTransport(Protocol):
     """`Transport` for asyncio."""
 
-    async def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]: ...
+    async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]: ...
 
     async def close(self) -> None: ...

@@ -74,6 +74,11 @@ class Refresher:
                     )
                 self._last_refused = refused
                 return Refreshed(False, refused)
+            except Exception as error:
+                # Whatever it is, the next look may go better, and what is served is whole.
+                self._metrics.count_refresh("refused")
+                _log.exception("a look for a newer version failed")
+                return Refreshed(False, f"{type(error).__name__} in this server; see its log")
             self._last_refused = ""
             self._metrics.count_refresh("taken" if is_new else "unchanged")
             if is_new:

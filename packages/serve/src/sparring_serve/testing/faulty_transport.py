@@ -63,6 +63,8 @@ class FaultyTransport:
         self.sent.append(send)
         fault = self.fault(send)
         if fault == "cut" or send.address not in self.services:
+            if send.waits:
+                return Outcome(None, "DEADLINE_EXCEEDED", "deadline"), send.timeout_seconds
             return Outcome(None, "UNAVAILABLE", "connection refused"), 0.001
         if fault == "busy":
             return Outcome(None, "RESOURCE_EXHAUSTED", "too much in flight"), 0.001

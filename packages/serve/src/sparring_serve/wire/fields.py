@@ -142,19 +142,22 @@ def _pieces(message: Any) -> list[Buffer]:
 
 
 def _put(pieces: list[Buffer], kind: _Kind, value: Any) -> None:
-    if kind.form in ("number", "flag"):
-        pieces += (_tag(kind.number, _VARINT), _varint(int(value)))
-    elif kind.form == "real":
-        pieces += (_tag(kind.number, _FIXED_64), struct.pack("<d", value))
-    elif kind.form == "message":
+    form = kind.form
+    if form == "data":
+        pieces += (_tag(kind.number, _DELIMITED), _varint(len(value)), value)
+    elif form == "text":
+        content = value.encode()
+        pieces += (_tag(kind.number, _DELIMITED), _varint(len(content)), content)
+    elif form == "message":
         inner = _pieces(value)
         length = sum(map(len, inner))
         if length or kind.is_repeated:
             pieces += (_tag(kind.number, _DELIMITED), _varint(length))
             pieces += inner
+    elif form == "real":
+        pieces += (_tag(kind.number, _FIXED_64), struct.pack("<d", value))
     else:
-        content = value.encode() if kind.form == "text" else value
-        pieces += (_tag(kind.number, _DELIMITED), _varint(len(content)), content)
+        pieces += (_tag(kind.number, _VARINT), _varint(int(value)))
 
 
 @cache
@@ -162,10 +165,13 @@ def _tag(number: int, wire_type: int) -> bytes:
     return _varint(number << 3 | wire_type)
 
 
+_SHORT = tuple(bytes((value,)) for value in range(0x80))
+
+
 def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return _SHORT[value]
     value &= _MASK
-    if value < 0x80:
-        return bytes((value,))
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)
@@ -220,17 +226,18 @@ def _decode(message: Any, view: memoryview) -> Any:
 
 
 def _read(message: type[Any], name: str, kind: _Kind, wire_type: int, value: Any) -> Any:
-    if wire_type != _WIRE_TYPES[kind.form]:
+    form = kind.form
+    if wire_type != _WIRE_TYPES[form]:
         _refuse(message, f"field {name} has the wire type {wire_type}")
-    if kind.form == "number":
-        return value - (1 << 64) if value >> 63 else value
-    if kind.form == "flag":
-        return bool(value)
-    if kind.form == "real":
-        return struct.unpack("<d", value)[0]
-    if kind.form == "data":
+    if form == "data":
         return value
-    if kind.form == "text":
+    if form == "number":
+        return value - (1 << 64) if value >> 63 else value
+    if form == "flag":
+        return bool(value)
+    if form == "real":
+        return struct.unpack("<d", value)[0]
+    if form == "text":
         if len(value) > _MOST_TEXT:
             _refuse(message, f"field {name} has {len(value):,} bytes, more than {_MOST_TEXT:,}")
         try:
@@ -256,7 +263,12 @@ def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any
     """Number, wire type and content of each field: an int of a varint, a view of all others."""
     at, end = 0, len(view)
     while at < end:
-        key, at = _read_varint(message, view, at)
+        # Nearly all numbers have one byte.
+        key = view[at]
+        if key < 0x80:
+            at += 1
+        else:
+            key, at = _read_varint(message, view, at)
         number, wire_type = key >> 3, key & 7
         if number == 0 or number >= 1 << 29:
             _refuse(message, f"a field has the number {number}")
@@ -265,7 +277,11 @@ def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any
             yield number, wire_type, value
             continue
         if wire_type == _DELIMITED:
-            length, at = _read_varint(message, view, at)
+            if at < end and view[at] < 0x80:
+                length = view[at]
+                at += 1
+            else:
+                length, at = _read_varint(message, view, at)
         elif wire_type in (_FIXED_64, _FIXED_32):
             length = 8 if wire_type == _FIXED_64 else 4
         else:

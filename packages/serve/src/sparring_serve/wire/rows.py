@@ -44,9 +44,9 @@ def ids_of(content: Buffer) -> npt.NDArray[np.int64]:
 
 def row_bytes(dim: int, dtype: int) -> int:
     """Bytes of a row on the wire."""
-    return {RowDtype.FLOAT32: 4 * dim, RowDtype.FLOAT16: 2 * dim, RowDtype.INT8: dim + 4}[
-        RowDtype(dtype)
-    ]
+    if dtype == RowDtype.FLOAT32:
+        return 4 * dim
+    return 2 * dim if dtype == RowDtype.FLOAT16 else dim + 4
 
 
 def found_bits(found: npt.NDArray[np.bool_]) -> bytes:

@@ -1,0 +1,249 @@
+// The C functions, from packing to looking up, with lent threads; Python's tests do the rest.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "format/xxh3.h"
+#include "sparring_packed.h"
+#include "thread_executor.h"
+
+namespace {
+
+constexpr int kDim = 20;
+constexpr int64_t kNumRows = 5000;
+
+template <class Arguments>
+Arguments new_arguments() {
+  Arguments arguments{};
+  arguments.call.struct_bytes = sizeof(Arguments);
+  arguments.call.device.type = 1;
+  return arguments;
+}
+
+template <class Arguments>
+std::string message_of(Arguments& arguments) {
+  const std::string message = arguments.call.error.message;
+  if (arguments.call.error.release != nullptr) arguments.call.error.release(&arguments.call.error);
+  return message;
+}
+
+float value_of(int64_t id, int64_t column, int64_t step) {
+  return static_cast<float>(id * 100 + column + step * 1'000'000);
+}
+
+// A folder with serving snapshots, removed in the end.
+class Served {
+ public:
+  Served() {
+    char name[] = "/tmp/sparring-packed-XXXXXX";
+    path_ = mkdtemp(name);
+  }
+  ~Served() { static_cast<void>(std::system(("rm -r " + path_).c_str())); }
+
+  const std::string& path() const { return path_; }
+
+  // Rows of ids [0, num_rows) at a step; a delta where there is a base.
+  std::string write(int64_t step, int64_t num_rows, const std::string& base_hash) {
+    const std::string folder = path_ + "/step-" + std::to_string(step);
+    mkdir(folder.c_str(), 0700);
+    std::vector<int64_t> ids;
+    std::vector<float> rows;
+    for (int64_t id = 0; id < num_rows; ++id) {
+      ids.push_back(id);
+      for (int64_t column = 0; column < kDim; ++column) rows.push_back(value_of(id, column, step));
+    }
+    auto pack = new_arguments<SparringPackedPack>();
+    pack.table = "item";
+    pack.count = num_rows;
+    pack.ids = ids.data();
+    pack.embeddings = rows.data();
+    pack.source_stride = kDim * sizeof(float);
+    pack.dim = kDim;
+    pack.partition_end = 4096;
+    CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+    std::vector<char> file(pack.file_bytes);
+    pack.file = file.data();
+    CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+    std::ofstream(folder + "/rows.packed", std::ios::binary).write(file.data(), static_cast<std::streamsize>(file.size()));
+    std::string text =
+        "{\"format\": \"sparring serving snapshot\", \"version\": 1, \"step\": " +
+        std::to_string(step) + ", \"published\": 1.5, \"base\": " +
+        (base_hash.empty() ? "null"
+                           : "{\"name\": \"step-" + std::to_string(step - 1) + "\", \"hash\": \"" +
+                                 base_hash + "\"}") +
+        ", \"tables\": [{\"name\": \"item\", \"dim\": 20, \"dtype\": \"fp32\", \"trained_dtype\": "
+        "\"fp32\", \"seed\": 1, \"initializer\": {\"kind\": \"constant\", \"first\": 0.5, "
+        "\"second\": 0}}], \"files\": [{\"name\": \"rows.packed\", \"kind\": \"rows\", \"table\": "
+        "\"item\", \"partitions\": [0, 4096], \"num_keys\": " +
+        std::to_string(num_rows) + ", \"size_bytes\": " + std::to_string(file.size()) +
+        ", \"hash\": \"" + sparring::packed::xxh3_128(file.data(), file.size()) + "\"}],";
+    const std::string hash = sparring::packed::xxh3_128(text.data(), text.size());
+    std::ofstream(folder + "/manifest.json") << text << "\n \"hash\": \"" << hash << "\"\n}\n";
+    return hash;
+  }
+
+ private:
+  std::string path_;
+};
+
+void rows_are_looked_up_and_pooled_on_lent_threads() {
+  Served served;
+  const std::string hash = served.write(1, kNumRows, "");
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = served.path().c_str();
+  CHECK(sparring_packed_open(&open) == SPARRING_OK);
+
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 3 * kNumRows; ++i) ids.push_back((i * 7919) % (kNumRows + 500));
+  std::vector<float> rows(ids.size() * kDim);
+  std::vector<uint8_t> found(ids.size());
+  SparringPackedRequest request{};
+  request.count = static_cast<int64_t>(ids.size());
+  request.ids = ids.data();
+  request.rows = rows.data();
+  request.found = found.data();
+  auto lookup = new_arguments<SparringPackedLookup>();
+  sparring::testing::ThreadExecutor threads(3);
+  lookup.call.executor = threads.get();
+  lookup.num_requests = 1;
+  lookup.requests = &request;
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_OK);
+  CHECK(lookup.hash == hash && lookup.step == 1 && lookup.published == 1.5);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool has_row = ids[i] < kNumRows;
+    CHECK(found[i] == has_row);
+    CHECK(rows[i * kDim + 3] == (has_row ? value_of(ids[i], 3, 1) : 0.5f));
+  }
+
+  const auto num_bags = static_cast<int64_t>(ids.size() / 3);
+  std::vector<int64_t> offsets;
+  for (int64_t bag = 0; bag <= num_bags; ++bag) offsets.push_back(3 * bag);
+  std::vector<float> sums(static_cast<size_t>(num_bags) * kDim);
+  request.rows = sums.data();
+  request.num_bags = num_bags;
+  request.offsets = offsets.data();
+  CHECK(sparring_packed_pool(open.packed, &lookup) == SPARRING_OK);
+  for (size_t bag = 0; bag < static_cast<size_t>(num_bags); ++bag) {
+    float sum = 0;
+    for (size_t i = 3 * bag; i < 3 * bag + 3; ++i) sum += rows[i * kDim + 5];
+    CHECK(sums[bag * kDim + 5] == sum);
+  }
+  sparring_packed_close(open.packed);
+}
+
+void a_delta_is_taken_and_another_one_refused() {
+  Served served;
+  const std::string first = served.write(1, 100, "");
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = served.path().c_str();
+  CHECK(sparring_packed_open(&open) == SPARRING_OK);
+  served.write(2, 10, first);
+  auto refresh = new_arguments<SparringPackedRefresh>();
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && refresh.is_changed == 1);
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && refresh.is_changed == 0);
+  served.write(3, 10, std::string(32, '0'));
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_INVALID_ARGUMENT);
+  CHECK(message_of(refresh).find("take a full one") != std::string::npos);
+
+  const int64_t ids[] = {5, 50};
+  float rows[2 * kDim];
+  SparringPackedRequest request{};
+  request.count = 2;
+  request.ids = ids;
+  request.rows = rows;
+  auto lookup = new_arguments<SparringPackedLookup>();
+  lookup.num_requests = 1;
+  lookup.requests = &request;
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_OK && lookup.step == 2);
+  CHECK(rows[0] == value_of(5, 0, 2) && rows[kDim] == value_of(50, 0, 1));
+  lookup.version = first.c_str();
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_OK && lookup.step == 1);
+  CHECK(rows[0] == value_of(5, 0, 1));
+  sparring_packed_close(open.packed);
+}
+
+void wrong_arguments_are_refused_with_a_message() {
+  Served served;
+  served.write(1, 10, "");
+  auto open = new_arguments<SparringPackedOpen>();
+  CHECK(sparring_packed_open(&open) == SPARRING_INVALID_ARGUMENT);
+  CHECK(message_of(open).find("path") != std::string::npos);
+  CHECK(sparring_packed_open(nullptr) == SPARRING_INVALID_ARGUMENT);
+  open.path = served.path().c_str();
+  open.call.struct_bytes = 8;
+  CHECK(sparring_packed_open(&open) == SPARRING_INVALID_ARGUMENT);
+  message_of(open);
+  open.call.struct_bytes = sizeof open;
+  CHECK(sparring_packed_open(&open) == SPARRING_OK);
+
+  auto lookup = new_arguments<SparringPackedLookup>();
+  CHECK(sparring_packed_lookup(nullptr, &lookup) == SPARRING_INVALID_ARGUMENT);
+  message_of(lookup);
+  const int64_t id = 1;
+  float row[kDim];
+  SparringPackedRequest request{};
+  request.table = 1;
+  request.count = 1;
+  request.ids = &id;
+  request.rows = row;
+  lookup.num_requests = 1;
+  lookup.requests = &request;
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_INVALID_ARGUMENT);
+  CHECK(message_of(lookup) == "table must be from 0 to 0; found 1");
+  request.table = 0;
+  request.row_stride = 4 * kDim - 1;
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_INVALID_ARGUMENT);
+  message_of(lookup);
+  lookup.call.device.type = 2;
+  CHECK(sparring_packed_lookup(open.packed, &lookup) == SPARRING_UNSUPPORTED);
+  message_of(lookup);
+  sparring_packed_close(open.packed);
+  sparring_packed_close(nullptr);
+}
+
+void ids_that_were_chosen_to_collide_are_packed() {
+  // With salt 0 all have one hash value but for the last bits: undone mix64 of 1, 2, …
+  std::vector<int64_t> ids;
+  for (uint64_t i = 1; i <= 300; ++i) {
+    uint64_t bits = i;
+    bits ^= bits >> 33;
+    bits *= 0x9cb4b2f8129337dbu;
+    bits ^= bits >> 33;
+    bits *= 0x4f74430c22a54005u;
+    bits ^= bits >> 33;
+    ids.push_back(static_cast<int64_t>(bits));
+  }
+  auto pack = new_arguments<SparringPackedPack>();
+  pack.table = "item";
+  pack.count = 300;
+  pack.ids = ids.data();
+  pack.dim = kDim;
+  pack.partition_end = 4096;
+  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+  std::vector<char> file(pack.file_bytes);
+  pack.file = file.data();
+  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+  uint32_t max_bucket = 0;
+  std::copy(file.begin() + 56, file.begin() + 60, reinterpret_cast<char*>(&max_bucket));
+  CHECK(max_bucket < 100);
+  ids[299] = ids[7];
+  CHECK(sparring_packed_pack(&pack) == SPARRING_INVALID_ARGUMENT);
+  CHECK(message_of(pack).find("given twice") != std::string::npos);
+}
+
+}  // namespace
+
+int main() {
+  return sparring::testing::run({
+      {"rows are looked up and pooled on lent threads", rows_are_looked_up_and_pooled_on_lent_threads},
+      {"a delta is taken and another one refused", a_delta_is_taken_and_another_one_refused},
+      {"wrong arguments are refused with a message", wrong_arguments_are_refused_with_a_message},
+      {"ids that were chosen to collide are packed", ids_that_were_chosen_to_collide_are_packed},
+  });
+}

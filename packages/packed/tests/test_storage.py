@@ -1,0 +1,101 @@
+"""The storage ``packed``: it is found and scanned as any other, and refuses writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import Columns, TableConfig, found_table, make_plugin_manager, open_storage
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    SnapshotIOError,
+    UnknownTableError,
+    UnsupportedError,
+)
+from sparring_packed import plugin
+
+
+@pytest.fixture
+def manager() -> Any:
+    """Plugins, ours among them also where the package is not installed."""
+    made = make_plugin_manager()
+    if not any(each.descriptor.name == "packed" for each in made.descriptors()):
+        made.register(plugin)
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_find_and_scan_give_rows_of_the_tables_dtype(
+    new_training: Any, manager: Any, dtype: str
+) -> None:
+    training = new_training(TableConfig("item", dim=6, dtype=dtype))
+    keys = np.array([5, -1, 2**63 - 1])
+    training.save(training.draw(keys, 0))
+    training.publish()
+    with open_storage(
+        "packed", training.config, plugin_manager=manager, path=training.served
+    ) as storage:
+        found = storage.find([2**63 - 1, 9, 5])
+        assert found.rows.dtype == training.config.numpy_dtype
+        assert found.found.tolist() == [True, False, True]
+        assert (found.rows[0] == training.rows[2**63 - 1]).all()
+        assert not found.rows[1].any()
+        part = storage.find([5], Columns(2, 4))
+        assert (part.rows[0] == training.rows[5][2:4]).all()
+        assert storage.size == 3
+        assert storage.memory_bytes > 0
+        (chunk,) = storage.scan()
+        assert sorted(chunk.keys.tolist()) == sorted(keys.tolist())
+        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True):
+            assert (row == training.rows[key]).all()
+
+
+def test_writes_are_refused_with_what_to_do(trained: Any, manager: Any) -> None:
+    storage = open_storage("packed", trained.config, plugin_manager=manager, path=trained.served)
+    row = np.zeros((1, 24), np.float32)
+    for write in (lambda: storage.upsert([1], row), lambda: storage.erase([1]), storage.clear):
+        with pytest.raises(UnsupportedError, match="save, and publish a newer one"):
+            write()
+    for absent in (lambda: storage.touch([1]), lambda: storage.evict(1)):
+        with pytest.raises(UnsupportedError, match="does not declare"):
+            absent()
+    storage.flush()
+    storage.close()
+    with pytest.raises(ClosedError):
+        storage.find([1])
+
+
+def test_a_newer_version_is_taken_when_asked(trained: Any, manager: Any) -> None:
+    storage = open_storage("packed", trained.config, plugin_manager=manager, path=trained.served)
+    base, size = trained.served_url(), storage.size
+    trained.save(trained.draw([123, 124], 9), [-1])
+    trained.publish(base=base)
+    assert storage.size == size
+    assert storage.refresh()  # type: ignore[attr-defined]
+    assert storage.size == size + 1
+    assert storage.find([-1, 123]).found.tolist() == [False, True]
+
+
+def test_another_table_is_refused(trained: Any, manager: Any) -> None:
+    def opened(table: TableConfig, **options: Any) -> object:
+        given = {"path": trained.served} | options
+        return open_storage("packed", table, plugin_manager=manager, **given)
+
+    with pytest.raises(InvalidArgumentError, match=r"declared as float32 x 8, .* float32 x 24"):
+        opened(TableConfig("item", dim=8))
+    with pytest.raises(InvalidArgumentError, match="without an optimizer"):
+        opened(TableConfig("item", dim=24).with_state(1, "adagrad"))
+    with pytest.raises(UnknownTableError, match="has no table 'film'"):
+        opened(TableConfig("film", dim=24))
+    with pytest.raises(SnapshotIOError, match="there is no serving snapshot"):
+        opened(TableConfig("item", dim=24), path=trained.folder / "nowhere")
+
+
+def test_what_is_there_is_found_without_an_optimizer(trained: Any, manager: Any) -> None:
+    table = TableConfig("item", dim=24).with_state(1, "adagrad")
+    assert found_table("packed", table, manager, {"path": trained.served}) == table.with_state(0)
+    nowhere = trained.folder / "nowhere"
+    assert found_table("packed", table, manager, {"path": nowhere}) is None
