@@ -64,7 +64,10 @@ def synthetic(num_tables: int, num_ranks: int, seed: int, memory_factor: float) 
     topology = {
         "nodes": num_ranks // within,
         "ranks_per_node": within,
-        "memory": {"host": int(total / num_ranks * memory_factor) + (24 << 30) * max(num_tables, 1000) // 1000},
+        "memory": {
+            "host": int(total / num_ranks * memory_factor)
+            + (24 << 30) * max(num_tables, 1000) // 1000
+        },
         "near": {"gbit": 400},
         "far": {"gbit": 400, "latency_us": 10},
         "message_us": 5,
