@@ -45,13 +45,19 @@ FAMILY = (
     "backend-rocksdb",
     "backend-redis",
     "packed",
+    "serve",
     "framework-torch",
     "framework-tf",
     "train",
 )
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
-TEST_EXTRAS = {"core": "[parquet,mpi]", "plan": "[highspy]", "train": "[report,metrics]"}
+TEST_EXTRAS = {
+    "core": "[parquet,mpi]",
+    "plan": "[highspy]",
+    "serve": "[metrics]",
+    "train": "[report,metrics]",
+}
 
 # With what `tests` says where its wheels are, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="
@@ -88,6 +94,8 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 
 # The peers that benchmarks compare with, in the only versions that go with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
+# The solver, of another make than ours, that confirms a bound of the planner.
+PULP = "pulp==3.3.2"
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
@@ -325,6 +333,26 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
             failed.append(" ".join(options))
     if failed:
         session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
+
+
+# Clients of the lookup service by other makers, in whatever versions are the newest.
+SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]", "numpy")
+
+
+@nox.session
+def serving_peers(session: nox.Session) -> None:
+    """Proves the lookup service with generated protobuf code, health probes and tritonclient; 40 MB."""
+    session.install("pytest", "hypothesis", silent=True)
+    install_family(session, "packed", "serve")
+    folder = Path(session.virtualenv.location) / "peers"
+    python = str(folder / "bin/python")
+    session.run("python", "-m", "venv", str(folder), silent=True)
+    session.run(
+        python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
+    )
+    session.run(
+        "pytest", "packages/serve/tests/test_peers.py", env={"SPARRING_SERVE_PEERS_PYTHON": python}
+    )
 
 
 @nox.session
@@ -616,6 +644,22 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmarks_planning(session: nox.Session) -> None:
+    """Prints plans with TorchRec's, by its costs, and lets another solver confirm a bound; minutes.
+
+    Names after ``--`` choose cases, ``--large`` those of many minutes.
+    """
+    session.install(TORCH, *TORCH_PEERS_NEED, PULP, "pytest", silent=True)
+    session.install("--no-deps", *TORCH_PEERS, silent=True)
+    install_family(session, "plan", extras=TEST_EXTRAS)
+    session.run(
+        "pytest", str(PACKAGES / "plan/tests/test_planning_bounds.py"), "-k", "another_solver"
+    )
+    env = {"PYTHONPATH": str(ROOT)}
+    session.run("python", "-m", "benchmarks.planning_torchrec", *session.posargs, env=env)
+
+
+@nox.session
 def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
@@ -681,6 +725,7 @@ EXTRAS = {
     "torch": ("framework-torch", "train"),
     "tensorflow": ("framework-tf", "train"),
     **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
+    "serve": ("packed", "serve"),
     **{name: (name,) for name in ("train", "plan", "packed", "testing")},
 }
 

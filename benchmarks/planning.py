@@ -15,7 +15,7 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from sparring_plan.planning.document import read_document
+from sparring import read_document
 from sparring_plan.planning.inputs import KINDS, Calibration, PlanInputs
 from sparring_plan.planning.planner import make_plan
 

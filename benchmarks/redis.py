@@ -19,7 +19,7 @@ from benchmarks.scale import Scale
 from sparring import open_storage, partition
 from sparring.contracts import TableConfig
 
-__all__ = ["measure"]
+__all__ = ["RawRedis", "measure"]
 
 TABLE_ROWS, DIM, ROUNDS, BAR = 1_000_000, 64, 40, 0.9
 BATCHES = (65_536, 8_192, 1_024)
@@ -65,7 +65,7 @@ def _measure(kind: str, url: str, raw: Any, scale: Scale) -> list[Figure]:
             count = min(batch, num_rows)
             asked = generator.choice(keys, count, replace=False)
             rows = generator.random((count, DIM), np.float32)
-            theirs = _Raw(raw, asked, rows)
+            theirs = RawRedis(raw, asked, rows)
             storage.upsert(asked, rows)
             if theirs.found() != storage.find(asked).rows.tobytes():
                 raise AssertionError("redis-py and the storage read different rows")
@@ -115,7 +115,7 @@ class _Bound:
         return self._call(*self._arguments, **self._named)
 
 
-class _Raw:
+class RawRedis:
     """redis-py's own pipelines over our buckets."""
 
     def __init__(self, client: Any, keys: Any, rows: Any) -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS
+from sparring import BUILTIN_METHODS, latest_snapshot, merged_chunks
 from sparring.cli.application import main
 from sparring_testing.devices import why_unavailable
 from sparring_train.config.loader import load_config
 from sparring_train.loop.click_source import ClickSource
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SERVING = ROOT / "configs/serving.yaml"
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING})
 STEPS = 6
 GPU_BYTES = 80e9
 
@@ -143,6 +144,37 @@ def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
         assert [tier["backend"] for tier in tiers] == named
     if config.report.path is not None:
         assert Path(config.report.path).stat().st_size > 1000
+
+
+def test_the_serving_config_serves_what_the_quickstart_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving = pytest.importorskip("sparring_serve")
+    pytest.importorskip("sparring_packed")
+    need("torch")
+    need("hkv")
+    monkeypatch.chdir(tmp_path)
+    small = [f"training.steps={STEPS}", "data.samples=20000", "data.test_samples=500"]
+    quickstart = str(ROOT / "configs/quickstart.yaml")
+    assert main(["train", quickstart, "snapshots.url=runs/quickstart", *small, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    config = serving.read_serving_config(SERVING)
+    assert main(["publish", "runs/quickstart", config.snapshots]) == 0
+    with (
+        serving.open_server(config, address="127.0.0.1:0") as server,
+        serving.LookupClient(server.address, config.client) as client,
+    ):
+        described = client.describe(deadline_seconds=9).shards[0].tables
+        assert {each.name: each.rows for each in described} == rows
+        trained = latest_snapshot("runs/quickstart")
+        assert trained is not None
+        for chunk in merged_chunks(trained, "cat_3", range(4096)):
+            answer = client.pull({"cat_3": chunk.keys}, deadline_seconds=9)
+            assert answer.versions[0].step == STEPS
+            assert answer.found["cat_3"].all()
+            assert np.array_equal(
+                answer.rows["cat_3"], chunk.rows[:, : answer.rows["cat_3"].shape[1]]
+            )
 
 
 def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:

@@ -46,6 +46,7 @@ OWNERS = {
     "admission": ["sparring_torch.EmbeddingBagConfig"],
     "blocking": ["StepContainer.save"],
     "collective": ["StepContainer"],
+    "columns": ["TableSharding"],
     "container": [
         "sparring_tf.Embedding",
         "sparring_tf.EmbeddingBag",
@@ -81,7 +82,6 @@ OWNERS = {
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],
     "persistent": ["Capabilities"],
-    "placement": ["sparring_torch.EmbeddingBagConfig"],
     "reason": ["overrides_kit"],
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],
@@ -94,6 +94,7 @@ OWNERS = {
         "sparring_tf.EmbeddingCollection",
     ],
     "tables": ["StepContainer.load"],
+    "transfer": ["TableSharding"],
     "vocabulary_size": ["sparring_tf.Embedding"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }

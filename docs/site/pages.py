@@ -31,6 +31,7 @@ MODULES = {
     "sparring_train": ("sparring_train.hookspecs",),
     "sparring_testing": (),
     "sparring_packed": (),
+    "sparring_serve": (),
     "sparring_plan": ("sparring_plan.simulation.model", "sparring_plan.simulation.replay"),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparring import open_storage
+from sparring import estimate_bytes, open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError, StorageIOError
 from sparring_sqlite import SqliteOptions
@@ -30,6 +30,12 @@ class TestSqliteStorage(StorageTests):
     @pytest.fixture
     def reopen_storage(self) -> Any:
         return lambda closed: SqliteStorage(closed.table, closed.options)
+
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_bytes(
+            "sqlite", storage.table, rows, folder=storage.options.folder
+        )
 
 
 def test_storage_opens_by_name(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from sparring.contracts import TableConfig
 from sparring_hkv.backend import HkvStorage
+from sparring_hkv.estimate import estimate_hkv_bytes
 from sparring_hkv.options import HkvOptions
 from sparring_testing.storage_tests import StorageTests
 
@@ -33,6 +34,10 @@ class TestHkv(StorageTests):
 
         return make
 
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_hkv_bytes(storage.table, storage.options, rows)
+
 
 class TestHkvWithScores(StorageTests):
     """A table that grows and keeps the caller's scores; bounds are in bytes."""
@@ -47,3 +52,7 @@ class TestHkvWithScores(StorageTests):
             return HkvStorage(table, HkvOptions(**{"policy": "custom", **options}))
 
         return make
+
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_hkv_bytes(storage.table, storage.options, rows)

@@ -13,6 +13,7 @@ from sparring.contracts import Storage, TableConfig
 from sparring.errors import DeviceError
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
+from sparring_hkv.estimate import estimate_hkv_bytes
 from sparring_hkv.options import HkvOptions
 from sparring_testing.devices import named_device
 from sparring_testing.guard import overrides_kit
@@ -35,6 +36,10 @@ class DeviceTests(StorageTests):
     """The kit, but for what an emulator is too slow for."""
 
     __test__ = False
+
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_hkv_bytes(storage.table, storage.options, rows)
 
     @overrides_kit(reason="on the emulator a call of a million rows takes half a minute")
     def test_call_of_a_million_rows(

@@ -9,6 +9,7 @@ import pytest
 
 from sparring.contracts import Storage, TableConfig
 from sparring_redis.backend import RedisStorage
+from sparring_redis.estimate import estimate_redis_bytes
 from sparring_redis.options import RedisOptions
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.server import RedisServer
@@ -32,6 +33,10 @@ class _OnRedis(StorageTests):
     @pytest.fixture
     def reopen_storage(self) -> Any:
         return lambda closed: RedisStorage(closed.table, closed.options)
+
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_redis_bytes(storage.table, storage.options, rows)
 
 
 class TestStandalone(_OnRedis):

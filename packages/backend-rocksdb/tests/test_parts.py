@@ -89,9 +89,20 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
 def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
     path = f"{tmp_path}/rows-{{rank}}"
     assert train(ROCKSDB, path, 2, plan=TableSharding("table_wise", (0,))) == [len(KEYS), 0]
-    refusal = "rows of rank 0 of 2 .* where all partitions should be"
+    refusal = "rows of rank 0 of 2 .* where all partitions .*2 replicas"
     with pytest.raises(InvalidArgumentError, match=refusal):
         train(ROCKSDB, path, 2, plan="data_parallel")
+
+
+def test_a_replica_is_for_its_number_of_ranks_or_for_one(tmp_path: Path) -> None:
+    one, path = f"{tmp_path}/one/rows-{{rank}}", f"{tmp_path}/two/rows-{{rank}}"
+    assert train(ROCKSDB, one, 1) == [len(KEYS)]
+    with pytest.raises(InvalidArgumentError, match=r"of all partitions, where .* 2 replicas\)"):
+        train(ROCKSDB, one, 2, plan="data_parallel")
+    assert train(ROCKSDB, path, 2, plan="data_parallel") == [len(KEYS)] * 2
+    with pytest.raises(InvalidArgumentError, match=r"one of 2 replicas\), where .* 3 replicas\)"):
+        train(ROCKSDB, path, 3, plan="data_parallel")
+    assert train(ROCKSDB, path, 1) == [len(KEYS)]
 
 
 @pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from sparring import LocalGroup
 from sparring.adapter import StepContainer
-from sparring.contracts import Collective
+from sparring.contracts import Collective, TableWorkload
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, distributed_model_parallel
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.optimizer import Optimizer
@@ -39,6 +40,7 @@ import torch
 from torch import nn
 
 import sparring_torch as st
+from sparring.contracts import TableSharding
 
 
 class Model(nn.Module):
@@ -71,7 +73,9 @@ torch.manual_seed(0)
 model = Model()
 rank, world_size = 0, 1
 if "--ranks" in sys.argv:
-    plan = {"user": "table_wise"} if "--plan" in sys.argv else None
+    plan = {"user": "table_wise"} if "--plan" in sys.argv else "auto"
+    if "--pooled" in sys.argv:
+        plan = {"user": TableSharding("table_row_wise", [0, 1], transfer="pooled")}
     model = st.DistributedModelParallel(model, plan=plan)  # the line
     collective = model.container.collective
     rank, world_size = collective.rank, collective.world_size
@@ -155,6 +159,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             id="torchrun, pipelined, by a plan",
             marks=pytest.mark.long,
         ),
+        pytest.param("torchrun", ["--pooled"], id="torchrun, pooled", marks=pytest.mark.long),
         pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
     ],
 )
@@ -258,6 +263,45 @@ def test_a_plan_says_how_tables_are_sharded() -> None:
         pytest.raises(InvalidArgumentError, match="give it the plan"),
     ):
         DistributedModelParallel(Small(), container=container, plan={"small": "row_wise"})
+
+
+def test_auto_asks_the_planner_for_the_tables_of_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[TableWorkload] = []
+
+    def plan_of_job(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
+        asked.extend(tables())
+        return {each.table.name: "table_wise" for each in asked}
+
+    monkeypatch.setattr(distributed_model_parallel, "plan_of_job", plan_of_job)
+    bags = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name="seen", embedding_dim=4, feature_names=["a", "b"]),
+            EmbeddingBagConfig(name="shop", embedding_dim=2, num_embeddings=50),
+        ]
+    )
+    wrapped = DistributedModelParallel(nn.ModuleList([bags, Small()]), plan="auto")
+    assert {wrapped.container.layout(name).kind for name in ("seen", "shop", "small")} == {
+        "table_wise"
+    }
+    wrapped.close()
+    assert [(each.table.name, each.rows, each.method) for each in asked] == [
+        ("seen", None, None),
+        ("shop", 50, None),
+        ("small", None, None),
+    ]
+    assert [each.may_pool for each in asked] == [True, True, False]
+    poolings = [[feature.pooling for feature in each.features] for each in asked]
+    assert poolings == [["sum", "sum"], ["sum"], [None]]
+
+
+def test_auto_on_one_rank_changes_nothing() -> None:
+    wrapped = DistributedModelParallel(Small(), plan="auto")
+    assert wrapped.container.layout("small").kind == "row_wise"
+    wrapped.close()
+    with pytest.raises(InvalidArgumentError, match="found 'automatic'; give 'auto'"):
+        DistributedModelParallel(Small(), plan="automatic")
 
 
 def test_tables_of_another_container_are_refused() -> None:

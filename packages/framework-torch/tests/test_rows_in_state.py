@@ -256,7 +256,16 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"state of Adam.*by rowwise_adagrad.*Optimizer"):
         other.items.load_state_dict(saved)
     plain = saved["_extra_state"]
-    for damaged in (plain[:-9], plain[:4], torch.zeros(3), {"rows": 1}, plain.new_zeros(50)):
+    flipped = plain.clone()
+    flipped[-9] ^= 1
+    for damaged in (
+        plain[:-9],
+        plain[:4],
+        torch.zeros(3),
+        {"rows": 1},
+        plain.new_zeros(50),
+        flipped,
+    ):
         with pytest.raises(DataError, match="load a"):
             other.items.load_state_dict({"_extra_state": damaged})
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import as_file, files
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparring import estimate_bytes, read_document
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
-from sparring_plan.planning import bound as bound_module
-from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound
-from sparring_plan.planning.costs import RESOURCES, Ints, Options, Span, option_costs
-from sparring_plan.planning.document import read_document
-from sparring_plan.planning.exact import prove
-from sparring_plan.planning.inputs import KINDS, RUNTIME_KINDS, Calibration, PlanInputs
-from sparring_plan.planning.placement import place_all
+from sparring_plan.planning.costs import RESOURCES, Span, option_costs
+from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.search import search
 from sparring_plan.planning.unique_keys import unique_keys
+from sparring_plan.planning.ways_out import ways_out
+
+from .brute_force import random_inputs
 
 INPUTS = """
 topology:
@@ -61,135 +57,6 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def random_inputs(seed: int) -> PlanInputs:
-    random = np.random.default_rng(seed)
-    nodes, within = [(1, 2), (1, 3), (2, 1), (2, 2)][seed % 4]
-    tables: dict[str, Any] = {}
-    largest = 0
-    for index in range(2 if nodes * within == 4 else 3):
-        rows, dim = int(10 ** random.uniform(3, 5.5)), int(random.choice([8, 16, 32]))
-        method = str(random.choice(["sgd", "adam", "rowwise_adagrad"]))
-        ids = float(random.integers(1, 40))
-        tables[f"t{index}"] = {
-            "dim": dim, "method": method, "rows": rows, "features": {"f": {"ids": ids}},
-            "skew": float(random.uniform(0, 1.3)),
-        }  # fmt: skip
-        largest = max(largest, rows * (8 + 12 * dim))
-    # From too little for the largest table on one rank to enough for all.
-    memory = (8 << 20) + int(largest * random.uniform(0.7, 2.5))
-    topology = {
-        "nodes": nodes, "ranks_per_node": within, "memory": {"host": memory},
-        "near": {"gbit": float(random.choice([4, 40]))}, "far": {"gbit": 10},
-        "message_us": float(random.choice([0, 20])),
-    }  # fmt: skip
-    kinds = sorted(random.choice(KINDS, 4, replace=False)) if seed % 3 else list(KINDS)
-    value = {"topology": topology, "samples": 256, "tables": tables, "kinds": kinds}
-    return PlanInputs.model_validate(value | {"transfers": ["rows", "pooled"]})
-
-
-def placements_of(options: Options, option: int) -> Iterator[Ints]:
-    """All sets of ranks that the shards of an option may be on."""
-    shape, within = options.shape_of(option), options.ranks_per_node
-    ranks = np.arange(options.num_ranks)
-    nodes = ranks.reshape(-1, within)
-    if shape.span is Span.ALL:
-        yield ranks[:0]
-    elif shape.span is Span.RANKS:
-        yield from map(np.asarray, combinations(ranks, shape.num_places))
-    elif shape.span is Span.NODES:
-        for chosen in combinations(range(len(nodes)), shape.num_places):
-            yield nodes[list(chosen)].ravel()
-    else:
-        for node in nodes:
-            yield from map(np.asarray, combinations(node, shape.num_places))
-
-
-def best_by_brute_force(options: Options) -> float | None:
-    """The shortest step of all options of all tables on all sets of ranks; None if none fits."""
-    choices = [
-        [
-            (option, ranks)
-            for option in options.of(table)
-            for ranks in placements_of(options, option)
-        ]
-        for table in range(len(options.table_names))
-    ]
-    each: list[list[tuple[Any, Any]]] = []
-    for of_table in choices:
-        costs = []
-        for option, ranks in of_table:
-            load = np.tile(options.base[option], (options.num_ranks, 1))
-            memory = np.tile(options.base_memory[option], (options.num_ranks, 1))
-            load[ranks] += options.shard[option]
-            memory[ranks] += options.shard_memory[option]
-            costs.append((load, memory))
-        each.append(costs)
-    last_load = np.asarray([load for load, _ in each[-1]])
-    last_memory = np.asarray([memory for _, memory in each[-1]])
-    best = np.inf
-    for others in product(*each[:-1]):
-        load = last_load + sum((other[0] for other in others), options.fixed)
-        memory = last_memory + sum(other[1] for other in others)
-        fits = (memory <= options.capacity).all(axis=(1, 2))
-        if fits.any():
-            best = min(best, float(load[fits].max(axis=(1, 2)).min()))
-    return best if np.isfinite(best) else None
-
-
-@pytest.mark.parametrize("with_highs", [False, True], ids=["numpy", "highs"])
-def test_bound_best_and_plan_stand_in_this_order(
-    with_highs: bool, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if with_highs and highs() is None:
-        pytest.skip("needs the extra highspy")
-    if not with_highs:
-        monkeypatch.setattr(bound_module, "highs", lambda: None)
-        monkeypatch.setattr("sparring_plan.planning.exact.highs", lambda: None)
-    ratios = []
-    for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
-        best, found = best_by_brute_force(options), search(options)
-        if best is None:
-            assert found is None, f"case {seed}: nothing fits"
-            continue
-        assert found is not None, f"case {seed}: something fits"
-        assert found.placement.fits
-        assert found.placement.is_complete
-        assert max(found.bound.seconds, found.bound_seconds) <= best * (1 + 1e-9), f"case {seed}"
-        assert best <= found.placement.seconds * (1 + 1e-9), f"case {seed}"
-        ratios.append(found.placement.seconds / best)
-    assert len(ratios) >= 20
-    assert np.median(ratios) < 1.01
-    assert max(ratios) < (1.02 if with_highs else 1.25)
-
-
-def test_linear_bound_is_no_lower_than_that_of_numpy(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in range(6):
-        options = option_costs(random_inputs(seed), calibration)
-        lagrangian = aggregate_bound(options)
-        linear = linear_bound(options, lagrangian)
-        assert linear is None or linear.seconds >= lagrangian.seconds
-
-
-def test_integer_programme_finds_the_best_and_bounds_it(calibration: Calibration) -> None:
-    if highs() is None:
-        pytest.skip("needs the extra highspy")
-    for seed in (1, 2, 6, 9, 10):
-        options = option_costs(random_inputs(seed), calibration)
-        best = best_by_brute_force(options)
-        start = place_all(options, options.start[:-1])
-        assert best is not None
-        assert start is not None
-        proof = prove(options, start, np.arange(len(options)))
-        assert proof is not None
-        found, bound = proof
-        assert bound <= best * (1 + 1e-9)
-        assert found.seconds == pytest.approx(best, rel=2e-3)
-        assert bound == pytest.approx(best, rel=2e-3)
-
-
 def test_memory_is_a_limit_that_balance_does_not_cross(calibration: Calibration) -> None:
     # By load the two large tables should share a rank, and the busy one have the other.
     large = {"dim": 64, "rows": 1_000_000, "features": {"f": {"ids": 1}}}
@@ -217,7 +84,7 @@ def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> N
 
 def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
-    table = {"dim": 16, "rows": 10**12, "skew": 0, "features": {"f": {"ids": 1}}}
+    table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
         "nodes": 4, "ranks_per_node": 1, "memory": {"host": "1 TiB"}, "message_us": 10,
         "far": {"gbit": 8, "latency_us": 20},
@@ -239,11 +106,48 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.base[each, back] == options.base[each, out]
     each = costs["table_wise", "pooled"]
     assert options.shard[each, out] == pytest.approx(3 * 1000 * 16 * 4 / 1e9)
-    assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 16 * 4) / 1e9)
+    # Ids, the length of each bag, and its gradient.
+    assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 4 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
-    held = 1e12 * (8 + 16 * 4) * 1.05
-    assert options.shard_memory[each, 0] == pytest.approx(held)
+    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
+    assert held is not None
+    assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
+
+
+def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibration) -> None:
+    # 100 bags of 20 ids: an owner of half of the nodes is in nearly all of them, one of 1 / 64 is not.
+    table = {"dim": 16, "rows": 10**9, "skew": 0, "features": {"f": {"ids": 20}}}
+    topology = {
+        "nodes": 64, "ranks_per_node": 2, "memory": {"host": "1 TiB"}, "near": {"gbit": 8},
+        "far": {"gbit": 8},
+    }  # fmt: skip
+    value = {"topology": topology, "samples": 100, "tables": {"t": table}}
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    back = RESOURCES.index("far_out")
+    told = {}
+    for each in options.of(0):
+        shape = options.shape_of(each)
+        if shape.transfer == "pooled" and shape.span is not Span.ALL:
+            # Of the 127 ranks that ask 126 are on other nodes, whose bytes share the node's link.
+            told[shape.num_shards] = options.shard[each, back] / (126 * 2 * 16 * 4 / 1e9)
+    assert told.keys() == {1, 2, 4, 8, 16, 32, 64}
+    for owners, bags in told.items():
+        assert bags == pytest.approx(100 * (1 - (1 - 1 / owners) ** 20), rel=1e-9)
+        assert bags <= 100 * min(20, owners) / owners * (1 + 1e-9)
+
+
+def test_what_training_cannot_execute_is_not_offered(calibration: Calibration) -> None:
+    value = random_inputs(3).model_dump()
+    value["kinds"] = list(KINDS)
+    value["topology"]["memory"]["disk"] = 1 << 40
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    assert {options.storages[each] for each in options.storage} == {"hkv", "rocksdb"}
+    for option in range(len(options)):
+        shape = options.shape_of(option)
+        if shape.num_columns > 1:
+            assert shape.transfer == "rows"
+            assert options.storages[options.storage[option]] == "hkv"
 
 
 def test_same_input_same_bytes(calibration: Calibration) -> None:
@@ -252,12 +156,16 @@ def test_same_input_same_bytes(calibration: Calibration) -> None:
         assert len(texts) == 1
 
 
-def test_only_kinds_of_the_runtime_are_planned_unless_asked(calibration: Calibration) -> None:
+def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
+    calibration: Calibration,
+) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
-    inputs = PlanInputs.model_validate(value)
-    options = option_costs(inputs, calibration)
-    assert {shape.kind for shape in options.shapes} == set(RUNTIME_KINDS)
-    assert {shape.transfer for shape in options.shapes} == {"rows"}
+    options = option_costs(PlanInputs.model_validate(value), calibration)
+    assert {shape.kind for shape in options.shapes} >= set(DEFAULT_KINDS) | {"column_wise"}
+    assert {shape.transfer for shape in options.shapes} == {"rows", "pooled"}
+    fewer = value | {"kinds": ["row_wise"], "transfers": ["rows"]}
+    options = option_costs(PlanInputs.model_validate(fewer), calibration)
+    assert {(shape.kind, shape.transfer) for shape in options.shapes} == {("row_wise", "rows")}
 
 
 def test_coupled_columns_and_sequences_have_fewer_options(calibration: Calibration) -> None:
@@ -284,6 +192,46 @@ def test_tables_that_do_not_fit_are_refused_with_ways_out(calibration: Calibrati
     assert "missing on each of 4 ranks" in text
     for way in ("- rows of bfloat16 and rowwise_adagrad", "- rowwise_adagrad for all", "nodes in"):
         assert way in text
+
+
+@pytest.mark.parametrize("rows", [3_000_000, 20_000_000])
+def test_ways_out_lead_out_at_the_cost_that_they_name(rows: int, calibration: Calibration) -> None:
+    value = random_inputs(3).model_dump()
+    table = {"dim": 64, "method": "adam", "rows": rows, "features": {"f": {"ids": 2}}}
+    value["tables"], value["kinds"] = {"large": table}, ["row_wise"]
+    value["topology"]["memory"]["host"] = 400 << 20
+    value["topology"]["price_per_hour"] = 3
+    inputs = PlanInputs.model_validate(value)
+    ways = ways_out(inputs, calibration)
+    assert ways
+    paid = []
+    for way in ways:
+        changed = inputs.model_dump()
+        sentence, _, costs = way.partition(": a step of ")
+        if "bfloat16" in sentence:
+            changed["tables"]["large"]["dtype"] = "bfloat16"
+        if "rowwise_adagrad" in sentence:
+            changed["tables"]["large"] |= {"method": "rowwise_adagrad", "state_elements": None}
+        if "nodes" in sentence:
+            changed["topology"]["nodes"] = int(sentence.split()[0])
+        plan = make_plan(PlanInputs.model_validate(changed), calibration)
+        assert costs == f"{plan.step_ms:.3g} ms, {plan.price_per_hour:g} an hour"
+        paid.append(plan.price_per_hour)
+        if "nodes" in sentence:
+            changed["topology"]["nodes"] -= 1
+            with pytest.raises(CapacityError):
+                make_plan(PlanInputs.model_validate(changed), calibration)
+    assert paid == sorted(paid)
+
+
+def test_features_that_owners_do_not_pool_are_named(calibration: Calibration) -> None:
+    value = roomy()
+    value["tables"]["t0"]["features"]["clicks"] = {"ids": 3, "pooling": "max"}
+    value["tables"]["t1"]["features"]["f"]["pooling"] = "none"
+    plan = make_plan(PlanInputs.model_validate(value), calibration)
+    assert "its rows travel, as clicks is pooled by max" in plan.tables["t0"].because
+    assert "its rows travel, as f is not pooled" in plan.tables["t1"].because
+    assert {plan.tables[name].transfer for name in ("t0", "t1")} == {"rows"}
 
 
 def test_a_plan_makes_its_round(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,7 +334,7 @@ def test_bad_inputs_are_refused_by_line(
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("    kind: ", "    kind: un", "plan.yaml:13:5: table country: kind un"),
+        ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: kind un"),
         ("ranks: 4", "ranks: 8", "the plan is for 8 ranks, the topology has 4"),
         ("  country:", "  land:", "the plan lacks the tables country"),
         ("    columns: 1", "    columns: 3", "is offered with columns 1"),
@@ -443,19 +391,45 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():
-        assert sharding.sharding_of(name) == TableSharding("table_wise", tuple(each.ranks))
+        expected = TableSharding("table_wise", tuple(each.ranks))
+        assert sharding.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: pooled"))
+    pooled = read_plan(path).sharding(made.ranks)
+    for name, each in made.tables.items():
+        expected = TableSharding("table_wise", tuple(each.ranks), "pooled")
+        assert pooled.sharding_of(name) == expected
+    path.write_text(made.to_yaml().replace("transfer: rows", "transfer: bags", 1))
+    with pytest.raises(ConfigError, match=r"transfer.*'rows' or 'pooled'"):
+        read_plan(path)
     alone = {name: TableSharding("table_wise", (0,)) for name in made.tables}
     with StepContainer(plan=ShardingPlan(alone)) as container:
         container.declare(TableConfig("t0", 4), StorageChoice("memory"))
         assert container.layout("t0").kind == "table_wise"
 
 
+def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_path: Path) -> None:
+    made = make_plan(PlanInputs.model_validate(roomy()), calibration).model_dump(exclude_none=True)
+    path, ranks = tmp_path / "plan.yaml", [1, 0]
+    made["tables"]["t0"] |= {
+        "kind": "column_wise",
+        "ranks": ranks,
+        "columns": 2,
+        "transfer": "rows",
+    }
+    path.write_text(Plan.model_validate(made).to_yaml())
+    sharding = read_plan(path).sharding(made["ranks"]).sharding_of("t0")
+    assert sharding == TableSharding("column_wise", (1, 0), columns=2)
+    made["tables"]["t0"]["columns"] = 3
+    path.write_text(Plan.model_validate(made).to_yaml())
+    with pytest.raises(ConfigError, match=r"plan.yaml:\d+:.*2 ranks are no multiple of 3 blocks"):
+        read_plan(path).sharding(made["ranks"])
+
+
 @pytest.mark.parametrize(
     ("key", "value", "advice"),
     [
-        ("kind", "grid", "choose one of data_parallel, row_wise"),
-        ("columns", 2, "1 it is"),
-        ("transfer", "pooled", "choose rows"),
+        ("kind", "tower_wise", "choose one of column_wise, data_parallel"),
+        ("columns", 2, "row_wise keeps rows whole; 1 it is"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

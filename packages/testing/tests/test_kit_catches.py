@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import hypothesis
@@ -10,8 +11,9 @@ import pytest
 
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
-from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.memory import MemoryOptions, MemoryStorage, estimate_memory_bytes
 from sparring_testing import machine
+from sparring_testing.capabilities import Estimate
 from sparring_testing.lifecycle import ReopenStorage
 from sparring_testing.row_handles import RowHandleTests
 from sparring_testing.samples import MakeStorage
@@ -54,6 +56,15 @@ def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:
                 return storage(table, MemoryOptions(**options))
 
             return make
+
+        @pytest.fixture
+        def estimate(self) -> Estimate:
+            def told(opened: Storage, rows: int) -> Mapping[str, int]:
+                assert isinstance(opened, MemoryStorage)
+                asked = getattr(opened, "estimate", estimate_memory_bytes)
+                return asked(opened.table, opened._options, rows)
+
+            return told
 
         @pytest.fixture
         def reopen_storage(self) -> ReopenStorage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             summary="A hash table in memory: grows, or evicts by a policy.",
             options=HkvOptions,
             factory=_open,
+            estimate_bytes=_estimate,
         )
     ]
 
@@ -77,3 +78,9 @@ def _open(table: TableConfig, options: HkvOptions) -> Storage:
     from sparring_hkv.backend import HkvStorage
 
     return HkvStorage(table, options)
+
+
+def _estimate(table: TableConfig, options: HkvOptions, rows: int) -> Mapping[str, int]:
+    from sparring_hkv.estimate import estimate_hkv_bytes
+
+    return estimate_hkv_bytes(table, options, rows)

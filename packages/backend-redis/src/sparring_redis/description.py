@@ -21,7 +21,7 @@ __all__ = ["FORMAT", "agree_on_buckets", "description_slot", "found_label"]
 FORMAT = 1
 """The version of `sparring_redis.layout`."""
 
-_DEFAULT_BUCKETS = 256
+DEFAULT_BUCKETS = 256
 
 _IN_THE_URL = {
     *("url", "host", "port", "unix_socket", "mode", "service", "database", "tls"),
@@ -57,7 +57,7 @@ def agree_on_buckets(
         "format": FORMAT,
         "table": table.name,
         "rows": table.row_label,
-        "num_buckets": num_buckets or _DEFAULT_BUCKETS,
+        "num_buckets": num_buckets or DEFAULT_BUCKETS,
     }
     slot = description_slot(table, options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparring.contracts import RendezvousDescriptor, StorageDescriptor, hookimpl
@@ -24,6 +24,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             factory=_open,
             shard_factory=_open,
             found=_found,
+            estimate_bytes=_estimate,
             unavailable=_reason,
         )
     ]
@@ -53,6 +54,12 @@ def _found(table: TableConfig, options: RedisOptions) -> TableConfig | None:
     from sparring_redis.backend import found_table
 
     return found_table(table, options)
+
+
+def _estimate(table: TableConfig, options: RedisOptions, rows: int) -> Mapping[str, int]:
+    from sparring_redis.estimate import estimate_redis_bytes
+
+    return estimate_redis_bytes(table, options, rows)
 
 
 def _meet(options: RedisRendezvousOptions) -> Rendezvous:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparring.contracts import StorageDescriptor, hookimpl
@@ -22,6 +22,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             options=RocksdbOptions,
             factory=_open,
             found=_found,
+            estimate_bytes=_estimate,
         )
     ]
 
@@ -30,6 +31,12 @@ def _open(table: TableConfig, options: RocksdbOptions) -> Storage:
     from sparring_rocksdb.backend import RocksdbStorage
 
     return RocksdbStorage(table, options)
+
+
+def _estimate(table: TableConfig, options: RocksdbOptions, rows: int) -> Mapping[str, int]:
+    from sparring_rocksdb.estimate import estimate_rocksdb_bytes
+
+    return estimate_rocksdb_bytes(table, options, rows)
 
 
 def _found(table: TableConfig, options: RocksdbOptions) -> TableConfig | None:

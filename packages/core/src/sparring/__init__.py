@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
+    from sparring.engine.automatic_plan import automatic_plan, workload_of
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
@@ -58,7 +59,13 @@ if TYPE_CHECKING:
     from sparring.exchange.pull import MOST_FINDS
     from sparring.exchange.routing import ChunkTransfer, chunk_transfers, chunks_of
     from sparring.kernels.bloom import BloomFilter
-    from sparring.kernels.functions import initial_rows, initializer_spec, partition, rounding_seed
+    from sparring.kernels.functions import (
+        dedup,
+        initial_rows,
+        initializer_spec,
+        partition,
+        rounding_seed,
+    )
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import (
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
         SingleRendezvous,
         membership_from,
     )
+    from sparring.runtime.document import Document, DocumentModel, read_document
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
@@ -74,6 +82,7 @@ if TYPE_CHECKING:
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
     from sparring.runtime.trace import Trace
+    from sparring.sharding.layouts import Layouts
     from sparring.snapshot.chain import count_rows, merged_chunks
     from sparring.snapshot.erase import erase_from_snapshots
     from sparring.snapshot.export import embedding_parts
@@ -84,6 +93,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.convert import conversion_command
+    from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
@@ -110,6 +120,7 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
+        "sparring.engine.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
@@ -128,12 +139,13 @@ _name = names_from(
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
-        "sparring.kernels.functions": "initial_rows initializer_spec partition rounding_seed",
+        "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": (
             "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
         ),
+        "sparring.runtime.document": "Document DocumentModel read_document",
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
@@ -141,6 +153,7 @@ _name = names_from(
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
         "sparring.runtime.trace": "Trace",
+        "sparring.sharding.layouts": "Layouts",
         "sparring.snapshot.chain": "count_rows merged_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
         "sparring.snapshot.export": "embedding_parts",
@@ -151,6 +164,7 @@ _name = names_from(
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command",
+        "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
@@ -173,25 +187,25 @@ def __getattr__(name: str) -> object:
 # fmt: off
 __all__ = [
     "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable", "Codec",
-    "Columns",
-    "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
-    "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
-    "KEY_BYTES", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
-    "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
-    "NativeStorage", "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions",
-    "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",
-    "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig",
-    "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage", "Trace",
-    "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "begin_load",
-    "bytes_from_text", "capsule_of", "checked_options", "chunk_transfers", "chunks_of",
-    "closest_name", "configure_pool", "context_of", "conversion_command", "count_rows",
-    "embedding_parts", "end_load", "erase_from_snapshots", "found_table", "gradient_bytes",
-    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
-    "interrupted_load", "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
+    "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
+    "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
+    "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded",
+    "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
+    "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
+    "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
+    "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
+    "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
+    "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
+    "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
+    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
+    "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
+    "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "header_bytes",
+    "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
+    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
     "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_note",
-    "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain",
-    "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
-    "write_note"
+    "open_snapshot", "open_storage", "partition", "print_json", "print_warning", "read_document",
+    "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
+    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
+    "workload_of", "write_note"
 ]
 # fmt: on

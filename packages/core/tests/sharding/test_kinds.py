@@ -20,11 +20,16 @@ from sparring.plugins.registry import make_plugin_manager
 
 
 def layout(
-    kind: str, ranks: tuple[int, ...] = (), *, world_size: int = 4, per_node: int = 2
+    kind: str,
+    ranks: tuple[int, ...] = (),
+    *,
+    world_size: int = 4,
+    per_node: int = 2,
+    columns: int | None = None,
 ) -> Layout:
     table, shards = TableConfig("user", 4), ShardMap.balanced(world_size)
     factory = make_plugin_manager().sharding_kind(kind).factory
-    return factory(LayoutRequest(table, ranks, shards, per_node))
+    return factory(LayoutRequest(table, ranks, shards, per_node, columns))
 
 
 def owners(found: Layout) -> list[int]:
@@ -48,6 +53,90 @@ def test_a_kind_without_ranks_chooses() -> None:
     assert owners(layout("table_row_wise")) in ([0, 1], [2, 3])
     assert owners(layout("table_row_wise", world_size=3)) in ([0, 1], [2])
     assert owners(layout("table_row_wise", (0, 1, 2, 3))) == [0, 1, 2, 3]
+
+
+def blocks(found: Layout) -> list[list[int]]:
+    """The ranks of each block of columns."""
+    return [np.unique(each).tolist() for each in found.owners]
+
+
+def test_kinds_that_divide_columns_take_the_ranks_of_blocks_in_order() -> None:
+    made = layout("column_wise", (3, 1), columns=2)
+    assert (made.columns, made.num_blocks, blocks(made)) == ((0, 2, 4), 2, [[3], [1]])
+    assert made.block(0).partitions_of(3).tolist() == list(range(4096))
+    assert len(made.partitions_of(1)) == 4096
+    assert len(made.partitions_of(0)) == 0
+    assert blocks(layout("column_wise", (3, 1, 0, 1))) == [[3], [1], [0], [1]]
+    assert blocks(layout("table_column_wise", (3, 2), columns=2)) == [[3], [2]]
+    made = layout("grid", (3, 2, 0, 1), columns=2)
+    assert blocks(made) == [[2, 3], [0, 1]]
+    assert made.owners[0, 0] == 3
+    assert made.owners[0, -1] == 2, "ranges of rows in the order of ranks"
+
+
+def test_kinds_that_divide_columns_choose_ranks_and_blocks() -> None:
+    made = layout("column_wise")
+    assert sorted(blocks(made)) == [[0], [1], [2], [3]]
+    assert len(blocks(layout("column_wise", world_size=3))) == 2, "3 divide no dim of 4"
+    assert sorted(blocks(layout("table_column_wise"))) in ([[0], [1]], [[2], [3]])
+    assert sorted(blocks(layout("grid"))) == [[0, 1], [2, 3]]
+    assert len(blocks(layout("column_wise", columns=4, world_size=2))) == 4
+
+
+def test_blocks_with_the_same_owners_are_one() -> None:
+    alone = layout("column_wise", columns=2, world_size=1, per_node=1)
+    assert (alone.columns, alone.num_blocks) == ((), 1)
+    assert alone == Layout(ShardMap.balanced(1).owners, 1)
+    assert layout("column_wise", (2, 2), columns=2) == layout("table_wise", (2,))
+    made = {layout("column_wise", ranks, columns=2) for ranks in ((0, 1), (1, 0))}
+    made |= {layout("column_wise", (0, 1, 1, 1)), layout("table_wise", (0,))}
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "columns", "words"),
+    [
+        ("column_wise", (), 3, "dim 4, which 3 blocks of columns do not divide; .* 1, 2, 4"),
+        ("grid", (), 8, "dim 4, which 8 blocks"),
+        ("column_wise", (0, 1, 2), None, "which 3 blocks of columns do not divide"),
+        ("column_wise", (0, 1, 2, 3), 2, "4 ranks .*name 2 ranks, one for each block"),
+        ("grid", (0, 1, 2), 2, "3 ranks .*name 2 times as many"),
+        ("grid", (0, 0, 1, 1), 2, "names a rank twice for one block"),
+        ("table_column_wise", (1, 2), 2, "2 nodes of 2 ranks. .*choose column_wise"),
+        ("row_wise", (), 2, "keeps rows whole; found columns=2. Leave columns out"),
+        ("table_wise", (0,), 2, "keeps rows whole"),
+        ("table_row_wise", (), 2, "keeps rows whole"),
+        ("data_parallel", (), 2, "keeps rows whole"),
+    ],
+)
+def test_columns_that_cannot_be_divided_are_refused(
+    kind: str, ranks: tuple[int, ...], columns: int | None, words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        layout(kind, ranks, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("owners_of", "columns", "words"),
+    [
+        (2, (0, 1, 4), "all blocks equally wide"),
+        (2, (1, 2, 3), "ascend from 0"),
+        (2, (0,), "ascend from 0"),
+        (2, ("0", 2, 4), "ascend from 0"),
+        (3, (0, 2, 4), "2 blocks of columns need owners of shape"),
+    ],
+)
+def test_layouts_with_columns_that_make_no_blocks_are_refused(
+    owners_of: int, columns: Any, words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        Layout(np.zeros((owners_of, 4096), np.int32), 1, columns=columns)
+
+
+@pytest.mark.parametrize("columns", [0, -1, 1.5, "2"])
+def test_a_plan_has_a_number_of_blocks(columns: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="a number of blocks from 1 on"):
+        TableSharding("column_wise", columns=columns)
 
 
 def test_digests_tell_layouts_apart() -> None:

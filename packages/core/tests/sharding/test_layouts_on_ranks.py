@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
 from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.expiry import Expiry
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
@@ -76,15 +73,6 @@ def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
         container.apply_methods(choices)
 
 
-def visit(container: StepContainer, ids: list[int]) -> None:
-    """A step in which these ids of users have a gradient on this rank."""
-    found = container.lookup("user", np.array(ids, np.int64))
-    assert found.shadow_id is not None
-    container.resources.accumulate(found.shadow_id, np.ones(found.rows.shape, np.float32))
-    method = resolve_method("adagrad")
-    container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
-
-
 def stored(container: StepContainer, name: str) -> Rows:
     return {
         int(key): row.tobytes()
@@ -124,39 +112,6 @@ def test_all_kinds_train_the_bits_of_one_process(world_size: int) -> None:
         assert joined([each["item"] for each in held], is_replicated=False) == expected["item"]
         if kind == "table_wise":
             assert [len(each["user"]) for each in held[:-1]] == [0] * (world_size - 1)
-
-
-@pytest.mark.parametrize("saved", KINDS)
-@pytest.mark.parametrize("loaded", KINDS)
-@pytest.mark.parametrize("sizes", [(2, 3), (3, 3)], ids=str)
-def test_what_one_kind_saved_another_loads(
-    saved: str, loaded: str, sizes: tuple[int, int], tmp_path: Path
-) -> None:
-    url = str(tmp_path / "saved")
-    more = {"admission": Frequency(2), "expire": Expiry(after_steps=50)}
-
-    def save(collective: Collective) -> Rows:
-        with opened(collective, sizes[0], {"user": KINDS[saved](sizes[0])}, **more) as container:
-            train(container, [(step, collective.rank) for step in range(STEPS)])
-            # Seen once: the next time it is admitted, whichever rank counts it then.
-            visit(container, [777] if collective.rank == 0 else [])
-            container.save(url)
-            return stored(container, "user")
-
-    def load(collective: Collective) -> tuple[Rows, Rows]:
-        with opened(collective, sizes[1], {"user": KINDS[loaded](sizes[1])}, **more) as container:
-            container.load(url)
-            before = stored(container, "user")
-            visit(container, [777, 778] if collective.rank == sizes[1] - 1 else [])
-            return before, stored(container, "user")
-
-    expected = joined(run_ranks(sizes[0], save), is_replicated=saved == "data_parallel")
-    held = run_ranks(sizes[1], load)
-    is_replicated = loaded == "data_parallel"
-    assert joined([each for each, _ in held], is_replicated=is_replicated) == expected
-    after = joined([each for _, each in held], is_replicated=is_replicated)
-    assert 777 not in expected
-    assert after.keys() - expected.keys() == {777}, "counts of admission came along, once"
 
 
 def test_rows_are_assigned_and_written_by_layout() -> None:

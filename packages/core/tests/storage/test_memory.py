@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sparring import estimate_bytes
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
@@ -24,3 +25,7 @@ class TestMemoryStorage(StorageTests):
             return MemoryStorage(table, MemoryOptions(**options))
 
         return make
+
+    @pytest.fixture
+    def estimate(self) -> Any:
+        return lambda storage, rows: estimate_bytes("memory", storage.table, rows)

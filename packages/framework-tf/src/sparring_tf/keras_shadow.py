@@ -55,7 +55,15 @@ class KerasShadow:
         self.initial_state = np.concatenate(
             [slot.reshape(-1) for slot in slots] or [np.empty(0)]
         ).astype(dtype)
+        self._dim = dim
+        self.why_coupled = ""
+        """Why columns of a row cannot be stepped apart; empty: they can."""
         self._check_independence(dim, dtype)
+
+    def initial_row(self, dim: int) -> npt.NDArray[Any]:
+        """The state of a new row of a table of `dim`, of whose columns this has all or a block."""
+        values = self.initial_state.reshape(-1, self._dim)[:, :1]
+        return np.repeat(values, dim, axis=1).reshape(-1)
 
     @property
     def scalars(self) -> list[Any]:
@@ -137,18 +145,23 @@ class KerasShadow:
         start = generator.normal(size=(_ROWS, dim)).astype(dtype)
         gradients = generator.normal(size=(_STEPS, _ROWS, dim)).astype(dtype)
 
-        def stepped(part: slice) -> npt.NDArray[Any]:
+        def stepped(start: npt.NDArray[Any], gradients: npt.NDArray[Any]) -> npt.NDArray[Any]:
             for scalar, value in zip(self._scalars, before, strict=True):
                 scalar.assign(value)
-            state = np.tile(self.initial_state, (len(start[part]), 1))
-            rows = np.concatenate([start[part], state], axis=1)
+            rows = np.concatenate([start, np.tile(self.initial_state, (len(start), 1))], axis=1)
             for number in range(_STEPS):
-                rows = self.step(rows, gradients[number, part], 0.1, number)
+                rows = self.step(rows, gradients[number], 0.1, number)
             return rows[:, :dim]
 
+        others, of_others = start.copy(), gradients.copy()
+        others[:, 0] += 1
+        of_others[:, :, 0] *= -3
         try:
-            together = stepped(slice(None))
-            apart = np.concatenate([stepped(slice(0, 2)), stepped(slice(2, 4))])
+            together = stepped(start, gradients)
+            halves = [stepped(start[half], gradients[:, half]) for half in (slice(2), slice(2, 4))]
+            apart = np.concatenate(halves)
+            if not np.array_equal(stepped(others, of_others)[:, 1:], together[:, 1:]):
+                self.why_coupled = "it moves an element of a row by others of the row"
         except Exception as error:
             reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
             raise refused(self.name, reason) from error

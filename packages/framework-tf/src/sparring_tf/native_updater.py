@@ -56,12 +56,16 @@ class NativeUpdater:
         layouts: dict[tuple[int, str], KerasShadow] = {}
         for table in tables:
             config = container.tables[table]
-            layout = config.dim, config.computing_dtype.name
+            # As wide as the blocks, where columns of the table are divided.
+            width = config.dim // container.layout(table).num_blocks
+            layout = width, config.computing_dtype.name
             if layout not in layouts:
                 layouts[layout] = KerasShadow(native, *layout)
             self._shadows[table] = layouts[layout]
         states = {
-            table: TableState(method, shadow.initial_state)
+            table: TableState(
+                method, shadow.initial_row(container.tables[table].dim), shadow.why_coupled
+            )
             for table, shadow in self._shadows.items()
         }
         give_states(container.state, states, given, name)

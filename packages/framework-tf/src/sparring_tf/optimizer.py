@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from sparring.adapter import (
+    PlanLike,
     StepContainer,
     given_storages,
     joined_container,
@@ -23,6 +24,7 @@ from sparring_tf.fused_updater import FusedUpdater
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.loss_scaling import adopt_scaler
 from sparring_tf.native_updater import NativeUpdater
+from sparring_tf.planned_job import planned_container
 from sparring_tf.row_updates import RowUpdates, Updater
 from sparring_tf.table_agent import TableAgent
 
@@ -69,6 +71,11 @@ class Optimizer(keras.optimizers.Optimizer):
             to the container, which raises.
         tables: for update methods: table → hyper-parameters of its own.
         update: ``auto``; or ``shadow``: an optimizer of Keras updates rows by its own code always.
+        plan: how tables are sharded: a `sparring.contracts.ShardingPlan`, or table → kind or
+            `TableSharding`; the same on all ranks. ``auto``: rank 0 makes it from the tables, the ranks
+            and their nodes, by sparring-plan where that is installed. With a plan, layers that were given
+            no container join the job that mpiexec started; `container` leaves it, by its ``close``. It is
+            not saved with a model. None: tables are where their layers say.
         name: of the optimizer.
         **hyperparameters: for update methods.
 
@@ -90,6 +97,7 @@ class Optimizer(keras.optimizers.Optimizer):
         non_finite_gradients: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
         update: str = "auto",
+        plan: PlanLike = None,
         name: str = "sparring",
         **hyperparameters: Any,
     ) -> None:
@@ -121,7 +129,7 @@ class Optimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate=_rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
-        self._policy, self._update = non_finite_gradients, update
+        self._policy, self._update, self._plan = non_finite_gradients, update, plan
         self._num_parts = _checked_parts(gradient_accumulation_steps)
         self._follows = dense is None and is_native
         self.dense = _copy(sparse) if self._follows else _checked_dense(dense)
@@ -224,7 +232,12 @@ class Optimizer(keras.optimizers.Optimizer):
                 "none of the layers given holds a table; give a model or layers with an Embedding, "
                 "EmbeddingBag or EmbeddingCollection of sparring_tf"
             )
-        container = joined_container(agents)
+        if self._plan is None:
+            container = joined_container(agents)
+        else:
+            sparse = self._sparse
+            named = sparse if isinstance(sparse, str) else getattr(sparse, "name", None)
+            container = planned_container(agents, self._plan, named)
         if self._policy is not None:
             container.non_finite_gradients = non_finite_policy(self._policy)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))

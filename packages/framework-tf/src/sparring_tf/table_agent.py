@@ -133,6 +133,11 @@ class TableAgent(TableGroup):
         """By which `lookup_ops.gather` knows a table, as a tensor for here and now."""
         return self._single[table].tensor()
 
+    @property
+    def pooled_features(self) -> list[tuple[str, str]]:
+        """Table and pooling of each feature that is pooled."""
+        return [feature for number in self._pooled for feature in number.features]
+
     def pooled_number(self, group: int) -> Any:
         """By which `lookup_ops.pool` knows a group of features."""
         return self._pooled[group].tensor()

@@ -17,16 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 from sparring.adapter import (
     AUTO,
     ExchangeOptions,
+    PlanLike,
     PluginManager,
     StepContainer,
     join_job,
     make_plugin_manager,
+    plan_of_job,
 )
-from sparring.contracts import ShardingPlan, TableSharding
 from sparring.errors import InvalidArgumentError
 from sparring_torch.gradient_average import RankAveraging, broadcast
 from sparring_torch.row_gradients import Anchor, dense_parameters
-from sparring_torch.table_module import agents_of
+from sparring_torch.table_module import agents_of, table_modules
+from sparring_torch.table_workloads import workloads_of
 
 __all__ = ["DistributedModelParallel"]
 
@@ -66,7 +68,8 @@ class DistributedModelParallel(nn.Module):
         exchange: how rows and gradients travel, if the job is joined.
         plan: how tables are sharded, if the job is joined: a `sparring.contracts.ShardingPlan`, or
             table → kind or `TableSharding`; the same on all ranks. Tables that it does not name are
-            ``row_wise``.
+            ``row_wise``. ``auto``: rank 0 makes it from the tables of `module`, the ranks and their
+            nodes, by sparring-plan where that is installed; a logger of this package's says it.
         deadline_seconds: the longest that one exchange may take, if the job is joined.
         find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
             batches only.
@@ -76,6 +79,7 @@ class DistributedModelParallel(nn.Module):
         InvalidArgumentError: no tables in `module`; its tables live in another container; the
             ranks of `torch.distributed` are others than those of the launcher; or the plan names
             another table or rank.
+        CapacityError: ``auto``, and the tables do not fit the memory.
         PluginError: a backend or sharding kind that no plugin offers, or that cannot run here.
         DeadlineError: not all ranks came.
     """
@@ -86,7 +90,7 @@ class DistributedModelParallel(nn.Module):
         *,
         container: StepContainer | None = None,
         exchange: ExchangeOptions | None = None,
-        plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
+        plan: PlanLike = None,
         deadline_seconds: float = 60.0,
         find_unused_parameters: bool = False,
         plugin_manager: PluginManager | None = None,
@@ -107,7 +111,7 @@ class DistributedModelParallel(nn.Module):
                 "plan of its own; give it the plan: StepContainer(plan=…)"
             )
         manager = plugin_manager or make_plugin_manager()
-        self.container = container or _joined(manager, exchange, deadline_seconds, plan)
+        self.container = container or _joined(module, manager, exchange, deadline_seconds, plan)
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
@@ -171,10 +175,11 @@ class DistributedModelParallel(nn.Module):
 
 
 def _joined(
+    module: nn.Module,
     manager: PluginManager,
     exchange: ExchangeOptions | None,
     deadline_seconds: float,
-    plan: ShardingPlan | Mapping[str, TableSharding | str] | None,
+    plan: PlanLike,
 ) -> StepContainer:
     """A container in the job that this process was started for."""
     # Where torch.distributed is initialised, its ranks are the job's.
@@ -192,7 +197,7 @@ def _joined(
             rendezvous=job.rendezvous,
             exchange=exchange,
             plugin_manager=manager,
-            plan=plan,
+            plan=plan_of_job(plan, lambda: workloads_of(table_modules(module)), job, manager),
         )
     except BaseException:
         job.close()  # the plan was refused

@@ -216,7 +216,9 @@ def _make_shadows(
         table = container.tables[name]
         dtype, device = kind = _kind(container, name)
         initial = np.array(layouts[kind].initial_row(table.dim), table.computing_dtype)
-        states[name] = TableState(native.__name__, initial)
-        shadows[name] = ShadowParameter(table.dim, dtype, layouts[kind], device)
+        states[name] = TableState(native.__name__, initial, layouts[kind].why_coupled)
+        # As wide as the blocks, where columns of the table are divided.
+        width = table.dim // container.layout(name).num_blocks
+        shadows[name] = ShadowParameter(width, dtype, layouts[kind], device)
     give_states(container.state, states, given, native.__name__)
     return shadows

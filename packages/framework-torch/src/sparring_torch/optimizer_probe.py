@@ -9,7 +9,8 @@ into rows, and the optimizer is refused by name.
 The same probe shows whether rows are independent: 4 rows stepped together must move as 2 and 2
 rows stepped apart, laid out as the engine lays them out. LAMB, LBFGS and Adafactor do not. And it
 shows whether one step may go over its rows in blocks, which an optimizer that counts its steps in
-attributes of its own would not survive.
+attributes of its own would not survive; and whether columns move by themselves, as blocks of columns of
+a table must.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def probe(
                 reason += " (found fused=True, which takes rows to lie without gaps: leave it out)"
             raise _refused(native, reason)
         layout = _with_counting_scalars(layout, trial, stepped)
-        return replace(layout, takes_blocks=trial.takes_blocks(layout))
+        return replace(
+            layout,
+            takes_blocks=trial.takes_blocks(layout),
+            why_coupled=trial.why_coupled(layout, stepped),
+        )
 
 
 class _FirstValues(dict[str, Any]):
@@ -170,6 +175,24 @@ class _Trial:
             # It kept something between the blocks that it then did not understand.
             return False
         return torch.equal(whole, in_blocks)
+
+    def why_coupled(self, layout: RowState, stepped: Tensor) -> str:
+        """Why columns cannot be stepped apart; empty where the first one has no say in the others.
+
+        Args:
+            stepped: all rows, by `over_rows`.
+        """
+        start, gradients = self._start, self._gradients
+        self._start, self._gradients = start.clone(), gradients.clone()
+        self._start[:, 0] += 1
+        self._gradients[:, :, 0] *= -3
+        try:
+            other = self.over_rows(layout, slice(None))
+        finally:
+            self._start, self._gradients = start, gradients
+        if torch.equal(other[:, 1:], stepped[:, 1:]):
+            return ""
+        return "it moves an element of a row by others of the row"
 
     def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
         """Some of the rows, laid out with their state as the engine lays them out."""

@@ -2,10 +2,12 @@
 
 ::
 
-    ┌─────────────────┬──────────────────────┬────────┬────────┬─────
-    │ length, uint64  │ header, JSON, spaces │ array  │ array  │ …
-    └─────────────────┴──────────────────────┴────────┴────────┴─────
-    0                 8                      8 + length          each at a multiple of 8
+    ┌────────────────┬────────────────┬──────────────────────┬────────┬────────┬─────
+    │ length, uint64 │ digest, uint64 │ header, JSON, spaces │ array  │ array  │ …
+    └────────────────┴────────────────┴──────────────────────┴────────┴────────┴─────
+    0                8                16                     16 + length         each at a multiple of 8
+
+The length is that of the header; the digest is the xxh3-64 of all bytes from 16 on.
 
 A tensor of uint8, because safetensors takes nothing but tensors, and ``torch.load(weights_only=True)``
 no classes. Arrays of a table: `keys` ``(n)`` int64, `rows` ``(n, row bytes)`` uint8, `scores` ``(n)``
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch import Tensor
 
 from sparring import begin_load, end_load, restore
@@ -41,7 +44,8 @@ __all__ = [
     "unpack",
 ]
 
-_LENGTH = 8
+_BEGIN = 16
+"""Of the header."""
 _DTYPES = {
     "keys": "<i8",
     "rows": "<u1",
@@ -116,15 +120,16 @@ def pack(header: Mapping[str, Any], tables: Mapping[str, PackedTable]) -> RowsTe
         described[name] = {**table.described, "arrays": places}
     text = json.dumps({**header, "tables": described}).encode()
     text += b" " * (-len(text) % 8)
-    tensor = torch.zeros(_LENGTH + len(text) + begin, dtype=torch.uint8, device="cpu")
+    tensor = torch.zeros(_BEGIN + len(text) + begin, dtype=torch.uint8, device="cpu")
     data = tensor.numpy()
-    data[:_LENGTH] = np.frombuffer(len(text).to_bytes(_LENGTH, "little"), np.uint8)
-    data[_LENGTH : _LENGTH + len(text)] = np.frombuffer(text, np.uint8)
+    data[_BEGIN : _BEGIN + len(text)] = np.frombuffer(text, np.uint8)
     for place, chunks in parts:
-        end = _LENGTH + len(text) + place
+        end = _BEGIN + len(text) + place
         for each in chunks:
             data[end : end + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
             end += each.nbytes
+    head = [len(text), xxhash.xxh3_64_intdigest(data[_BEGIN:].data)]
+    data[:_BEGIN] = np.asarray(head, "<u8").view(np.uint8)
     return tensor.as_subclass(RowsTensor)
 
 
@@ -148,14 +153,15 @@ def unpack(packed: object, place: str) -> tuple[dict[str, Any], dict[str, Packed
     if data.ctypes.data % 8:
         data = data.copy()  # a file of others may have been mapped at any byte
     try:
-        length = int.from_bytes(data[:_LENGTH].tobytes(), "little")
-        text = data[_LENGTH : _LENGTH + length].tobytes()
+        length, digest = map(int, data[:_BEGIN].view("<u8"))
+        if digest != xxhash.xxh3_64_intdigest(data[_BEGIN:].data):
+            raise ValueError("their digest is another")
+        text = data[_BEGIN : _BEGIN + length].tobytes()
         header = json.loads(text)
         if len(text) != length or header["format"] != 1:
             raise ValueError(f"format {header.get('format')!r}")
         tables = {
-            name: _table(table, data[_LENGTH + length :])
-            for name, table in header["tables"].items()
+            name: _table(table, data[_BEGIN + length :]) for name, table in header["tables"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgumentError) as error:
         raise DataError(

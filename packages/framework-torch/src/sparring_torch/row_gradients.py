@@ -186,7 +186,8 @@ class RowGradients:
             factor * (norm.item() / before if norm is not None and before else 1.0)
             for norm, before in zip(self._norms, self._before, strict=True)
         ]
-        for name, each in self._resources.summed.items():
+        for entry, each in self._resources.summed.items():
+            name = self._container.entry(entry).table_name
             if name in self._place and factors and factors[self._place[name]] != 1.0:
                 each.gradients *= factors[self._place[name]]
         self.forget()
@@ -208,7 +209,8 @@ class RowGradients:
         container = self._container
         summed = sum_gradients(container.state)
         squares = np.zeros(len(self.parameters))
-        for name, each in summed.items():
+        for entry, each in summed.items():
+            name = container.entry(entry).table_name
             # A table of another module: the step says that it has no optimizer.
             if name in self._place and len(each.keys):
                 values = torch.as_tensor(each.gradients)

@@ -24,6 +24,8 @@ class RowState:
     not listed in its first step."""
     takes_blocks: bool = True
     """Whether a step may go over the rows in blocks, each begun with the scalars of before."""
+    why_coupled: str = ""
+    """Why columns of a row cannot be stepped apart; empty: they can."""
 
     def initial_row(self, dim: int) -> list[float]:
         """The state of a new key: `dim` numbers for each of `names`."""

@@ -8,8 +8,9 @@ up in one exchange: those of a table are joined, so an id that two of them hold 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,13 @@ __all__ = [
     "Shadow",
     "bag_gradients",
     "gathered",
+    "group_bags",
     "id_gradients",
+    "joined",
     "plan_bags",
     "plan_ids",
     "pooled",
+    "pooled_parts",
     "weight_gradients",
 ]
 
@@ -57,6 +61,12 @@ class Plan:
     """Of each group: where the ids of each of its features are."""
     requests: list[tuple[str, npt.NDArray[np.int64]]]
     """Of each group: table and ids, in memory of their own."""
+
+    def part(self, is_wanted: Sequence[bool]) -> Plan:
+        """The lookups of some groups; their features keep their numbers."""
+        groups = dict(compress(self.groups.items(), is_wanted))
+        spans, requests = compress(self.spans, is_wanted), compress(self.requests, is_wanted)
+        return Plan(groups, list(spans), list(requests))
 
     def is_same(self, other: Plan) -> bool:
         """Whether both look up the same ids for the same features."""
@@ -85,16 +95,31 @@ def pooled(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
         plan: of these bags.
         shadows: one for each of its groups.
     """
+    return joined(pooled_parts(plan, bags, shadows))
+
+
+def joined(parts: Mapping[int, Tensor]) -> Tensor:
+    """The embeddings of all features side by side, in the order of features."""
+    return torch.cat([parts[member] for member in range(len(parts))], dim=1)
+
+
+def pooled_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, Tensor]:
+    """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.
+
+    Args:
+        plan: of these bags.
+        shadows: one for each of its groups.
+    """
     parts: dict[int, Tensor] = {}
     for ((_, mode), members), spans, shadow in zip(
         plan.groups.items(), plan.spans, shadows, strict=True
     ):
-        offsets, weights = _group_bags(bags, members, spans, shadow.rows.dtype)
+        offsets, weights = group_bags(bags, members, spans, shadow.rows.dtype)
         result = pool(shadow.rows, shadow.inverse, offsets, weights, mode=mode)
         # Where there is no bag, torch cannot tell the last dimension by itself.
         dim = result.shape[1]
         parts.update(zip(members, result.view(len(members), bags.num_bags, dim), strict=True))
-    return torch.cat([parts[member] for member in range(len(parts))], dim=1)
+    return parts
 
 
 def bag_gradients(
@@ -111,7 +136,7 @@ def bag_gradients(
         plan.groups.items(), plan.spans, found, strict=True
     ):
         gradient = torch.cat([parts[member] for member in members])
-        offsets, weights = _group_bags(bags, members, spans, gradient.dtype)
+        offsets, weights = group_bags(bags, members, spans, gradient.dtype)
         result.append(
             pool_backward(
                 gradient.numpy(),
@@ -154,7 +179,7 @@ def weight_gradients(
         plan.groups.items(), plan.spans, shadows, strict=True
     ):
         gradient = torch.cat([parts[member] for member in members])
-        offsets, _ = _group_bags(bags, members, spans, gradient.dtype)
+        offsets, _ = group_bags(bags, members, spans, gradient.dtype)
         of_group = torch.from_numpy(
             pool_weight_gradient(
                 gradient.numpy(), shadow.rows.numpy(), shadow.inverse, offsets, mode
@@ -166,7 +191,7 @@ def weight_gradients(
     return result.to(bags.weights.dtype)
 
 
-def _group_bags(
+def group_bags(
     bags: Bags, members: Sequence[int], spans: Sequence[slice], dtype: torch.dtype
 ) -> tuple[npt.NDArray[np.int64], Tensor | None]:
     """Offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""

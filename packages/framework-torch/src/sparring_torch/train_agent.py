@@ -37,6 +37,7 @@ from sparring_torch.device_groups import DeviceGroup
 from sparring_torch.device_kernels import current_gpu, kernel_set_for
 from sparring_torch.device_path import DevicePath
 from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.owner_pooling import are_pooled, divided, pooled_by_owners
 from sparring_torch.row_copies import CopiedTables
 from sparring_torch.shadow_pooling import (
     Plan,
@@ -44,9 +45,11 @@ from sparring_torch.shadow_pooling import (
     bag_gradients,
     gathered,
     id_gradients,
+    joined,
     plan_bags,
     plan_ids,
     pooled,
+    pooled_parts,
     weight_gradients,
 )
 
@@ -102,6 +105,8 @@ class TrainAgent(CopiedTables):
         self._may_train = False
         self.awaits_state = False
         """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self.known_method: str | None = None
+        """The optimizer that was named for the tables, where that is known before it is made."""
         self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""
@@ -164,6 +169,17 @@ class TrainAgent(CopiedTables):
         """Whether lookups never come to the host, so that nothing can be prefetched there."""
         container = self.container
         return self._path is not None and self._leaves_rows(container)
+
+    @property
+    def pools_at_owners(self) -> bool:
+        """Whether bags of any table are pooled by the owners of their rows."""
+        container = self._container or self.container
+        return any(are_pooled(container, table) for table in self.table_names)
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether lookups may begin before their turn: of rows that come to the host."""
+        return not (self.stays_on_device or self.pools_at_owners)
 
     def _leaves_rows(self, container: StepContainer) -> bool:
         """Whether rows need not come to the host: the same on all ranks."""
@@ -254,7 +270,7 @@ class TrainAgent(CopiedTables):
             plan = plan_bags(self._features, bags)
             prefetched = self._take_prefetched(plan, is_registered)
         if not is_direct:
-            return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
+            return self._pool_on_ranks(plan, bags, prefetched, is_training=is_training)
         assert self._dtype is not None
         self._check_readable(prefetched)
         collection = self._collection
@@ -275,6 +291,21 @@ class TrainAgent(CopiedTables):
                 out = pooled(plan, bags, _still(prefetched)).numpy()
         held = DirectBatch(self._resources, self.table_names, batch.gradients)
         return with_gradient(held, [out])[0]
+
+    def _pool_on_ranks(
+        self, plan: Plan, bags: Bags, prefetched: Prefetched | None, *, is_training: bool
+    ) -> Tensor:
+        """Of rows that came from other ranks, and of bags that these have pooled."""
+        if prefetched is not None or not self.pools_at_owners:
+            return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
+        by_rows, by_owners = divided(self.container, plan)
+        parts: dict[int, Tensor] = {}
+        if by_rows.groups:
+            shadows = self._shadows(by_rows, None, is_training)
+            parts = pooled_parts(by_rows, bags, shadows)
+        is_registered = is_training and torch.is_grad_enabled()
+        parts |= pooled_by_owners(self.container, by_owners, bags, is_registered=is_registered)
+        return joined(parts)
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""

@@ -170,7 +170,7 @@ class TrainPipeline(Generic[In, Out]):
             return self._model(batch)
         with recorded_calls(self._model, batch) as seen:
             result = self._model(batch)
-        self._calls = [call for call in seen.predictable if not call.module.agent.stays_on_device]
+        self._calls = [call for call in seen.predictable if call.module.agent.can_prefetch]
         self._begin(following)
         return result
 

@@ -15,7 +15,7 @@ from sparring_plan.simulation.calibration import calibrate
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.replay import SimulatedStep, simulate
 
-__all__ = ["add_simulate"]
+__all__ = ["add_simulate", "numbers_from"]
 
 _RANKS = "8,16,32,64,128,256,512,1024"
 
@@ -103,7 +103,7 @@ def simulate_command(  # noqa: PLR0913, PLR0917 (each is an option of the comman
     )
     steps = [
         simulate(schedule, world_size, network, compute, workload)
-        for world_size in _numbers(ranks)
+        for world_size in numbers_from(ranks)
         for schedule in SimulatedSchedule
     ]
     if json:
@@ -119,7 +119,12 @@ def simulate_command(  # noqa: PLR0913, PLR0917 (each is an option of the comman
     _print(steps, network, compute, workload)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers_from(text: str) -> list[int]:
+    """The value of ``--ranks``.
+
+    Raises:
+        InvalidArgumentError: it holds something else.
+    """
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:

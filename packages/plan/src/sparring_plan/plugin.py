@@ -1,14 +1,16 @@
-"""The commands of sparring-plan."""
+"""The commands of sparring-plan, and its planner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
+from sparring.contracts import API_VERSION, CommandDescriptor, PlannerDescriptor, hookimpl
 
 if TYPE_CHECKING:
     import typer
+
+    from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
 
 
 @hookimpl
@@ -27,6 +29,31 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_plan,
         ),
     ]
+
+
+@hookimpl
+def sparring_register_planners() -> Sequence[PlannerDescriptor]:
+    return [
+        PlannerDescriptor(
+            name="auto",
+            api_version=API_VERSION,
+            summary="The plan of least step time by a cost model; files of `sparring plan`.",
+            factory=_plan_of_request,
+            read=_plan_of_file,
+        )
+    ]
+
+
+def _plan_of_request(request: PlanRequest) -> MadePlan:
+    from sparring_plan.planning.automatic import plan_of_request
+
+    return plan_of_request(request)
+
+
+def _plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
+    from sparring_plan.planning.automatic import plan_of_file
+
+    return plan_of_file(path, request)
 
 
 def _add_simulate(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""The conformance kits: what every storage backend and every collective is proven with.
+"""The conformance kits: what every storage backend, collective and sharding kind is proven with.
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -9,6 +9,11 @@
         @pytest.fixture
         def run_ranks(self):
             return my_way_to_run_a_function_on_each_of_some_ranks
+
+    class TestMyKind(ShardingKindTests):
+        @pytest.fixture
+        def kind(self):
+            return "my_kind"
 
 See ``docs/how-to/write-a-backend.md``, and ``docs/reference/storage.md`` and
 ``docs/reference/collectives.md`` for each promise.
@@ -22,9 +27,16 @@ if TYPE_CHECKING:
     from sparring_testing.collective_tests import CollectiveTests
     from sparring_testing.guard import overrides_kit
     from sparring_testing.rank_processes import RankProcesses
+    from sparring_testing.sharding_kind_tests import ShardingKindTests
     from sparring_testing.storage_tests import StorageTests
 
-__all__ = ["CollectiveTests", "RankProcesses", "StorageTests", "overrides_kit"]
+__all__ = [
+    "CollectiveTests",
+    "RankProcesses",
+    "ShardingKindTests",
+    "StorageTests",
+    "overrides_kit",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -33,7 +45,13 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from sparring_testing import collective_tests, guard, rank_processes, storage_tests
+        from sparring_testing import (
+            collective_tests,
+            guard,
+            rank_processes,
+            sharding_kind_tests,
+            storage_tests,
+        )
     except ModuleNotFoundError as error:
         if error.name not in ("pytest", "hypothesis"):
             raise
@@ -42,6 +60,7 @@ def __getattr__(name: str) -> object:
         ) from error
     globals()["CollectiveTests"] = collective_tests.CollectiveTests
     globals()["RankProcesses"] = rank_processes.RankProcesses
+    globals()["ShardingKindTests"] = sharding_kind_tests.ShardingKindTests
     globals()["StorageTests"] = storage_tests.StorageTests
     globals()["overrides_kit"] = guard.overrides_kit
     return globals()[name]

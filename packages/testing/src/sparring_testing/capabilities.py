@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,12 @@ from sparring_testing.samples import (
     table_of,
 )
 
-__all__ = ["CapabilityTests"]
+__all__ = ["CapabilityTests", "Estimate"]
+
+Estimate = Callable[[Storage, int], Mapping[str, int]]
+"""From an open storage and a number of rows to kind of memory → bytes."""
+
+_ROWS_AT_ONCE = 4096
 
 
 class CapabilityTests:
@@ -87,6 +94,26 @@ class CapabilityTests:
             assert found >= payload, f"{found} bytes cannot hold {payload} bytes of keys and rows"
             # A storage may allocate ahead, but not without measure.
             assert found <= 20 * payload + (64 << 20), f"{found} bytes for {payload} of payload"
+
+    def test_estimated_bytes_are_those_that_rows_take(
+        self, new_storage: MakeStorage, rng: np.random.Generator, estimate: Estimate | None
+    ) -> None:
+        if estimate is None:
+            pytest.skip("the fixture estimate is not given: this backend estimates nothing")
+        storage = new_storage(table_of(dim=16))
+        written = 0
+        for num_rows in (30_000, 100_000):
+            for begin in range(written, num_rows, _ROWS_AT_ONCE):
+                keys = np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows))
+                storage.upsert(keys, random_rows(rng, len(keys), storage.table))
+            written = num_rows
+            storage.flush()
+            told = estimate(storage, num_rows)
+            assert told.keys() <= {"gpu", "host", "disk", "remote"}, f"unknown kinds: {told}"
+            expected = sum(count for kind, count in told.items() if kind != "disk")
+            assert expected == pytest.approx(storage.memory_bytes, rel=0.1), (
+                f"{num_rows} rows take {storage.memory_bytes} bytes, estimated were {expected}"
+            )
 
 
 def _check_consistent(storage: Storage) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sparring.contracts import Storage, TableConfig
 from sparring_testing.bounded import BoundedTests
-from sparring_testing.capabilities import CapabilityTests
+from sparring_testing.capabilities import CapabilityTests, Estimate
 from sparring_testing.eviction import EvictionTests
 from sparring_testing.guard import find_violations
 from sparring_testing.lifecycle import LifecycleTests, ReopenStorage
@@ -109,6 +109,12 @@ class StorageTests(
             )
 
         return fail
+
+    @pytest.fixture
+    def estimate(self) -> Estimate | None:
+        """For backends whose descriptor has `estimate_bytes`: a callable ``(storage, rows)`` that
+        gives the estimate for the table and the options of a storage that `make_storage` opened."""
+        return None
 
     # -- what the tests take -------------------------------------------------
 

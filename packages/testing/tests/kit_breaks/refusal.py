@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from sparring.contracts.capabilities import Capabilities
 from sparring.contracts.results import Columns, Evicted, FindResult, Rows, ScanChunk, Scores
+from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring.storage.memory import MemoryStorage
+from sparring.storage.memory import MemoryOptions, MemoryStorage
 
 from .registry import caught_by
 
@@ -73,6 +74,13 @@ class CountsRowsOnly(MemoryStorage):
     def memory_bytes(self) -> int:
         self._check_open()
         return len(self._entries) * self.table.row_bytes
+
+
+@caught_by("test_estimated_bytes_are_those_that_rows_take")
+class EstimatesRowsOnly(MemoryStorage):
+    @staticmethod
+    def estimate(table: TableConfig, options: MemoryOptions, rows: int) -> dict[str, int]:
+        return {"host": rows * table.row_bytes}
 
 
 @caught_by("test_rows_of_wrong_shape_are_refused_and_change_nothing")

@@ -248,6 +248,13 @@ def _(runs: Runs) -> None:
         assert narrow[f"{other}s"] == plain[f"{other}s"]
 
 
+@EFFECTS.of("plan")
+def _(runs: Runs) -> None:
+    # Of files: see `test_plan`.
+    assert not runs.ranks()[0].messages
+    assert "plan auto: " in runs.ranks("plan=auto")[0].messages[0]
+
+
 @EFFECTS.of("exchange.chunks_in_flight")
 def _(runs: Runs) -> None:
     def most(chunks: int) -> int:

@@ -174,6 +174,31 @@ with job, StepContainer(collective=job.collective, rendezvous=job.rendezvous) as
 """
 
 
+PLANNED = """
+import json, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras, numpy as np
+import sparring_tf
+keras.utils.set_random_seed(0)
+model = keras.Sequential([
+    keras.Input((), dtype="int64"),
+    sparring_tf.Embedding(4, name="rows", storage="memory"),
+    keras.layers.Dense(1),
+])
+optimizer = sparring_tf.Optimizer(model, keras.optimizers.Adagrad(0.2), plan="auto")
+with optimizer.container as container:
+    rank, world = container.collective.rank, container.collective.world_size
+    model.compile(optimizer=optimizer, loss="mse")
+    ids = np.arange(48, dtype=np.int64) * 10**9 % 17
+    ids = ids.reshape(6, 8)[:, rank * 8 // world : (rank + 1) * 8 // world].reshape(-1)
+    targets = (ids % 3).astype(np.float32)[:, None]
+    model.fit(ids, targets, batch_size=8 // world, epochs=2, shuffle=False, verbose=0)
+    found = model.predict(np.arange(17, dtype=np.int64), verbose=0)
+    if rank == 0:
+        print(json.dumps(found.reshape(-1).tolist()))
+"""
+
+
 def on_ranks(num_ranks: int, command: list[str], folder: Path) -> Any:
     """The last line of what the first rank prints."""
     launcher = [] if num_ranks == 1 else [str(MPIEXEC), "-n", str(num_ranks)]
@@ -199,15 +224,23 @@ needs_mpi = pytest.mark.skipif(
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(MANY_RANKS)
     command = ["-m", "sparring", "train", "run.yaml", "--json"]
-    alone, together = (on_ranks(number, command, tmp_path) for number in (1, 2))
+    alone = on_ranks(1, command, tmp_path)
+    together = on_ranks(2, [*command, "plan=auto"], tmp_path)
     assert alone["rows"] == together["rows"]
     assert alone["steps"] == together["steps"]
     assert alone["metrics"] == pytest.approx(together["metrics"], abs=1e-4)
 
 
 @needs_mpi
-def test_two_ranks_fit_a_keras_model_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(FIT, id="a container"),
+        pytest.param(PLANNED, id="a plan", marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_fit_a_keras_model_as_one(script: str, tmp_path: Path) -> None:
     """Ordinary variables begin as those of rank 0, and their gradients are averaged."""
-    (tmp_path / "fit.py").write_text(FIT)
+    (tmp_path / "fit.py").write_text(script)
     alone, together = (on_ranks(number, ["fit.py"], tmp_path) for number in (1, 2))
     assert alone == pytest.approx(together, abs=1e-5)

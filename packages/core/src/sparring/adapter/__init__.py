@@ -40,11 +40,18 @@ if TYPE_CHECKING:
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.apply.gradients import sum_gradients
+    from sparring.engine.automatic_plan import PlanLike, made_plan, plan_of_job, workload_of
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.job_bootstrap import AUTO, join_job
     from sparring.engine.lookup import Lookup, look_up, pulls_on_device, reporting
     from sparring.engine.optimizer_state import TableState, give_states, method_state
+    from sparring.engine.pooled import (
+        BagLookup,
+        PooledLookup,
+        bag_weight_gradients,
+        look_up_bags,
+    )
     from sparring.engine.prefetch import Prefetch
     from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.storage_choice import StorageChoice, storage_device
@@ -87,11 +94,13 @@ __getattr__ = names_from(
         "sparring.engine.apply.gather": "TableUpdate",
         "sparring.engine.apply.gradients": "sum_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
+        "sparring.engine.automatic_plan": "PlanLike made_plan plan_of_job workload_of",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
         "sparring.engine.job_bootstrap": "AUTO join_job",
         "sparring.engine.lookup": "Lookup look_up pulls_on_device reporting",
         "sparring.engine.optimizer_state": "TableState give_states method_state",
+        "sparring.engine.pooled": "BagLookup PooledLookup bag_weight_gradients look_up_bags",
         "sparring.engine.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.storage_choice": "StorageChoice storage_device",
@@ -115,18 +124,19 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "Coordinator", "DeviceGradients", "EnvironmentOptions",
+    "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "EnvironmentOptions",
     "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
-    "Notice", "NoticeKind", "PluginManager", "Prefetch", "Publication", "ResourceManager",
-    "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
-    "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "borrow_threads", "check_factors", "check_offsets", "declared", "dedup",
-    "empty_notice", "gather", "give_back_threads",
-    "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "keras_method", "key_gradients", "look_up", "lookups",
-    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
-    "open_nccl", "open_place", "open_snapshot", "pool", "pool_backward", "pool_weight_gradient",
-    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable"
+    "Notice", "NoticeKind", "PlanLike", "PluginManager", "PooledLookup", "Prefetch",
+    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
+    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
+    "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients", "borrow_threads",
+    "check_factors", "check_offsets", "declared", "dedup", "empty_notice", "gather",
+    "give_back_threads", "give_states", "given_storages", "hyper_from", "hypers_by_table",
+    "join_job", "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags",
+    "lookups", "made_plan", "make_plugin_manager", "membership_from", "method_state",
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
+    "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device", "reporting",
+    "resolve_method", "rounds_alike", "segment_sum", "shared_settings", "storage_device",
+    "suggestion", "sum_gradients", "why_nccl_is_unavailable", "workload_of"
 ]
 # fmt: on

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         InnerStorage,
         KernelsDescriptor,
         OptionProblem,
+        PlannerDescriptor,
         RendezvousDescriptor,
         ShardingKindDescriptor,
         StorageDescriptor,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
     from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
+    from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.results import (
         Columns,
@@ -119,7 +121,7 @@ __getattr__ = names_from(
         ),
         "sparring.contracts.descriptors": (
             "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
-            "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem "
+            "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem PlannerDescriptor "
             "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
         "sparring.contracts.expiry": "Expiry ExpiryLike expiry_from",
@@ -136,6 +138,7 @@ __getattr__ = names_from(
         ),
         "sparring.contracts.layout": "Layout LayoutRequest ShardingPlan TableSharding",
         "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
+        "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
         "sparring.contracts.results": "Columns Evicted FindResult Keys Rows ScanChunk Scores",
         "sparring.contracts.secrets": (
@@ -158,15 +161,16 @@ __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "Expiry", "ExpiryLike", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
-    "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor", "Keys", "Layout",
-    "LayoutRequest", "Membership", "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions",
-    "Normal", "NumEvicted", "OptionProblem", "Options", "Pooling", "Probability", "Reduction",
-    "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk",
-    "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan",
-    "Storage", "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate",
-    "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes",
-    "SupportsPurge", "SupportsRestore", "TableBags", "TableConfig", "TableSharding", "TableSums",
+    "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
+    "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor",
+    "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership", "MethodChoice", "NUM_PARTITIONS",
+    "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem", "Options", "PlanRequest",
+    "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
+    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
+    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
+    "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
+    "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
+    "SupportsRestore", "TableBags", "TableConfig", "TableSharding", "TableSums", "TableWorkload",
     "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "Watcher",
     "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from", "expiry_from",
     "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"

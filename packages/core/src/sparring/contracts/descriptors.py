@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
-    from sparring.contracts.layout import Layout, LayoutRequest
+    from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
+    from sparring.contracts.planner import MadePlan, PlanRequest
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.shard_map import Shard
     from sparring.contracts.storage import Storage
@@ -35,6 +36,7 @@ __all__ = [
     "InnerStorage",
     "KernelsDescriptor",
     "OptionProblem",
+    "PlannerDescriptor",
     "RendezvousDescriptor",
     "ShardingKindDescriptor",
     "StorageDescriptor",
@@ -102,6 +104,12 @@ class StorageDescriptor(Descriptor):
     the rows are that lie where the options say, as `TableConfig.labelled` makes it of the row label
     that was recorded; None where there are none. It makes nothing. By it rows are read before
     an optimizer is known, as for an evaluation; left out, they are read from the first step on.
+
+    `estimate_bytes(table, options, rows)` says what a storage of so many rows takes, before there is
+    one: kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes. All kinds but ``disk``
+    together are `Storage.memory_bytes` to a tenth, index and free space included; of caches it is
+    their limit. It opens nothing. Of a storage that is made of others it takes the plugin manager as
+    a fourth argument, and raises `PluginError` where one of them gives no estimate. Planners use it.
     """
 
     factory: Callable[..., Storage]
@@ -109,6 +117,7 @@ class StorageDescriptor(Descriptor):
     found: Callable[[TableConfig, Any], TableConfig | None] | None = None
     inner: Callable[[Any], Sequence[InnerStorage]] | None = None
     check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
+    estimate_bytes: Callable[..., Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +163,27 @@ class ShardingKindDescriptor(Descriptor):
     """A sharding kind.
 
     `factory(request)` returns the layout of one table: the same on all ranks, from the request alone.
+
+    `needs_nodes`: where a plan names no ranks, the layout follows from which ranks share a node. It is
+    then refused where nodes differ in their number of ranks, or have ranks that do not follow each other.
     """
 
     factory: Callable[[LayoutRequest], Layout]
+    needs_nodes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerDescriptor(Descriptor):
+    """A planner. ``plan="auto"`` asks the one of the name ``auto``.
+
+    `factory(request)` makes a plan; rank 0 calls it, and all ranks get what it returns.
+
+    `read(path, request)` reads the file of a plan, and refuses with file and line what does not fit the
+    tables and ranks of the request. None: this planner has no files.
+    """
+
+    factory: Callable[[PlanRequest], MadePlan]
+    read: Callable[[str, PlanRequest], ShardingPlan] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from sparring.contracts.descriptors import (
     CommandDescriptor,
     FrameworkDescriptor,
     KernelsDescriptor,
+    PlannerDescriptor,
     RendezvousDescriptor,
     ShardingKindDescriptor,
     StorageDescriptor,
@@ -62,6 +63,11 @@ def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
 @hookspec
 def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
     """Sharding kinds that this plugin offers: which ranks own the rows of a table."""
+
+
+@hookspec
+def sparring_register_planners() -> Sequence[PlannerDescriptor]:
+    """Planners that this plugin offers: which sharding each table of a job has."""
 
 
 @hookspec

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sparring.contracts.hyperparameters import HyperParameters
 from sparring.contracts.results import Keys, Rows
 
-__all__ = ["MethodChoice", "UpdateMethod", "UpdateRows"]
+__all__ = ["MethodChoice", "UpdateMethod", "UpdateRows", "why_coupled"]
 
 
 @dataclass(slots=True)
@@ -50,6 +50,9 @@ class UpdateMethod(ABC):
     """Name in configurations."""
     hyperparameters: type[HyperParameters]
     """The model of its hyper-parameters."""
+    couples_columns: bool = True
+    """Whether an element of a row moves by others of the row, as by its norm. Where it does not, and
+    state is arrays of `dim`, one after the other, blocks of columns may be updated apart."""
 
     @abstractmethod
     def state_width(self, dim: int) -> int:
@@ -74,3 +77,17 @@ class MethodChoice:
     hyper: HyperParameters
     step: int
     """As `UpdateRows.step`."""
+
+    @property
+    def why_coupled(self) -> str:
+        """Why blocks of columns cannot be updated apart; empty: they can."""
+        return why_coupled(self.method, self.hyper)
+
+
+def why_coupled(method: UpdateMethod, hyper: HyperParameters) -> str:
+    """As `MethodChoice.why_coupled`."""
+    if method.couples_columns:
+        return "it moves an element of a row by others of the row"
+    if hyper.clip_norm > 0:
+        return f"clip_norm={hyper.clip_norm} is of whole rows (clip_value goes by elements)"
+    return ""

@@ -29,7 +29,8 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
         try:
             entry = state.tables.entry(table)
             given = _checked(entry, keys, embeddings)
-            state.tables.storage(table)
+            for part in entry.parts:
+                state.tables.storage(part.config.name)
             if entry.initial_state is None and entry.config.state_width:
                 raise InvalidArgumentError(
                     f"table {table!r}: its rows have optimizer state, and it is not known yet with "
@@ -41,12 +42,17 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
             error = failure
     coordinator.agree(error)
     state.saves.newest = None
-    for own_keys, own in _routed(state, entry, coordinator, *given):
-        if error is None and len(own_keys):
-            try:
-                _write(state, entry, own_keys, own)
-            except Exception as failure:  # rows of others must still be passed on
-                error = failure
+    for part in entry.parts:
+        keys_given, rows_given = given
+        if part.block is not None:
+            columns = part.block.columns
+            rows_given = np.ascontiguousarray(rows_given[:, columns.begin : columns.end])
+        for own_keys, own in _routed(state, part, coordinator, keys_given, rows_given):
+            if error is None and len(own_keys):
+                try:
+                    _write(state, part, own_keys, own)
+                except Exception as failure:  # rows of others must still be passed on
+                    error = failure
     coordinator.agree(error)
 
 

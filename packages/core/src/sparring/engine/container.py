@@ -29,7 +29,7 @@ from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.layout import Layout, ShardingPlan, TableSharding
+from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Transfer
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -51,16 +51,11 @@ from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.prefetch import Prefetch
 from sparring.engine.prefetch_thread import PrefetchThread
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import (
-    EngineState,
-    NonFinite,
-    Purpose,
-    StepCounters,
-    quiesce,
-)
+from sparring.engine.state import EngineState, NonFinite, Purpose, StepCounters, quiesce
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
 from sparring.engine.tables import TableEntry, Tables
+from sparring.engine.transfer import transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
@@ -247,7 +242,7 @@ class StepContainer:
     @property
     def tables(self) -> Mapping[str, TableConfig]:
         """The declared tables by name."""
-        return {name: entry.config for name, entry in list(self.state.tables.entries.items())}
+        return {name: entry.config for name, entry in list(self.state.tables.declared.items())}
 
     def layout(self, table: str) -> Layout:
         """Which ranks own the rows of a table.
@@ -256,6 +251,10 @@ class StepContainer:
             UnknownTableError: `table` was not declared.
         """
         return self.entry(table).layout
+
+    def transfer(self, table: str) -> tuple[Transfer, str]:
+        """How bags of a table travel: ``pooled`` by the owners of their rows, or by rows; and why."""
+        return transfer_of(self.state, table)
 
     def check_plan(self) -> None:
         """Refuses a plan for tables that were not declared, as the first write does.
@@ -309,10 +308,10 @@ class StepContainer:
         return self.state.tables.storage(table)
 
     def num_rows(self, table: str) -> int:
-        """Rows of a table on this rank."""
+        """Rows of a table on this rank; where columns are divided, those of its first block."""
         self.check_open()
         quiesce(self.state, Purpose.COUNT)
-        entry = self.entry(table)
+        entry = self.entry(table).parts[0]
         self.state.tables.probe_existing_rows(entry)
         return 0 if entry.storage is None else entry.storage.size
 
@@ -320,18 +319,18 @@ class StepContainer:
         """Memory that a table holds on this rank."""
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
-        entry = self.entry(table)
-        return 0 if entry.storage is None else entry.storage.memory_bytes
+        storages = [part.storage for part in self.entry(table).parts]
+        return sum(each.memory_bytes for each in storages if each is not None)
 
     def num_not_admitted(self, table: str) -> int:
         """Gradients that the table's admission filter dropped on this rank."""
         quiesce(self.state, Purpose.INSPECT)
-        return self.entry(table).num_not_admitted
+        return self.entry(table).parts[0].num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
         """Ids that the table's admission filter no longer counts on this rank, for want of room."""
         quiesce(self.state, Purpose.INSPECT)
-        made = self.entry(table).admission_filter
+        made = self.entry(table).parts[0].admission_filter
         return 0 if made is None else int(made.num_forgotten)
 
     def tier_counters(self, table: str) -> list[TierCounters]:
@@ -339,14 +338,14 @@ class StepContainer:
         no stack of storages."""
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
-        return self.entry(table).tier_counters()
+        return self.entry(table).parts[0].tier_counters()
 
     def entry(self, table: str) -> TableEntry:
         """A declared table; raises `UnknownTableError`."""
         return self.state.tables.entry(table)
 
     def entries(self) -> list[TableEntry]:
-        """All declared tables."""
+        """All that have rows: tables, or the blocks of columns of those that are divided."""
         return list(self.state.tables.entries.values())
 
     # -- lookups
@@ -441,7 +440,7 @@ class StepContainer:
             return
         quiesce(state, Purpose.READ)
         for table in tables:
-            entry = state.tables.entries.get(table) or state.tables.entry(table)
+            entry = state.tables.declared.get(table) or state.tables.entry(table)
             state.tables.check_readable(entry)
 
     def reads_directly(self, tables: Iterable[str]) -> bool:
@@ -469,7 +468,7 @@ class StepContainer:
         if self.collective.world_size > 1:
             self.exchange.stager(kernels)
         for entry in entries:
-            entry.kernels = kernels
+            entry.kernels = None if entry.is_divided else kernels  # blocks join on the host
 
     def collection(self, features: Sequence[tuple[str, str]]) -> Any:
         """Features that are looked up together, in one native call for all tables.

@@ -67,7 +67,7 @@ def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
         if state.saves.running is not None:
             state.saves.wait_for_room()
         num_rows += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
-    state.counters.rows_expired += num_rows
+    state.counters.rows_expired += num_rows if entry.is_first else 0
     visits.drop_pending()
     visits.is_complete = True
     name = entry.config.name

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import DeviceArray
+from sparring.engine.column_blocks import fill_new_rows, joined_rows
 from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables import TableEntry
+from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
 from sparring.exchange.options import WireDtype
@@ -47,9 +49,12 @@ class PlannedLookup:
     inverse: DeviceArray
     """``(n,)``: the key of each id."""
 
-    def pull(self) -> PullRequest:
-        """The embeddings that are wanted."""
-        return PullRequest(self.entry.storage, self.entry.config, self.keys, self.entry.embedding)
+    def pulls(self) -> list[PullRequest]:
+        """The embeddings that are wanted, of each block of columns."""
+        return [
+            PullRequest(part.storage, part.config, self.keys, part.embedding)
+            for part in self.entry.parts
+        ]
 
 
 @dataclass(slots=True)
@@ -95,6 +100,8 @@ def look_up(
     """
     state.check_open()
     found, why_not = readable(state, requests, refusal, kernels)
+    if is_training and why_not is None:
+        say_rows(state, (entry for entry, _ in found))
     plans: list[PlannedLookup] = []
     if why_not is None:
         try:
@@ -108,7 +115,7 @@ def look_up(
         plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
     with state.span("look up"), own_refusal_first(why_not):
         pulled = state.exchange.pull_all(
-            [each.pull() for each in plans],
+            [pull for each in plans for pull in each.pulls()],
             kernels=kernels,
             is_training=is_training,
             error=why_not,
@@ -160,20 +167,34 @@ def plan_lookups(
 def completed_lookups(
     plans: Sequence[PlannedLookup], pulled: Sequence[Pulled], kernels: KernelSet = HOST
 ) -> list[Lookup]:
-    """Lookups of the rows that were pulled, with initial values where there was none."""
-    return [
-        Lookup(plan.keys, plan.inverse, completed(plan.entry, plan.keys, each, kernels))
-        for plan, each in zip(plans, pulled, strict=True)
-    ]
+    """Lookups of the rows that were pulled, with initial values where there was none.
+
+    Args:
+        plans: of tables.
+        pulled: of their `PlannedLookup.pulls`, one table after the other.
+    """
+    lookups, rest = [], iter(pulled)
+    for plan in plans:
+        whole = joined_rows(plan.entry, [next(rest) for _ in plan.entry.parts])
+        rows = completed(plan.entry, plan.keys, whole, kernels)
+        lookups.append(Lookup(plan.keys, plan.inverse, rows))
+    return lookups
 
 
 def completed(
     entry: TableEntry, keys: DeviceArray, pulled: Pulled, kernels: KernelSet = HOST
 ) -> DeviceArray:
-    """Puts initial values where there was no row; returns rows of the computing dtype."""
+    """Puts initial values where there was no row; returns rows of the computing dtype.
+
+    Args:
+        entry: a table, or a block of its columns.
+    """
     if len(keys):
         found = kernels.arrays.view(pulled.found, "bool")
-        kernels.initialize(pulled.rows, keys, found, entry.config)
+        if entry.block is None:
+            kernels.initialize(pulled.rows, keys, found, entry.config)
+        else:
+            fill_new_rows(entry, pulled.rows, keys, found, kernels)
     return kernels.decode(pulled.rows) if entry.config.is_16_bit else pulled.rows
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.hyperparameters import HyperParameters
 from sparring.contracts.results import Columns
 from sparring.contracts.storage import Storage, interrupted_load
 from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import UpdateMethod
+from sparring.contracts.updates import UpdateMethod, why_coupled
+from sparring.engine.column_blocks import check_method
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, UnsupportedError
@@ -31,11 +33,14 @@ class TableState:
     """Name of its owner: an update method, or an optimizer of a framework."""
     initial: npt.NDArray[Any]
     """``(state_width,)`` of the table's computing dtype: the state of a new row."""
+    why_coupled: str = ""
+    """Why its owner cannot update blocks of columns apart; empty: it can."""
 
 
 def method_state(method: UpdateMethod, hyper: HyperParameters, table: TableConfig) -> TableState:
     """The state that an update method keeps for a table."""
-    return TableState(method.name, method.initial_state(table.dim, hyper, table.computing_dtype))
+    initial = method.initial_state(table.dim, hyper, table.computing_dtype)
+    return TableState(method.name, initial, why_coupled(method, hyper))
 
 
 def give_states(
@@ -53,23 +58,36 @@ def give_states(
 
     Raises:
         InvalidArgumentError: a table has rows of another width, or another optimizer's rows.
+        UnsupportedError: columns of a table are divided, and the optimizer needs whole rows.
     """
     state.check_open()
     # All that can be refused is refused before the state of the first table is set.
     for name, each in wanted.items():
+        entry = state.tables.entry(name)
         _check_width(given.get(name), len(each.initial), optimizer)
-        check_state(state.tables.entry(name), len(each.initial), each.method)
+        check_method(entry, optimizer, each.why_coupled)
+        check_state(entry, len(each.initial), each.method)
     quiesce(state, Purpose.RESHAPE)
     for name, each in wanted.items():
         entry = state.tables.entry(name)
         set_state(state, entry, each.initial, each.method)
         # Opened now: a backend that is missing should not be found out by the first step.
-        state.tables.open(entry)
+        for part in entry.parts:
+            state.tables.open(part)
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:
     """As `StepContainer.check_state`."""
-    entry.check_state(entry.config.with_state(state_width, method))
+    config = entry.config.with_state(state_width, method)
+    if not ColumnBlock.divides_state(config):
+        reason = f"it keeps {state_width} elements of state for a row of {config.dim}"
+        check_method(entry, method or "the optimizer", reason)
+    if not entry.is_divided:
+        entry.check_state(config)
+        return
+    width = state_width // len(entry.parts)
+    for part in entry.parts:
+        part.check_state(part.config.with_state(width, method))
 
 
 def set_state(
@@ -77,8 +95,13 @@ def set_state(
 ) -> None:
     """As `StepContainer.set_state`; no work runs in the background."""
     config = entry.config.with_state(len(initial_state), method)
-    entry.check_state(config)
-    if entry.storage is not None and entry.storage.table.has_other_state(config):
+    check_state(entry, len(initial_state), method)
+    if entry.is_divided:
+        for part in entry.parts:
+            assert part.block is not None
+            own = part.block.columns.cut_state(config, np.asarray(initial_state)[None])[0]
+            set_state(state, part, own, method)
+    elif entry.storage is not None and entry.storage.table.has_other_state(config):
         _replace_storage(state, entry, config, np.asarray(initial_state))
     entry.config = config
     entry.whole = Columns(0, config.width)
@@ -88,7 +111,10 @@ def set_state(
 def drop_state(state: EngineState, entry: TableEntry) -> None:
     """As `StepContainer.drop_state`; no work runs in the background."""
     config = entry.config.with_state(0)
-    if entry.storage is not None:
+    if entry.is_divided:
+        for part in entry.parts:
+            drop_state(state, part)
+    elif entry.storage is not None:
         _replace_storage(state, entry, config, np.empty(0, config.computing_dtype))
     entry.config = config
     entry.whole = Columns(0, config.width)

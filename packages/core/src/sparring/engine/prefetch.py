@@ -28,6 +28,7 @@ from sparring.engine.lookup import (
     readable,
 )
 from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
+from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.messages import Pulled
 from sparring.exchange.refresh import PullRecord
@@ -49,16 +50,19 @@ class Prefetch:
         refusal: Exception | None,
     ) -> None:
         found, self._refusal = readable(state, requests, refusal)
+        say_rows(state, (entry for entry, _ in found))
         self._state = state
         self._requests = found
         self._step = state.counters.steps
         self._num_loads = state.loads.num_begun
-        self._storages = [entry.storage for entry, _ in found]
+        self._parts = [part for entry, _ in found for part in entry.parts]
+        self._storages = [part.storage for part in self._parts]
         self._record = PullRecord()
         self._plans: list[PlannedLookup] = []
         self._lookups: list[Lookup] = []
         self._has_ended = False
-        self._running = state.prefetches.begin([table for table, _ in requests], self._pull)
+        names = [part.config.name for part in self._parts]
+        self._running = state.prefetches.begin(names, self._pull)
 
     def _pull(self) -> None:
         """On the prefetch thread."""
@@ -67,7 +71,7 @@ class Prefetch:
             self._plans = plan_lookups(self._requests)
             with own_refusal_first(self._refusal):
                 pulled = state.exchange.pull_all(
-                    [each.pull() for each in self._plans],
+                    [pull for each in self._plans for pull in each.pulls()],
                     record=self._record,
                     error=self._refusal,
                 )
@@ -117,10 +121,10 @@ class Prefetch:
 
     def _must_refresh(self) -> bool:
         changed = self._running.changed
-        for (entry, _), storage in zip(self._requests, self._storages, strict=True):
-            if entry.storage is not storage:
+        for part, storage in zip(self._parts, self._storages, strict=True):
+            if part.storage is not storage:
                 # Another one was opened since, which may hold anything.
-                changed[entry.config.name].are_all = True
+                changed[part.config.name].are_all = True
         if self._state.collective.world_size > 1:
             # All ranks must decide alike, and each knows what changed in its own shard only.
             return self._state.counters.steps != self._step
@@ -129,13 +133,21 @@ class Prefetch:
     def _refresh(self) -> None:
         state = self._state
         quiesce(state, Purpose.MEET)
-        plans = self._plans
-        pulls = [each.pull() for each in plans]
-        changed = [self._running.changed[each.entry.config.name] for each in plans]
+        pulls = [pull for each in self._plans for pull in each.pulls()]
+        changed = [self._running.changed[part.config.name] for part in self._parts]
+        owners = [
+            lookup
+            for plan, lookup in zip(self._plans, self._lookups, strict=True)
+            for _ in plan.entry.parts
+        ]
         with state.span("refresh"):
             refreshed = state.exchange.refresh_all(pulls, self._record, changed)
-            for plan, lookup, each in zip(plans, self._lookups, refreshed, strict=True):
+            for part, lookup, each in zip(self._parts, owners, refreshed, strict=True):
                 keys = lookup.keys[each.places]
-                rows = completed(plan.entry, keys, Pulled(each.rows, each.found))
-                _native.place_rows(rows, each.places, lookup.rows)
-                state.prefetches.counters.rows_refreshed += len(keys)
+                rows = completed(part, keys, Pulled(each.rows, each.found))
+                if part.block is None:
+                    _native.place_rows(rows, each.places, lookup.rows)
+                else:
+                    columns = part.block.columns
+                    lookup.rows[each.places, columns.begin : columns.end] = rows
+                state.prefetches.counters.rows_refreshed += len(keys) if part.is_first else 0

@@ -1,11 +1,12 @@
 """Batch inputs and gradients that one step holds between forward and update.
 
 Forward registers each lookup in the batch-inputs map, and backward hands in a gradient under the id
-that it got. There are two kinds:
+that it got. There are three kinds:
 
 - a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is added up by key at once;
 - a batch that was pooled straight from the tables, whose gradient of bags is held as it is. The
-  update groups it by key, and sums it while it visits the rows.
+  update groups it by key, and sums it while it visits the rows;
+- bags that their owners have pooled, whose gradient ``(b, dim)`` is held until it goes to them.
 
 Micro-batches add up by key, in native memory: when a second gradient comes for a table, the one that
 was held is added up too. So a step of many micro-batches costs memory for its distinct keys only.
@@ -27,9 +28,10 @@ from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.exchange.bags import AskedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BatchInput", "DirectInput", "ResourceManager"]
+__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,15 @@ class DirectInput:
 
 
 @dataclass(frozen=True, slots=True)
+class BagInput:
+    """Bags that the owners of their rows have pooled."""
+
+    table: str
+    parts: Sequence[AskedBags]
+    """One; or one for each block of the table's columns."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     sources: Any
     check: Callable[[], None] | None
@@ -62,23 +73,27 @@ class ResourceManager:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next_shadow_id = count(1)
-        self._batch_inputs: dict[int, BatchInput | DirectInput] = {}
+        self._batch_inputs: dict[int, BatchInput | DirectInput | BagInput] = {}
         self._dims: dict[str, tuple[int, np.dtype[Any]]] = {}
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
+        self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
+        self._blocks: dict[str, Sequence[str]] = {}
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
         came since. Until then they may be scaled."""
         self.num_gradients = 0
         """Gradients that came since the container was made."""
 
-    def declare(self, table: TableConfig, view: Any) -> None:
+    def declare(self, table: TableConfig, view: Any, blocks: Sequence[str] = ()) -> None:
         """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
 
         Args:
             view: the table's native `TableView`, by which held gradients know it.
+            blocks: names of the blocks of its columns, which were declared; `summed` has theirs.
         """
+        self._blocks[table.name] = blocks
         self._dims[table.name] = (table.dim, table.computing_dtype)
         self._accumulators[table.name] = self.make_accumulator(table)
         self._views[table.name] = view
@@ -100,7 +115,18 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput:
+    def register_bags(self, table: str, parts: Sequence[AskedBags]) -> int:
+        """Enters bags that their owners have pooled. Returns their shadow id.
+
+        Args:
+            table: as declared.
+            parts: one; or one for each block of its columns.
+        """
+        shadow_id = next(self._next_shadow_id)
+        self._batch_inputs[shadow_id] = BagInput(table, parts)
+        return shadow_id
+
+    def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
         """Returns the keys behind a shadow.
 
         Raises:
@@ -129,6 +155,12 @@ class ResourceManager:
             InvalidArgumentError: unknown shadow, wrong shape or dtype; nothing is added.
         """
         batch_input = self.batch_input(shadow_id)
+        if isinstance(batch_input, BagInput):
+            raise InvalidArgumentError(
+                f"bags {shadow_id} of table {batch_input.table!r} were pooled by their "
+                "owners; hand the gradient of the pools to accumulate_bags()",
+                shadow_id=shadow_id,
+            )
         if isinstance(batch_input, DirectInput):
             raise InvalidArgumentError(
                 f"batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up without "
@@ -147,6 +179,84 @@ class ResourceManager:
         with self._lock:
             self.num_gradients += 1
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
+
+    def bags(self, shadow_id: int) -> BagInput:
+        """Bags that were registered by `register_bags`.
+
+        Raises:
+            InvalidArgumentError: as `batch_input`, or it is something else.
+        """
+        found = self.batch_input(shadow_id)
+        if isinstance(found, BagInput):
+            return found
+        raise InvalidArgumentError(
+            f"batch {shadow_id} was not pooled by the owners of its rows; hand its gradient to "
+            "accumulate() or hold()",
+            shadow_id=shadow_id,
+        )
+
+    def accumulate_bags(self, shadow_id: int, gradient: Rows) -> None:
+        """Adds the gradient of pools to what these have so far.
+
+        Args:
+            gradient: ``(b, dim)`` of the table's computing dtype; copied.
+
+        Raises:
+            InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
+        """
+        divided = self.divided_gradient(shadow_id, gradient)
+        with self._lock:
+            self.num_gradients += 1
+            for asked, given in divided:
+                known = self._bags.get(asked.number)
+                both = given.copy() if known is None else known[1] + given
+                self._bags[asked.number] = asked, both
+
+    def divided_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[AskedBags, Rows]]:
+        """The gradient of pools, by blocks of columns where these are divided.
+
+        A bag whose gradient is not finite has NaN in all blocks then, so that their owners leave out the
+        same keys.
+
+        Raises:
+            InvalidArgumentError: as `accumulate_bags`.
+        """
+        bags = self.bags(shadow_id)
+        dim, dtype = self._dims[bags.table]
+        expected = (bags.parts[0].num_bags, dim)
+        if gradient.shape != expected or gradient.dtype != dtype:
+            raise InvalidArgumentError(
+                f"gradient of pools {shadow_id} of table {bags.table!r}: must be {expected} {dtype}, "
+                f"found {gradient.shape} {gradient.dtype}",
+                table=bags.table,
+                shadow_id=shadow_id,
+            )
+        if len(bags.parts) == 1:
+            return [(bags.parts[0], gradient)]
+        is_good = _native.finite_rows(np.ascontiguousarray(gradient))
+        if not is_good.all():
+            gradient = np.where(is_good[:, None], gradient, dtype.type(np.nan))
+        ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
+        blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
+        return list(zip(bags.parts, blocks, strict=True))
+
+    def take_bags(self) -> list[tuple[AskedBags, Rows]]:
+        """The gradients of all pools, which start from zero again."""
+        with self._lock:
+            bags, self._bags = self._bags, {}
+        return list(bags.values())
+
+    def first_bags(self) -> int | None:
+        """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
+        inputs = list(self._batch_inputs.values())
+        alive = [each.parts[0].number for each in inputs if isinstance(each, BagInput)]
+        with self._lock:
+            return min([*alive, *self._bags], default=None)
+
+    def add(self, table: str, keys: Keys, gradients: Rows) -> None:
+        """Adds gradients of keys that this rank owns: ``(u, dim)``, no key twice."""
+        with self._lock:
+            self._accumulators[table].add(keys, gradients)
 
     def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
@@ -226,10 +336,14 @@ class ResourceManager:
     def drop(self, table: str) -> None:
         """Forgets a table's gradients. Forward passes under way stay valid."""
         with self._lock:
-            self.summed.pop(table, None)
-            self._held.pop(table, None)
-            accumulator = self._accumulators.get(table)
-            (self._accumulator(table) if accumulator is None else accumulator).clear()
+            names = (table, *self._blocks.get(table, ()))
+            for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
+                del self._bags[number]
+            for each in names:
+                self.summed.pop(each, None)
+                self._held.pop(each, None)
+                accumulator = self._accumulators.get(each)
+                (self._accumulator(each) if accumulator is None else accumulator).clear()
 
     def num_accumulated(self, table: str) -> int:
         """Distinct keys of `table` that have a gradient waiting."""
@@ -237,13 +351,18 @@ class ResourceManager:
             accumulator = self._accumulator(table)
             self._add_summed()
             self._add_held(table)
-            return int(accumulator.size)
+            blocks = [int(self._accumulators[each].size) for each in self._blocks[table]]
+            return max([int(accumulator.size), *blocks])
 
     def has_gradient(self, table: str) -> bool:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:
-            is_waiting = table in self._held or table in self.summed
-            return is_waiting or self._accumulator(table).size > 0
+            self._accumulator(table)
+            names = (table, *self._blocks[table])
+            return any(each.table.name in names for each, _ in self._bags.values()) or any(
+                each in self._held or each in self.summed or self._accumulators[each].size > 0
+                for each in names
+            )
 
     def discard(self) -> None:
         """Drops all batch inputs and all gradients: the step never was."""
@@ -251,6 +370,7 @@ class ResourceManager:
             self._batch_inputs.clear()
             self.summed.clear()
             self._held.clear()
+            self._bags.clear()
             for accumulator in self._accumulators.values():
                 accumulator.clear()
 

@@ -8,11 +8,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
+from sparring.contracts.admission import Bloom
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["StorageChoice", "check_declaration", "check_given", "check_placement", "storage_device"]
+__all__ = [
+    "StorageChoice",
+    "check_declaration",
+    "check_divided",
+    "check_given",
+    "check_placement",
+    "storage_device",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +126,11 @@ def check_given(storage: Storage, table: TableConfig) -> None:
         for each in fields(table)
         if each.compare and getattr(found, each.name) != getattr(table, each.name)
     ]
+    planned = " (a plan with data_parallel makes it 'replicated')" if table.is_replicated else ""
     raise InvalidArgumentError(
         f"table {table.name!r}: the storage given was opened for a table of "
-        f"{'; '.join(differing)}. Open it for the table that is declared, or declare the table "
-        "that it was opened for",
+        f"{'; '.join(differing)}{planned}. Open it for such a table, or declare the one that it was "
+        "opened for",
         table=table.name,
     )
 
@@ -147,3 +156,47 @@ def check_placement(storage: Storage, world_size: int) -> None:
             "a storage that does not evict",
             table=storage.table.name,
         )
+
+
+def check_divided(
+    table: TableConfig, storage: Storage | StorageChoice | None, *, is_given: bool = False
+) -> None:
+    """Refuses what could make the blocks of a table's columns differ in their keys.
+
+    Args:
+        table: whose columns are divided.
+        storage: that was declared, or that was opened for one of its blocks.
+        is_given: it was declared.
+
+    Raises:
+        UnsupportedError: the storage was given open for whole rows, holds a limited number of rows, or
+            keeps them where blocks of another plan would be missed; or the admission filter
+            counts ids of a rank together.
+    """
+    if isinstance(table.admission, Bloom):
+        found = "its Bloom filter counts all ids of a rank together, and each block has other ranks"
+        remedy = "choose admission Frequency"
+    elif not isinstance(storage, Storage):
+        return
+    elif is_given:
+        found, remedy = (
+            "its storage was given open, for whole rows",
+            "declare it by a StorageChoice",
+        )
+    elif storage.capacity is not None:
+        found = (
+            f"its storage holds up to {storage.capacity} rows, and blocks could lose different ones"
+        )
+        remedy = "give it no capacity (no num_embeddings)"
+    elif storage.capabilities.persistent or storage.capabilities.shared:
+        found = (
+            "its storage outlives the process, where another plan would not find the rows of blocks"
+        )
+        remedy = "choose one in memory, and save snapshots"
+    else:
+        return
+    raise UnsupportedError(
+        f"table {table.name!r} is to be divided by columns, of which each block must have the same keys; "
+        f"{found}: {remedy}, or a sharding kind that keeps rows whole, as row_wise",
+        table=table.name,
+    )

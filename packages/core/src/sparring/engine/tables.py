@@ -6,7 +6,7 @@ Long because declaring a table, opening its storage and logging writes keep one 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import xxhash
 from sparring import _native
 from sparring.contracts.admission import admission_from
 from sparring.contracts.collective import Collective
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.expiry import expiry_from
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.layout import Layout, ShardingPlan
@@ -31,11 +32,17 @@ from sparring.engine.resource_manager import ResourceManager
 from sparring.engine.storage_choice import (
     StorageChoice,
     check_declaration,
+    check_divided,
     check_given,
     check_placement,
 )
 from sparring.engine.visits import Visits
-from sparring.errors import InterruptedLoadError, InvalidArgumentError, UnknownTableError
+from sparring.errors import (
+    InterruptedLoadError,
+    InvalidArgumentError,
+    UnknownTableError,
+    UnsupportedError,
+)
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import make_filter
 from sparring.plugins.registry import make_plugin_manager
@@ -52,7 +59,7 @@ from sparring.storage.tiered.tiered_storage import TieredStorage
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
 
-__all__ = ["CHANGED_BYTES", "TableEntry", "Tables", "WriteLog"]
+__all__ = ["CHANGED_BYTES", "BlockOf", "DividedEntry", "TableEntry", "Tables", "WriteLog"]
 
 
 class Tables:
@@ -79,7 +86,10 @@ class Tables:
         plan: ShardingPlan,
     ) -> None:
         self.entries: dict[str, TableEntry] = {}
-        """By name, in the order of declaration."""
+        """All that have rows, by name, in the order of declaration: tables, and the blocks of columns of
+        those that are divided."""
+        self.declared: dict[str, TableEntry] = {}
+        """Tables by name, in the order of declaration."""
         self.expiring: list[TableEntry] = []
         """Those whose rows expire."""
         self._collective = collective
@@ -110,7 +120,7 @@ class Tables:
             storage = storage.on(rank, world_size, table.name)
             if storage.means_own_device and self.own_device is not None:
                 storage = storage.on_device(self.own_device)
-        known = self.entries.get(table.name)
+        known = self.declared.get(table.name) or self.entries.get(table.name)
         if known is not None:
             if known.config.with_state(0) == table.with_state(0):
                 known.check_same_storage(storage)
@@ -120,6 +130,9 @@ class Tables:
                 "give one of them another name",
                 table=table.name,
             )
+        if layout.columns:
+            self._declare_blocks(table, storage, layout)
+            return
         if isinstance(storage, Storage):
             check_given(storage, table)
             check_placement(storage, world_size)
@@ -129,29 +142,67 @@ class Tables:
         else:
             choice, opened = storage or StorageChoice(), None
         entry = TableEntry(table, choice, opened, self._events, layout, self._collective.rank)
-        self.entries[table.name] = entry
+        self.declared[table.name] = entry
+        self._add(entry)
+
+    def _declare_blocks(
+        self, table: TableConfig, storage: StorageChoice | Storage | None, layout: Layout
+    ) -> None:
+        """Adds a table whose columns are divided: each block as a table of its own."""
+        check_divided(table, storage, is_given=True)
+        assert not isinstance(storage, Storage)
+        choice, rank = storage or StorageChoice(), self._collective.rank
+        whole = DividedEntry(table, choice, None, self._events, layout, rank)
+        blocks = []
+        for number in range(layout.num_blocks):
+            columns = ColumnBlock(*layout.columns[number : number + 2])
+            name = f"{table.name}.columns-{columns.begin}-{columns.end}"
+            config = replace(columns.table_of(table), name=name)
+            block = BlockOf(whole, columns, number)
+            own = layout.block(number)
+            blocks.append(TableEntry(config, choice, None, self._events, own, rank, block=block))
+        taken = [each.config.name for each in blocks if each.config.name in self.entries]
+        if taken:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: its block of columns is to be called {taken[0]!r}, and a table "
+                "of that name is declared; give that one another name",
+                table=table.name,
+            )
+        whole.parts = tuple(blocks)
+        self.declared[table.name] = whole
+        for each in blocks:
+            self._add(each)
+        names = [each.config.name for each in blocks]
+        self._resources.declare(table, whole.view, names)
+
+    def _add(self, entry: TableEntry) -> None:
+        self.entries[entry.config.name] = entry
         if entry.visits is not None:
             self.expiring.append(entry)
-        self._resources.declare(table, entry.view)
+        self._resources.declare(entry.config, entry.view)
 
     def layout_of(self, table: str) -> Layout:
-        """The layout of a declared table."""
+        """The layout of a declared table, or of one of its blocks of columns."""
         return self.entry(table).layout
 
     def entry(self, table: str) -> TableEntry:
-        """A declared table.
+        """A declared table, or a block of columns by its name.
 
         Raises:
             UnknownTableError: there is none of this name.
         """
-        entry = self.entries.get(table)
+        entry = self.declared.get(table) or self.entries.get(table)
         if entry is None:
             raise UnknownTableError(
                 f"table {table!r} was not declared; declared are "
-                f"{', '.join(self.entries) or 'none'}",
+                f"{', '.join(self.declared) or 'none'}",
                 table=table,
             )
         return entry
+
+    def parts_of(self, table: str) -> tuple[TableEntry, ...]:
+        """The entries with the rows of a table: itself, or its blocks of columns."""
+        return self.entry(table).parts
 
     def storage(self, table: str) -> Storage:
         """As `StepContainer.storage`."""
@@ -163,7 +214,7 @@ class Tables:
     def open(self, entry: TableEntry) -> Storage:
         """As `storage`, also where a load was cut short."""
         if entry.storage is None:
-            self.layouts.check_tables(list(self.entries))
+            self.layouts.check_tables(list(self.declared))
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
             entry.expect_part(entry.layout.shard_of(self._collective.rank))
@@ -176,7 +227,7 @@ class Tables:
 
         Nothing is made where there are none: the optimizer decides how wide rows will be.
         """
-        if entry.was_probed or entry.storage is not None:
+        if entry.block is not None or entry.was_probed or entry.storage is not None:
             return
         assert entry.choice is not None
         choice = entry.choice
@@ -195,9 +246,10 @@ class Tables:
         Raises:
             InterruptedLoadError, InvalidArgumentError: as `TableEntry.check_whole`.
         """
-        if entry.storage is None and not entry.was_probed:
-            self.probe_existing_rows(entry)
-        entry.check_whole()
+        for part in entry.parts:
+            if part.storage is None and not part.was_probed:
+                self.probe_existing_rows(part)
+            part.check_whole()
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank."""
@@ -212,7 +264,10 @@ class Tables:
         )
         try:
             check_placement(opened, world_size)
-        except InvalidArgumentError:
+            block = self.entry(config.name).block
+            if block is not None:
+                check_divided(block.whole.config, opened)
+        except (InvalidArgumentError, UnsupportedError):
             opened.close()
             raise
         return opened
@@ -221,10 +276,15 @@ class Tables:
 _PART = "part"
 
 
+_ALL = "all partitions"
+
+
 def _part_text(shard: Shard, *, is_replicated: bool) -> str:
     # All rows on one rank of several are no replica: the other ranks have none.
-    if is_replicated or shard.world_size == 1:
-        return "all partitions"
+    if shard.world_size == 1:
+        return _ALL
+    if is_replicated:
+        return f"{_ALL} (one of {shard.world_size} replicas)"
     digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(shard.partitions, "<i8").tobytes())
     return f"rank {shard.rank} of {shard.world_size} (partitions {digest})"
 
@@ -235,6 +295,7 @@ class TableEntry:
     __slots__ = (
         "admission_filter",
         "background",
+        "block",
         "choice",
         "config",
         "embedding",
@@ -245,6 +306,7 @@ class TableEntry:
         "may_refuse",
         "num_not_admitted",
         "part",
+        "parts",
         "storage",
         "view",
         "visits",
@@ -262,12 +324,18 @@ class TableEntry:
         background: Background,
         layout: Layout,
         rank: int,
+        *,
+        block: BlockOf | None = None,
     ) -> None:
         self.config = config
         self.choice = choice
         self.storage = storage
+        self.block = block
+        """Which columns of which table these are; None: all of a table's own."""
+        self.parts: tuple[TableEntry, ...] = (self,)
+        """Entries that have the rows: this, or the blocks of columns of a table that is divided."""
         self.initial_state: npt.NDArray[Any] | None = None
-        self.admission_filter = make_filter(admission_from(config.admission), config)
+        self.forget_admission()
         self.num_not_admitted = 0
         self.kernels: KernelSet | None = None
         """Kernels of the device on which lookups and steps are to leave rows; None: the host."""
@@ -275,8 +343,10 @@ class TableEntry:
         """Whether rows that outlived an earlier process were looked for."""
         self.part: str | None = None
         """Text for `note_part` to write, until the note is known to be there."""
-        self.initializer = kernels.initializer_spec(config)
-        self.view = _native.TableView(config.dtype, self.initializer)
+        self.initializer = kernels.initializer_spec(self._described)
+        """Of the whole table: initial values and rounding are functions of its name and its columns."""
+        own = self.initializer if block is None else kernels.initializer_spec(config)
+        self.view = _native.TableView(config.dtype, own)
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
         expiry = expiry_from(config.expire)
@@ -292,9 +362,28 @@ class TableEntry:
         """The storage, where it writes in the background."""
         self.hold(storage)
 
+    @property
+    def _described(self) -> TableConfig:
+        return self.config if self.block is None else self.block.whole.config
+
+    @property
+    def table_name(self) -> str:
+        """Of the declared table whose rows these are."""
+        return self._described.name
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its columns are divided, and its rows are those of several `parts`."""
+        return len(self.parts) > 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether rows are counted here, not only in another block of columns of theirs."""
+        return self.block is None or self.block.number == 0
+
     def forget_admission(self) -> None:
         """Forgets which ids were seen."""
-        self.admission_filter = make_filter(admission_from(self.config.admission), self.config)
+        self.admission_filter = make_filter(admission_from(self.config.admission), self._described)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
         """Refuses a second declaration that would put the rows elsewhere; None says nothing.
@@ -400,10 +489,12 @@ class TableEntry:
     def _check_part(self) -> None:
         assert self.storage is not None
         found = read_note(self.storage, _PART)
+        if found is not None and self.part == _ALL and found.startswith(_ALL):
+            found = _ALL  # a replica has all rows that a single rank needs
         if found is not None and found != self.part and self.storage.size:
             raise InvalidArgumentError(
                 f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
-                f"{found}, where {self.part} should be; rows of other partitions would be missing. "
+                f"{found}, where {self.part} should be; rows would be missing on some ranks. "
                 "Give each number of ranks, and each plan, a place of its own ({world_size} in the "
                 "storage's options) and bring the rows over by a snapshot: save with the ranks and the "
                 "plan that there were, then load it (sparring train --resume)",
@@ -450,6 +541,45 @@ class TableEntry:
             self.view.detach()
         else:
             self.view.attach(capsule_of(storage), storage.table.state_width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockOf:
+    """Which columns of which table an entry has."""
+
+    whole: TableEntry
+    columns: ColumnBlock
+    number: int
+
+
+class DividedEntry(TableEntry):
+    """A table whose columns are divided: its rows are those of `parts`, and it has no storage."""
+
+    __slots__ = ()
+
+    @property
+    def storage(self) -> Storage | None:
+        """Refuses: its rows are in the storages of its parts.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        name = self.config.name
+        raise UnsupportedError(
+            f"table {name!r} is sharded {self.layout.kind}: the blocks of its columns are in "
+            f"{len(self.parts)} storages, on several ranks, and none has whole rows. Save a snapshot "
+            "(container.save), and read it or load it under another plan; or choose a kind that keeps "
+            "rows whole, as row_wise",
+            table=name,
+        )
+
+    @storage.setter
+    def storage(self, storage: Storage | None) -> None:
+        assert storage is None
+
+    def hold(self, storage: Storage | None) -> None:
+        assert storage is None
+        self.may_refuse, self.written_back = False, None
 
 
 CHANGED_BYTES = 64 << 20

@@ -78,6 +78,8 @@ class Phase(IntEnum):
     """Nothing more."""
     REFRESH = 6
     """Pull rows again that were pulled before and that a step has changed."""
+    BACKWARD = 7
+    """Ask owners that pool for the gradients of weights."""
 
     @property
     def verb(self) -> str:
@@ -88,6 +90,7 @@ class Phase(IntEnum):
             Phase.COMMIT: "is about to write a step",
             Phase.ENDED: "has ended",
             Phase.REFRESH: "refreshes prefetched rows",
+            Phase.BACKWARD: "takes gradients of weights",
         }[self]
 
 
@@ -375,7 +378,7 @@ def raise_on_all(
 
 
 def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
-    is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH)
+    is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH, Phase.BACKWARD)
     if theirs.phase is Phase.ENDED or (theirs.phase is Phase.READ and is_training):
         return given_up(collective, peer, theirs)
     return PeerFailure(

@@ -48,6 +48,7 @@ from sparring.exchange.messages import (
     find_rows,
 )
 from sparring.exchange.options import ExchangeOptions, WireDtype
+from sparring.exchange.pooled import OwnerPooling
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas
 from sparring.exchange.refresh import ChangedKeys, PullRecord, Refreshed, refresh, refresh_own
@@ -108,6 +109,8 @@ class RingExchange(Closable):
         self._find_thread = Threads("sparring-find")
         self._add_thread = Threads("sparring-device")
         self._stagers: dict[str, DeviceStager] = {}
+        self.pooling = OwnerPooling(self.session, self._executor, self._buffers)
+        """Of tables whose owners pool."""
 
     @property
     def trace(self) -> Trace | None:

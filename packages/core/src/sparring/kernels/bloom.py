@@ -7,6 +7,7 @@ cache line. ``native/kernels/blocked_bloom.h`` draws it; ``docs/format/bloom.md`
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from sparring import _native
 from sparring.contracts.results import Keys
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["BloomFilter", "GrowingBloomFilter"]
+__all__ = ["BloomFilter", "GrowingBloomFilter", "growing_filter_bytes"]
 
 _GROWTH = 4
 """Ratio of the planned keys of the next part of a growing filter to those of the last."""
+
+_SAMPLE_KEYS = 4_096
+"""Of a filter whose bytes a key are asked for: enough that rounding is less than 1 %."""
 
 
 class BloomFilter:
@@ -173,6 +177,37 @@ class GrowingBloomFilter:
         return sum(part.memory_bytes for part in self._parts)
 
     def _part(self, planned_keys: int, place: int) -> BloomFilter:
-        # The smallest rate that a part may have; growing 15 times is beyond any memory.
-        rate = max(self.false_positive_rate / 2 ** (place + 1), 1e-6)
+        rate = _rate_of_part(self.false_positive_rate, place)
         return BloomFilter(planned_keys, false_positive_rate=rate, seed=place)
+
+
+def growing_filter_bytes(
+    planned_keys: int, num_keys: int, false_positive_rate: float = 0.01
+) -> int:
+    """Memory of a growing filter that `num_keys` keys were added to one by one.
+
+    Args:
+        planned_keys, false_positive_rate: as of `GrowingBloomFilter`.
+        num_keys: how many were added.
+    """
+    total = 0.0
+    place = 0
+    while True:
+        total += planned_keys * _bytes_per_key(_rate_of_part(false_positive_rate, place))
+        num_keys -= planned_keys
+        if num_keys <= 0:
+            return int(total)
+        planned_keys *= _GROWTH
+        place += 1
+
+
+@cache
+def _bytes_per_key(rate: float) -> float:
+    """Of the keys that a filter is for, whose size is proportional to their number."""
+    return float(BloomFilter(_SAMPLE_KEYS, false_positive_rate=rate).memory_bytes / _SAMPLE_KEYS)
+
+
+def _rate_of_part(rate: float, place: int) -> float:
+    # The smallest rate that a part may have; growing 15 times is beyond any memory.
+    of_part: float = max(rate / 2 ** (place + 1), 1e-6)
+    return of_part

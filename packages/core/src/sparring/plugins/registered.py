@@ -16,6 +16,7 @@ from sparring.contracts.descriptors import (
     Descriptor,
     FrameworkDescriptor,
     KernelsDescriptor,
+    PlannerDescriptor,
     RendezvousDescriptor,
     ShardingKindDescriptor,
     StorageDescriptor,
@@ -32,6 +33,7 @@ KINDS: Mapping[str, type[Descriptor]] = {
     "kernels": KernelsDescriptor,
     "update_methods": UpdateMethodDescriptor,
     "sharding_kinds": ShardingKindDescriptor,
+    "planners": PlannerDescriptor,
     "framework": FrameworkDescriptor,
     "commands": CommandDescriptor,
 }

@@ -22,6 +22,7 @@ from sparring.contracts.descriptors import (
     Descriptor,
     FrameworkDescriptor,
     KernelsDescriptor,
+    PlannerDescriptor,
     RendezvousDescriptor,
     ShardingKindDescriptor,
     StorageDescriptor,
@@ -48,8 +49,9 @@ EXTRAS = {
     "collective": {"torch": "torch"},
     "framework": {"tensorflow": "tensorflow", "torch": "torch"},
     "kernels": {"cuda": "hkv"},
+    "planners": {"auto": "plan"},
     "rendezvous": {"redis": "redis", "torch": "torch"},
-    "storage": {"hkv": "hkv", "redis": "redis", "rocksdb": "rocksdb"},
+    "storage": {"hkv": "hkv", "redis": "redis", "remote": "serve", "rocksdb": "rocksdb"},
 }
 """Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
 
@@ -216,6 +218,10 @@ class PluginManager:
     def sharding_kind(self, name: str) -> ShardingKindDescriptor:
         """The sharding kind of that name; raises as `storage` does."""
         return self.find("sharding_kinds", name, ShardingKindDescriptor)
+
+    def planner(self, name: str = "auto") -> PlannerDescriptor:
+        """The planner of that name; raises as `storage` does."""
+        return self.find("planners", name, PlannerDescriptor)
 
     def framework(self, name: str) -> FrameworkDescriptor:
         """The framework adapter of that name; raises as `storage` does."""

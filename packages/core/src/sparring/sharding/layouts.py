@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
 from sparring.contracts.rendezvous import Rendezvous
@@ -33,7 +34,7 @@ class Layouts:
         self.plan = plan
         self._plugins = plugins
         self._shard_map = rendezvous.shard_map()
-        self._ranks_per_node = rendezvous.membership().local_world_size
+        self._membership = rendezvous.membership()
         owners, world_size = self._shard_map.owners, self._shard_map.world_size
         # One of each, however many tables.
         self._row_wise = Layout(owners, world_size)
@@ -62,12 +63,22 @@ class Layouts:
         if sharding is None:
             return self._replicated if table.is_replicated else self._row_wise
         kind, shards = sharding.kind, self._shard_map
-        request = LayoutRequest(table, sharding.ranks, shards, self._ranks_per_node)
-        layout = self._plugins().sharding_kind(kind).factory(request)
+        descriptor = self._plugins().sharding_kind(kind)
+        if descriptor.needs_nodes and not sharding.ranks:
+            self._check_nodes(table.name, kind)
+        per_node = self._membership.local_world_size
+        request = LayoutRequest(table, sharding.ranks, shards, per_node, sharding.columns)
+        layout = descriptor.factory(request)
         if not isinstance(layout, Layout) or layout.world_size != shards.world_size:
             raise InvalidArgumentError(
                 f"sharding kind {kind!r} must return a Layout of {shards.world_size} ranks "
                 f"for table {table.name!r}, found {layout!r}",
+                table=table.name,
+            )
+        if layout.columns and layout.columns[-1] != table.dim:
+            raise InvalidArgumentError(
+                f"sharding kind {kind!r} must divide the {table.dim} columns of table {table.name!r}, "
+                f"found blocks to {layout.columns[-1]}",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:
@@ -76,7 +87,27 @@ class Layouts:
                 "'replicated', which is data_parallel; leave one of them out",
                 table=table.name,
             )
-        return layout
+        if sharding.transfer == "pooled" and layout.is_replicated:
+            raise InvalidArgumentError(
+                f"sharding plan: table {table.name!r} is {kind}, of which every rank has all rows: there "
+                "is nothing to be pooled elsewhere; leave transfer='pooled' out",
+                table=table.name,
+            )
+        return layout if sharding.transfer == "rows" else replace(layout, transfer="pooled")
+
+    def _check_nodes(self, table: str, kind: str) -> None:
+        """Refuses nodes that do not follow from the number of a rank."""
+        member, world_size = self._membership, self._shard_map.world_size
+        per_node = member.local_world_size
+        if world_size % per_node == 0 and member.rank % per_node == member.local_rank:
+            return
+        raise InvalidArgumentError(
+            f"sharding plan: table {table!r} is {kind}, on a node. Nodes must have equally many ranks, "
+            f"which follow each other; rank {member.rank} of {world_size} is number "
+            f"{member.local_rank} of {per_node} on its node. Name the table's ranks: "
+            f"TableSharding({kind!r}, [0, 1]); or start as many ranks on each node",
+            table=table,
+        )
 
     def check_tables(self, declared: list[str]) -> None:
         """Refuses a plan that names tables which are not declared.

@@ -32,12 +32,33 @@ def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
             api_version=API_VERSION,
             summary="Rows over the ranks of one node, or over those that the plan names.",
             factory=_table_row_wise,
+            needs_nodes=True,
         ),
         ShardingKindDescriptor(
             name="data_parallel",
             api_version=API_VERSION,
             summary="All rows on every rank; for small tables.",
             factory=_data_parallel,
+        ),
+        ShardingKindDescriptor(
+            name="column_wise",
+            api_version=API_VERSION,
+            summary="Each block of columns on one rank.",
+            factory=_column_wise,
+        ),
+        ShardingKindDescriptor(
+            name="table_column_wise",
+            api_version=API_VERSION,
+            summary="Each block of columns on one rank of a node.",
+            factory=_table_column_wise,
+            needs_nodes=True,
+        ),
+        ShardingKindDescriptor(
+            name="grid",
+            api_version=API_VERSION,
+            summary="Each block of columns by rows over the ranks of a node.",
+            factory=_grid,
+            needs_nodes=True,
         ),
     ]
 
@@ -64,3 +85,21 @@ def _data_parallel(request: LayoutRequest) -> Layout:
     from sparring.sharding.kinds import data_parallel
 
     return data_parallel(request)
+
+
+def _column_wise(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import column_wise
+
+    return column_wise(request)
+
+
+def _table_column_wise(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import table_column_wise
+
+    return table_column_wise(request)
+
+
+def _grid(request: LayoutRequest) -> Layout:
+    from sparring.sharding.kinds import grid
+
+    return grid(request)

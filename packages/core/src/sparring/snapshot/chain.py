@@ -2,10 +2,14 @@
 
 A key is in the result once. For that, keys are remembered while a window of partitions is read;
 windows are so small that the keys of one stay within `_WINDOW_KEYS`. `summarize` reads them for people.
+
+Files may be of blocks of columns, and of other blocks in a base than in a delta over it. Then columns are
+read apart, between all places where a block of any file ends, and rows are joined by key in each window.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.results import Keys, Rows, ScanChunk
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
@@ -32,6 +37,9 @@ __all__ = ["TableSummary", "count_rows", "merged_chunks", "summarize"]
 _WINDOW_KEYS = 8_000_000
 """64 MiB of keys, and as much again to sort them."""
 
+_JOIN_BYTES = 256 << 20
+"""Of rows that are joined from blocks of columns, which takes some three times as much memory."""
+
 Partitions = npt.NDArray[np.bool_]
 """``(4096,)``: which are wanted."""
 
@@ -41,6 +49,7 @@ def merged_chunks(
     table: str,
     partitions: Iterable[int] | None = None,
     chunk_rows: int = 65_536,
+    columns: ColumnBlock | None = None,
 ) -> Iterator[ScanChunk]:
     """Streams the rows of a table: of each key the newest over the chain, none that is erased.
 
@@ -53,19 +62,29 @@ def merged_chunks(
         table: its name.
         partitions: those wanted, 0 to 4,095; None: all.
         chunk_rows: the most rows of a chunk.
+        columns: rows are of these alone, as `ColumnBlock.table_of` says; None: whole rows.
 
     Raises:
         UnknownTableError: no such table.
-        InvalidArgumentError: a partition or `chunk_rows` out of range.
+        InvalidArgumentError: a partition, a column or `chunk_rows` out of range.
         SnapshotDamagedError: a file is damaged, named with the offset, or a key is
-            there twice.
+            there twice, or has some of its columns only.
         SnapshotIOError: the file system failed.
     """
     snapshot.check_table(table)
     wanted = _wanted(partitions)
     if chunk_rows < 1:
         raise InvalidArgumentError(f"chunk_rows must be at least 1, found {chunk_rows}")
-    return _cut(_merged(snapshot.chain, table, wanted), chunk_rows)
+    asked = columns or ColumnBlock(0, snapshot.tables[table].dim)
+    if not 0 <= asked.begin < asked.end <= snapshot.tables[table].dim:
+        raise InvalidArgumentError(
+            f"columns of table {table!r} are 0 to {snapshot.tables[table].dim - 1}, found {asked}",
+            table=table,
+        )
+    blocks = _blocks(snapshot.chain, table, asked)
+    if len(blocks) == 1:
+        return _cut(_merged(snapshot.chain, table, wanted, asked), chunk_rows)
+    return _cut(_joined(snapshot, table, wanted, asked, blocks), chunk_rows)
 
 
 def count_rows(snapshot: Snapshot, table: str) -> int:
@@ -77,30 +96,106 @@ def count_rows(snapshot: Snapshot, table: str) -> int:
     """
     snapshot.check_table(table)
     if snapshot.base is None:
-        return sum(entry.num_keys for entry in snapshot.files(table, "rows"))
+        firsts = [each for each in snapshot.files(table, "rows") if not (each.columns or (0, 0))[0]]
+        return sum(entry.num_keys for entry in firsts)
     return sum(map(len, merged_chunks(snapshot, table)))
 
 
-def _merged(chain: Sequence[Snapshot], table: str, wanted: Partitions) -> Iterator[ScanChunk]:
-    total = sum(
+def _blocks(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[ColumnBlock]:
+    """The columns asked for, cut wherever a block of some file begins or ends."""
+    ends = {
+        end
+        for snapshot in chain
+        for entry in snapshot.files(table)
+        for end in entry.columns or ()
+        if asked.begin < end < asked.end
+    }
+    cuts = sorted({asked.begin, *ends, asked.end})
+    return [ColumnBlock(begin, end) for begin, end in itertools.pairwise(cuts)]
+
+
+def _joined(
+    snapshot: Snapshot,
+    table: str,
+    wanted: Partitions,
+    asked: ColumnBlock,
+    blocks: Sequence[ColumnBlock],
+) -> Iterator[ScanChunk]:
+    """Rows of the columns asked for, each put together from blocks, by ascending keys in each window."""
+    own = asked.table_of(snapshot.tables[table].config)
+    total = _num_keys(snapshot.chain, table, wanted, blocks[0])
+    for window in _windows(wanted, total, max(1, _JOIN_BYTES // own.row_bytes)):
+        keys: Keys = np.empty(0, np.int64)
+        rows, scores = np.empty((0, own.width), own.numpy_dtype), np.empty(0, np.uint64)
+        for number, block in enumerate(blocks):
+            parts = [
+                (each.keys.copy(), each.rows.copy(), each.scores.copy())
+                for each in _merged(snapshot.chain, table, window, block)
+            ]
+            if not parts and not len(keys) and not number:
+                continue
+            found = [np.concatenate(each) for each in zip(*parts, strict=True)] if parts else []
+            order = np.argsort(found[0]) if found else np.empty(0, np.int64)
+            if number == 0:
+                keys, scores = found[0][order], found[2][order]
+                rows = np.zeros((len(keys), own.width), own.numpy_dtype)
+            _check_same_keys(snapshot, table, keys, found[0][order] if found else order, block)
+            if found:
+                place = ColumnBlock(block.begin - asked.begin, block.end - asked.begin)
+                place.put(own, rows, np.ascontiguousarray(found[1][order]))
+                scores = np.maximum(scores, found[2][order])
+        if len(keys):
+            yield ScanChunk(keys, rows, scores)
+
+
+def _check_same_keys(
+    snapshot: Snapshot, table: str, keys: Keys, found: Keys, block: ColumnBlock
+) -> None:
+    if np.array_equal(keys, found):
+        return
+    alone = np.setxor1d(keys, found)
+    raise damaged(
+        snapshot.url,
+        f"table {table!r}",
+        0,
+        f"{len(alone)} keys, {int(alone[0])} among them, have some columns only: columns "
+        f"{block.begin} to {block.end - 1} are of other keys than those before",
+    )
+
+
+def _num_keys(chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock) -> int:
+    return sum(
         entry.num_keys
         for snapshot in chain
         for entry in snapshot.files(table)
-        if _overlaps(entry, wanted)
+        if _overlaps(entry, wanted) and _covers(entry, block)
     )
+
+
+def _windows(wanted: Partitions, num_keys: int, most_keys: int) -> Iterator[Partitions]:
+    """The wanted partitions in parts of about `most_keys` at most."""
     num_windows = 1
-    while total > num_windows * _WINDOW_KEYS and num_windows < NUM_PARTITIONS:
+    while num_keys > num_windows * most_keys and num_windows < NUM_PARTITIONS:
         num_windows *= 2
     size = NUM_PARTITIONS // num_windows
     for begin in range(0, NUM_PARTITIONS, size):
         window = np.zeros(NUM_PARTITIONS, np.bool_)
         window[begin : begin + size] = wanted[begin : begin + size]
         if window.any():
-            yield from _merged_window(chain, table, window)
+            yield window
+
+
+def _merged(
+    chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock
+) -> Iterator[ScanChunk]:
+    """Rows of columns that no file divides."""
+    total = _num_keys(chain, table, wanted, block)
+    for window in _windows(wanted, total, _WINDOW_KEYS):
+        yield from _merged_window(chain, table, window, block)
 
 
 def _merged_window(
-    chain: Sequence[Snapshot], table: str, window: Partitions
+    chain: Sequence[Snapshot], table: str, window: Partitions, block: ColumnBlock
 ) -> Iterator[ScanChunk]:
     newer: Keys = np.empty(0, np.int64)
     for place, snapshot in enumerate(chain):
@@ -108,7 +203,7 @@ def _merged_window(
             continue
         is_oldest = place == len(chain) - 1
         found: list[Keys] = []
-        parts = _parts(snapshot, table, "rows", window)
+        parts = _parts(snapshot, table, "rows", window, block)
         for part in read_ahead(parts) if _is_worth_a_thread(snapshot, table) else parts:
             # A copy: a view would keep the rows in memory too.
             found.append(part.keys.copy())
@@ -120,19 +215,33 @@ def _merged_window(
         keys = _sorted_unique(found, snapshot, table)
         if is_oldest:
             return
-        erased = [part.keys.copy() for part in _parts(snapshot, table, "erased", window)]
+        gone = _parts(snapshot, table, "erased", window, block)
+        erased = [part.keys.copy() for part in gone]
         newer = np.unique(np.concatenate([newer, keys, *erased]))
 
 
 def _parts(
-    snapshot: Snapshot, table: str, kind: str, window: Partitions
+    snapshot: Snapshot, table: str, kind: str, window: Partitions, block: ColumnBlock
 ) -> Generator[ScanChunk, None, None]:
-    """Rows or erased keys of these partitions, from the files of a kind."""
+    """Rows or erased keys of these partitions and columns, from the files of a kind."""
+    config = snapshot.own_tables[table].config
     for entry in snapshot.files(table, kind):
-        if _overlaps(entry, window):
+        if _overlaps(entry, window) and _covers(entry, block):
+            own = entry.block or ColumnBlock(0, config.dim)
+            of_file = own.table_of(config) if entry.block is not None else config
+            place = ColumnBlock(block.begin - own.begin, block.end - own.begin)
             for chunk in snapshot.segments(entry, window):
-                yield _within(chunk, window, entry)
+                part = _within(chunk, window, entry)
                 del chunk
+                if own != block and kind == "rows":
+                    rows = place.cut(of_file, np.ascontiguousarray(part.rows))
+                    part = ScanChunk(part.keys, rows, part.scores)
+                yield part
+                del part
+
+
+def _covers(entry: FileEntry, block: ColumnBlock) -> bool:
+    return entry.block is None or entry.block.contains(block)
 
 
 def _is_worth_a_thread(snapshot: Snapshot, table: str) -> bool:

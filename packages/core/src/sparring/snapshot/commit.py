@@ -219,8 +219,13 @@ class Attempt:
 
     def _merged(self, parts: list[Part]) -> Manifest:
         tables: dict[str, TableEntry] = {}
+        scored = {table.name for part in parts for table in part.tables if table.has_scores}
         for part in parts:
+            having_rows = {file.table for file in part.files if file.kind == "rows"}
             for table in part.tables:
+                if table.name in scored and table.name not in having_rows:
+                    # A rank that keeps no row of it has opened no storage, which would have told.
+                    table = table.model_copy(update={"has_scores": True})  # noqa: PLW2901
                 known = tables.setdefault(table.name, table)
                 if known != table:
                     raise SnapshotError(

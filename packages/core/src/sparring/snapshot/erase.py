@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.results import Keys, ScanChunk, check_keys
 from sparring.errors import SnapshotError
 from sparring.kernels.functions import partition
@@ -140,14 +141,17 @@ def _without(
     state_without: StateWithout,
     result: ErasedSnapshots,
 ) -> Snapshot:
-    def kept(name: str, kind: str) -> Iterator[ScanChunk]:
+    def kept(name: str, kind: str, columns: ColumnBlock | None) -> Iterator[ScanChunk]:
         for entry in old.files(name, kind):
+            if entry.block != columns:
+                continue
+            is_counted = kind == "rows" and (columns is None or columns.begin == 0)
             for chunk in old.segments(entry):
                 if name != table:
                     yield chunk
                     continue
                 is_kept = ~np.isin(chunk.keys, keys)
-                result.num_rows += int(np.count_nonzero(~is_kept)) if kind == "rows" else 0
+                result.num_rows += int(np.count_nonzero(~is_kept)) if is_counted else 0
                 yield ScanChunk(
                     chunk.keys[is_kept],
                     chunk.rows[is_kept],
@@ -156,8 +160,9 @@ def _without(
 
     def write_tables(writer: SnapshotWriter) -> None:
         for name, described in old.own_tables.items():
-            erased = (chunk.keys for chunk in kept(name, "erased"))
-            writer.write_table(described, kept(name, "rows"), erased)
+            for columns in dict.fromkeys(entry.block for entry in old.files(name)) or [None]:
+                erased = (chunk.keys for chunk in kept(name, "erased", columns))
+                writer.write_table(described, kept(name, "rows", columns), erased, columns)
 
     def state_of(name: str, rank: int) -> SnapshotState:
         state = old.state(name, rank)

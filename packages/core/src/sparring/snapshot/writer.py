@@ -14,13 +14,14 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.results import Keys, ScanChunk, check_keys, check_rows, check_scores
 from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
@@ -57,6 +58,22 @@ _MOST_SEALING = 32
 _AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _TableFile:
+    """Kind, table and columns of a file of rows or erased keys."""
+
+    kind: Literal["rows", "erased"]
+    table: str
+    columns: ColumnBlock | None
+
+    @property
+    def stem(self) -> str:
+        """Begin of its name."""
+        if self.columns is None:
+            return f"{self.kind}.{self.table}"
+        return f"{self.kind}.{self.table}.columns-{self.columns.begin}-{self.columns.end}"
 
 
 class SnapshotWriter:
@@ -102,6 +119,7 @@ class SnapshotWriter:
         self._options = options or SnapshotOptions()
         self._base = base_entry(self._place.url, base)
         self._tables: dict[str, TableEntry] = {}
+        self._written: set[tuple[str, ColumnBlock | None]] = set()
         self._entries: list[FileEntry] = []
         self._names: set[str] = set()
         self._files: list[str] = []
@@ -123,15 +141,21 @@ class SnapshotWriter:
         self._row_thread = Threads("sparring-snapshot-rows")
 
     def write_table(
-        self, table: TableDescription, chunks: Iterable[ScanChunk], erased: Iterable[Keys] = ()
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        erased: Iterable[Keys] = (),
+        columns: ColumnBlock | None = None,
     ) -> None:
-        """Writes this rank's rows of a table, in bounded memory.
+        """Writes this rank's rows of a table, in bounded memory; or, called for each of some blocks of
+        columns, the rows of these.
 
         Args:
-            table: the same on all ranks.
+            table: the same on all ranks, and for all its blocks.
             chunks: rows of unique keys, in any order; their arrays may be used again by the
                 iterator. Scores are read where `table.has_scores`.
             erased: of a delta: keys that had rows in the base and have none now.
+            columns: that rows of `chunks` have; None: all.
 
         Raises:
             InvalidArgumentError: the table was written already, chunks do not fit it, or a full
@@ -139,12 +163,20 @@ class SnapshotWriter:
             SnapshotError: another rank failed, with its cause.
             SnapshotIOError: the file system failed.
         """
-        self._check_unwritten(table)
-        self._tables[table.name] = TableEntry.of(table)
-        self._write_rows(table, chunks, self._options)
-        self._write_erased(table, erased)
+        self._check_unwritten(table, columns)
+        self._written.add((table.name, columns))
+        known = self._tables.get(table.name)
+        if known is None or table.has_scores:  # a block without a storage does not know of scores
+            self._tables[table.name] = TableEntry.of(table)
+        self._write_rows(table, chunks, self._options, columns)
+        self._write_erased(table, erased, columns)
 
-    def write_ahead(self, table: TableDescription, chunks: Iterable[ScanChunk]) -> None:
+    def write_ahead(
+        self,
+        table: TableDescription,
+        chunks: Iterable[ScanChunk],
+        columns: ColumnBlock | None = None,
+    ) -> None:
         """Writes some rows of a table before its turn, into files of their own: of all partitions,
         each segment of one range.
 
@@ -154,17 +186,18 @@ class SnapshotWriter:
         Args:
             table: the same on all ranks.
             chunks: as for `write_table`.
+            columns: as for `write_table`.
 
         Raises:
             InvalidArgumentError: the table was written already, or chunks do not fit it.
             SnapshotError: another rank failed, with its cause.
             SnapshotIOError: the file system failed.
         """
-        self._check_unwritten(table)
+        self._check_unwritten(table, columns)
         options = replace(
             self._options, buffer_bytes=_AHEAD_BUFFER_BYTES, small_bytes=_AHEAD_SMALL_BYTES
         )
-        self._write_rows(table, chunks, options, is_ahead=True)
+        self._write_rows(table, chunks, options, columns, is_ahead=True)
 
     def start_threads(self) -> None:
         """Starts the threads that write and seal: none may be while the interpreter ends. Without it
@@ -181,9 +214,16 @@ class SnapshotWriter:
         """
         self._attempt.check_now_and_then()
 
-    def _check_unwritten(self, table: TableDescription) -> None:
+    def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
         self._check_state("writing")
-        if table.name in self._tables:
+        if (
+            any(name == table.name and None in {columns, other} for name, other in self._written)
+            or (
+                table.name,
+                columns,
+            )
+            in self._written
+        ):
             raise InvalidArgumentError(
                 f"snapshot {self.url}: table {table.name!r} was written already; write each once",
                 table=table.name,
@@ -194,12 +234,14 @@ class SnapshotWriter:
         table: TableDescription,
         chunks: Iterable[ScanChunk],
         options: SnapshotOptions,
+        columns: ColumnBlock | None,
         *,
         is_ahead: bool = False,
     ) -> None:
-        config = table.config
+        config = table.config if columns is None else columns.table_of(table.config)
         layout = RowLayout(config.width, config.numpy_dtype, table.has_scores)
-        router = self._router("rows", table.name, layout, options, is_ahead=is_ahead)
+        file = _TableFile("rows", table.name, columns)
+        router = self._router(file, layout, options, is_ahead=is_ahead)
         try:
             for chunk in chunks:
                 self.check_others()
@@ -386,10 +428,11 @@ class SnapshotWriter:
                 "call finish once, after all tables and state, and then commit on rank 0"
             )
 
-    def _write_erased(self, table: TableDescription, erased: Iterable[Keys]) -> None:
-        router = self._router(
-            "erased", table.name, RowLayout(0, np.dtype(np.uint8), False), self._options
-        )
+    def _write_erased(
+        self, table: TableDescription, erased: Iterable[Keys], columns: ColumnBlock | None
+    ) -> None:
+        layout = RowLayout(0, np.dtype(np.uint8), False)
+        router = self._router(_TableFile("erased", table.name, columns), layout, self._options)
         try:
             for given in erased:
                 keys = check_keys(given, table.name, unique=False)
@@ -406,8 +449,7 @@ class SnapshotWriter:
 
     def _router(
         self,
-        kind: str,
-        table: str,
+        file: _TableFile,
         layout: RowLayout,
         options: SnapshotOptions,
         *,
@@ -416,14 +458,14 @@ class SnapshotWriter:
         return RowRouter(
             layout,
             options,
-            create=partial(self._create, kind, table),
-            seal=partial(self._seal, kind, table),
+            create=partial(self._create, file),
+            seal=partial(self._seal, file),
             writer=self._row_thread,
             is_shared=is_ahead,
         )
 
-    def _create(self, kind: str, table: str, partitions: tuple[int, int]) -> DataFile:
-        stem = f"{kind}.{table}.{partitions[0]:04d}-{partitions[1]:04d}.{self.rank:05d}"
+    def _create(self, of: _TableFile, partitions: tuple[int, int]) -> DataFile:
+        stem = f"{of.stem}.{partitions[0]:04d}-{partitions[1]:04d}.{self.rank:05d}"
         number = 0
         while self._folder.stored_name(f"{stem}.{number}.safetensors") in self._names:
             number += 1
@@ -441,16 +483,17 @@ class SnapshotWriter:
         self._files.append(name)
         return stored
 
-    def _seal(self, kind: Any, table: str, file: DataFile, is_alone: bool) -> None:
+    def _seal(self, of: _TableFile, file: DataFile, is_alone: bool) -> None:
         self._collect(_MOST_SEALING)
 
         def entry(hashes: FileHashes) -> FileEntry:
             return FileEntry(
                 name=file.name,
-                kind=kind,
+                kind=of.kind,
                 rank=self.rank,
-                table=table,
+                table=of.table,
                 partitions=file.partitions,
+                columns=None if of.columns is None else (of.columns.begin, of.columns.end),
                 num_keys=file.num_keys,
                 size_bytes=hashes.size_bytes,
                 hash=hashes.whole,

@@ -36,7 +36,7 @@ from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.errors import CapacityError
 
-__all__ = ["MemoryOptions", "MemoryStorage"]
+__all__ = ["MemoryOptions", "MemoryStorage", "estimate_memory_bytes"]
 
 _MAX_SCORE = int(np.iinfo(np.uint64).max)
 
@@ -84,10 +84,7 @@ class MemoryStorage(Storage):
     @property
     def memory_bytes(self) -> int:
         self._check_open()
-        # As Python reports each part, with every score an object of its own.
-        row_bytes = sys.getsizeof(bytes(self.table.row_bytes))
-        entry_bytes = sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)
-        return sys.getsizeof(self._entries) + len(self._entries) * entry_bytes
+        return sys.getsizeof(self._entries) + len(self._entries) * _entry_bytes(self.table)
 
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
@@ -237,3 +234,24 @@ def _capabilities(options: MemoryOptions) -> Capabilities:
         scores=score_owner,
         eviction_scope="table",
     )
+
+
+def estimate_memory_bytes(
+    table: TableConfig, options: MemoryOptions, rows: int
+) -> Mapping[str, int]:
+    """Host memory of a storage of so many rows."""
+    rows = min(rows, rows if options.capacity is None else options.capacity)
+    # A dict of CPython: 24 bytes for each of the entries that two thirds of its slots may have, and
+    # for each slot the number of an entry.
+    slots = 8
+    while slots * 2 // 3 < rows:
+        slots *= 2
+    number_bytes = next(size for size in (1, 2, 4, 8) if slots <= 1 << (8 * size - 1))
+    dict_bytes = sys.getsizeof({}) + slots * number_bytes + slots * 2 // 3 * 24
+    return {"host": dict_bytes + rows * _entry_bytes(table)}
+
+
+def _entry_bytes(table: TableConfig) -> int:
+    """As Python reports each part, with every score an object of its own."""
+    row_bytes = sys.getsizeof(bytes(table.row_bytes))
+    return sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)

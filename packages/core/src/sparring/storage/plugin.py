@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparring.contracts.descriptors import API_VERSION, StorageDescriptor
@@ -27,6 +27,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             summary="Rows in plain Python and NumPy: slow, and obviously correct.",
             options=MemoryOptions,
             factory=_open_memory,
+            estimate_bytes=_estimate_memory,
         ),
         StorageDescriptor(
             name="tiered",
@@ -36,6 +37,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             factory=_open_tiered,
             inner=inner_storages,
             check=tier_problems,
+            estimate_bytes=_estimate_tiered,
         ),
     ]
 
@@ -44,6 +46,20 @@ def _open_memory(table: TableConfig, options: Any) -> Storage:
     from sparring.storage.memory import MemoryStorage
 
     return MemoryStorage(table, options)
+
+
+def _estimate_memory(table: TableConfig, options: Any, rows: int) -> Mapping[str, int]:
+    from sparring.storage.memory import estimate_memory_bytes
+
+    return estimate_memory_bytes(table, options, rows)
+
+
+def _estimate_tiered(
+    table: TableConfig, options: Any, rows: int, manager: PluginManager
+) -> Mapping[str, int]:
+    from sparring.storage.tiered.estimate import estimate_tiered_bytes
+
+    return estimate_tiered_bytes(table, options, rows, manager)
 
 
 def _open_tiered(

@@ -73,6 +73,7 @@ class Sgd(NativeMethod):
     """
 
     name = "sgd"
+    couples_columns = False
     hyperparameters = SgdHyper
     summary = "Stochastic gradient descent; no state."
 
@@ -87,6 +88,7 @@ class Momentum(NativeMethod):
     """
 
     name = "momentum"
+    couples_columns = False
     hyperparameters = MomentumHyper
     summary = "Gradient descent with (Nesterov) momentum."
 
@@ -100,6 +102,7 @@ class Adagrad(NativeMethod):
     """
 
     name = "adagrad"
+    couples_columns = False
     hyperparameters = AdagradHyper
     summary = "Adagrad with one accumulator for each element."
 
@@ -126,6 +129,7 @@ class Adam(NativeMethod):
     """
 
     name = "adam"
+    couples_columns = False
     hyperparameters = AdamHyper
     summary = "Lazy Adam."
 
@@ -138,6 +142,7 @@ class AdamW(NativeMethod):
     """
 
     name = "adamw"
+    couples_columns = False
     hyperparameters = AdamHyper
     summary = "Lazy Adam with decoupled weight decay."
 
@@ -177,6 +182,7 @@ class Rmsprop(NativeMethod):
     """
 
     name = "rmsprop"
+    couples_columns = False
     hyperparameters = RmspropHyper
     summary = "RMSprop."
 
@@ -189,6 +195,7 @@ class Lion(NativeMethod):
     """
 
     name = "lion"
+    couples_columns = False
     hyperparameters = LionHyper
     summary = "Lion: the sign of a momentum."
 
@@ -204,6 +211,7 @@ class Ftrl(NativeMethod):
     """
 
     name = "ftrl"
+    couples_columns = False
     hyperparameters = FtrlHyper
     summary = "FTRL-Proximal with l1 and l2."
 
@@ -250,7 +258,7 @@ class _KerasMethod(NativeMethod):
     """
 
     def __init__(self, name: str, hyperparameters: type[HyperParameters]) -> None:
-        self.name, self.hyperparameters = name, hyperparameters
+        self.name, self.hyperparameters, self.couples_columns = name, hyperparameters, False
         self.summary = f"{name.removeprefix('keras_')} as Keras computes it."
 
 

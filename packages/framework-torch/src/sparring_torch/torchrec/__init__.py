@@ -31,9 +31,22 @@ from sparring_torch.torchrec.model_parallel import (
     TrainPipelineSparseDist,
 )
 from sparring_torch.torchrec.names import WORDS as _WORDS
+from sparring_torch.torchrec.planner import (
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    Topology,
+)
 from sparring_torch.torchrec.position_weights import (
     PositionWeightedModule,
     PositionWeightedModuleCollection,
+)
+from sparring_torch.torchrec.sharding_plan import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+    get_default_sharders,
 )
 
 __all__ = [
@@ -47,25 +60,40 @@ __all__ = [
     "DataType",
     "DistributedModelParallel",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionSharder",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
+    "EmbeddingCollectionSharder",
     "EmbeddingConfig",
+    "EmbeddingShardingPlanner",
     "ExchangeOptions",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedOptimizerWrapper",
     "KeyedTensor",
+    "ParameterConstraints",
+    "ParameterSharding",
     "PoolingType",
     "PositionWeightedModule",
     "PositionWeightedModuleCollection",
     "RowWiseAdagrad",
+    "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
+    "ShardingPlan",
+    "ShardingType",
     "SimpleDeepFMNN",
     "SparseArch",
+    "Topology",
     "TrainPipelineSparseDist",
     "apply_optimizer_in_backward",
+    "get_default_sharders",
     "in_backward_optimizer_filter",
 ]
 
+ShardedEmbeddingBagCollection = EmbeddingBagCollection
+"""The same class: `DistributedModelParallel` shards the tables of a collection and keeps the module."""
+ShardedEmbeddingCollection = EmbeddingCollection
+"""As `ShardedEmbeddingBagCollection`."""
 SGD = _torch.optim.SGD
 Adagrad = _torch.optim.Adagrad
 Adam = _torch.optim.Adam

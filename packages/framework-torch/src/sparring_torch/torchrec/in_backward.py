@@ -124,8 +124,10 @@ def apply_optimizer_in_backward(
                 "call apply_optimizer_in_backward once for each module"
             )
     in_backward = _InBackward(modules, optimizer_class, optimizer_kwargs)
+    named = getattr(optimizer_class, "name", None) or getattr(optimizer_class, "__name__", None)
     for module in modules:
         _OF_MODULES[module] = in_backward
+        module.agent.known_method = optimizer_class if isinstance(optimizer_class, str) else named
         module.register_forward_pre_hook(_prepare)
         module.register_forward_hook(_watch_output)
 

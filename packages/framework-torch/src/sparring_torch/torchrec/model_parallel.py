@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.contracts import ShardingPlan, TableSharding
+from sparring.adapter import PlanLike
+from sparring.contracts import ShardingPlan
 from sparring.errors import InvalidArgumentError
 from sparring_torch import distributed_model_parallel
 from sparring_torch.combined_optimizer import CombinedOptimizer
@@ -16,6 +17,7 @@ from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.table_module import agents_of
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
 from sparring_torch.torchrec.names import WORDS
+from sparring_torch.torchrec.sharding_plan import check_sharders
 from sparring_torch.train_pipeline import In, Out, TrainPipeline
 
 __all__ = ["DistributedModelParallel", "TrainPipelineSparseDist"]
@@ -28,14 +30,14 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         module: the model.
         env: None; the job is found by itself.
         device: where ordinary parameters go. Tables stay where their collection said.
-        plan: table → its sharding, as for `sparring_torch.DistributedModelParallel`; None: rows are
-            spread over ranks by their ids.
-        sharders: None.
+        plan: of `EmbeddingShardingPlanner`, or table → its sharding, or ``auto``, as for
+            `sparring_torch.DistributedModelParallel`; None: rows are spread over ranks by their ids.
+        sharders: those of `get_default_sharders`, or None; tables are sharded either way.
         **settings: those of `sparring_torch.DistributedModelParallel`, as ``exchange``.
 
     Raises:
-        InvalidArgumentError: `env`, `sharders` or a plan of TorchRec; ordinary parameters on the meta
-            device.
+        InvalidArgumentError: `env`; sharders or a plan of TorchRec's own classes; ordinary parameters
+            on the meta device.
     """
 
     def __init__(
@@ -43,12 +45,13 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         module: nn.Module,
         env: None = None,
         device: torch.device | str | None = None,
-        plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
+        plan: PlanLike = None,
         sharders: Sequence[Any] | None = None,
         **settings: Any,
     ) -> None:
-        is_foreign = plan is not None and not isinstance(plan, (ShardingPlan, Mapping))
-        for name, given in (("env", env), ("plan", is_foreign), ("sharders", sharders)):
+        is_foreign = plan is not None and not isinstance(plan, (ShardingPlan, Mapping, str))
+        check_sharders(module, sharders)
+        for name, given in (("env", env), ("plan", is_foreign)):
             if given:
                 raise InvalidArgumentError(f"DistributedModelParallel: {name}: {WORDS[name]}")
         empty = [name for name, each in dense_parameters(module) if each.is_meta]

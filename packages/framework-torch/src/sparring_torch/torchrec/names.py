@@ -4,10 +4,9 @@ from __future__ import annotations
 
 __all__ = ["WORDS"]
 
-_PLANNING = (
-    "leave it out: a row is on the rank that its id is hashed to, and "
-    "EmbeddingBagConfig(placement='replicated') keeps a small table on every rank; or write "
-    "DistributedModelParallel(plan={'user': 'table_wise'}), by hand or from `sparring plan make`"
+_PLAN = (
+    "make it by EmbeddingShardingPlanner of sparring_torch.torchrec; or write "
+    "DistributedModelParallel(plan='auto'), or {'user': 'table_wise'} by hand or from `sparring plan`"
 )
 _SHARDER = (
     "leave sharders out: the optimizer of fused_params is given to apply_optimizer_in_backward, and "
@@ -45,28 +44,10 @@ _METHOD = (
 
 WORDS = {
     "env": "leave it out: the job is found by torch.distributed or the launcher",
-    "plan": _PLANNING,
+    "plan": _PLAN,
     "sharders": _SHARDER,
-    **dict.fromkeys(
-        (
-            "EmbeddingShardingPlanner",
-            "HeteroEmbeddingShardingPlanner",
-            "ParameterConstraints",
-            "ShardingPlan",
-            "ShardingType",
-            "Topology",
-        ),
-        _PLANNING,
-    ),
-    **dict.fromkeys(
-        (
-            "EmbeddingBagCollectionSharder",
-            "EmbeddingCollectionSharder",
-            "ModuleSharder",
-            "get_default_sharders",
-        ),
-        _SHARDER,
-    ),
+    "HeteroEmbeddingShardingPlanner": "write EmbeddingShardingPlanner",
+    "ModuleSharder": _SHARDER,
     **dict.fromkeys(("CommType", "QCommsConfig", "get_qcomm_codecs_registry"), _WIRE),
     **dict.fromkeys(
         (

@@ -6,16 +6,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparring_plan.planning.costs import Floats, Ints, Options
+from sparring_plan.planning.placement import Placement
 
-__all__ = ["SAFETY", "Bound", "Rows", "aggregate_bound", "as_model", "highs", "linear_bound"]
+__all__ = [
+    "SAFETY",
+    "Bound",
+    "Rows",
+    "aggregate_bound",
+    "as_model",
+    "goal_choice",
+    "highs",
+    "linear_bound",
+    "threshold_bound",
+]
 
 _ROUNDS = 500
 _STRENGTHEN = 0.2
 """Shards of this share of the bound or more have constraints of their own."""
 SAFETY = 1e-6
 """Solvers keep constraints to a tolerance; the bound gives as much away."""
+_NEAREST = 0.003
+_MOST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +69,33 @@ def aggregate_bound(options: Options) -> Bound:
     """
     load = options.total() / options.num_ranks
     memory = options.total_memory() / (options.num_ranks * options.capacity)
+    fixed = options.fixed + options.average_held()
+    room = 1 - options.average_held_memory() / options.capacity
     num_resources, num_memories = load.shape[1], memory.shape[1]
     prices = np.full(num_resources, 1 / num_resources)
     memory_prices = np.zeros(num_memories)
     chosen = np.zeros(len(options))
     best, best_prices, best_memory = 0.0, prices, memory_prices
     choice = _cheapest(options, load.sum(axis=1))
-    scale = max(float((load[choice].sum(axis=0) + options.fixed).max()), 1e-12)
+    scale = max(float((load[choice].sum(axis=0) + fixed).max()), 1e-12)
     for round_ in range(_ROUNDS):
         cost = load @ prices + scale * (memory @ memory_prices)
         choice = _cheapest(options, cost)
-        value = cost[choice].sum() + options.fixed @ prices - scale * memory_prices.sum()
+        value = cost[choice].sum() + fixed @ prices - scale * (room @ memory_prices)
         if value > best:
             best, best_prices, best_memory = float(value), prices, memory_prices
         if round_ >= _ROUNDS // 2:
             chosen[choice] += 1
-        used = load[choice].sum(axis=0) + options.fixed
+        used = load[choice].sum(axis=0) + fixed
         step = 2 / np.sqrt(round_ + 1)
         weights = np.log(np.maximum(prices, 1e-12)) + step * used / max(used.max(), 1e-12)
         weights = np.exp(weights - weights.max())
         prices = weights / weights.sum()
-        excess = np.clip(memory[choice].sum(axis=0) - 1, -1, 1)
+        excess = np.clip(memory[choice].sum(axis=0) - room, -1, 1)
         memory_prices = np.maximum(0, memory_prices + 0.2 * step * excess)
     alone = (options.base + options.shard + options.fixed).max(axis=1)
     smallest = np.minimum.reduceat(alone, options.start[:-1])
-    seconds = max(best * (1 - SAFETY), float(smallest.max()) * (1 - SAFETY))
+    seconds = max(best, float(smallest.max()), Placement(options).seconds) * (1 - SAFETY)
     return Bound(
         seconds,
         _cheapest(options, -chosen),
@@ -105,45 +121,153 @@ def linear_bound(options: Options, before: Bound) -> Bound | None:
     module = highs()
     if module is None:
         return None
-    scale = max(before.seconds, 1e-12)
-    load = options.total() / options.num_ranks / scale
-    memory = options.total_memory() / (options.num_ranks * options.capacity)
-    base, shard = options.base / scale, options.shard / scale
-    fixed = options.fixed / scale
-    count, resources = load.shape
-    tables = len(options.table_names)
-    # Columns: the options, then T, then the sums of `base` for each resource.
-    step, sums = count, count + 1 + np.arange(resources)
-    rows = Rows()
-    each = np.arange(count)
-    rows.add_many(options.table, each, np.ones(count), np.ones(tables), np.ones(tables))
-    for resource in range(resources):
-        rows.add([*each, step], [*load[:, resource], -1], -np.inf, -fixed[resource])
-        rows.add([*each, sums[resource]], [*base[:, resource], -1], 0, 0)
-    for kind in range(memory.shape[1]):
-        rows.add(each, memory[:, kind], -np.inf, 1)
-    large = np.maximum.reduceat(shard, options.start[:-1], axis=0) >= _STRENGTHEN
-    for table, resource in zip(*np.nonzero(large), strict=True):
-        of = np.asarray(options.of(table))
-        rows.add(
-            [*of, step, sums[resource]], [*shard[of, resource], -1, 1], -np.inf, -fixed[resource]
-        )
-    columns = count + 1 + resources
-    cost = np.zeros(columns)
-    cost[step] = 1
-    upper = np.full(columns, np.inf)
-    upper[:count] = 1
-    solver = module.Highs()
-    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-        solver.setOptionValue(name, value)
-    solver.passModel(as_model(module, rows, cost, np.zeros(columns), upper))
-    solver.run()
-    if solver.getModelStatus() != module.HighsModelStatus.kOptimal:
+    solved = _Relaxation(options, before.seconds).solve(module)
+    if solved is None or not np.isfinite(solved.seconds):
         return None
-    values = np.asarray(solver.getSolution().col_value)
-    choice = _cheapest(options, -np.round(values[:count], 9))
-    seconds = max(solver.getObjectiveValue() * scale * (1 - SAFETY), before.seconds)
+    choice = _cheapest(options, -np.round(solved.values[: len(options)], 9))
+    seconds = max(solved.seconds * (1 - SAFETY), before.seconds)
     return Bound(seconds, choice, before.prices, before.memory_prices, "highs")
+
+
+def threshold_bound(options: Options, lower: float, upper: float) -> float:
+    """A bound between `lower`, which is one, and `upper`, which a plan has, by halving.
+
+    No plan with a step of at most T has an option that takes longer alone, and of shards that take more
+    than half of T or of a memory it has one on a rank, of those that take more than a third two, and so
+    on. Where the relaxation with these constraints has no step of at most T, no plan has.
+    """
+    module = highs()
+    if module is None:
+        return lower
+    alone = (options.base + options.shard + options.fixed).max(axis=1)
+    low, high = lower, upper
+    while high - low > _NEAREST * low:
+        middle = (low + high) / 2
+        kept = alone <= middle * (1 + SAFETY)
+        if np.logical_or.reduceat(kept, options.start[:-1]).all():
+            solved = _Relaxation(options, middle, kept=kept).solve(module)
+            # None: HiGHS found no solution, or gave up, which proves nothing.
+            if solved is None or solved.seconds * (1 - SAFETY) <= middle:
+                high = middle
+                continue
+        low = middle
+    return low
+
+
+def goal_choice(options: Options, goal: float, room: float) -> Ints | None:
+    """Of each table an option, such that a step of about `goal` with a share `room` of the memory may do.
+
+    None where there is no such choice, or no highspy.
+    """
+    module = highs()
+    alone = (options.base + options.shard + options.fixed).max(axis=1)
+    kept = alone <= goal
+    if module is None or not np.logical_or.reduceat(kept, options.start[:-1]).all():
+        return None
+    solved = _Relaxation(options, goal, kept=kept, room=room).solve(module)
+    if solved is None or not np.isfinite(solved.seconds):
+        return None
+    return _cheapest(options, -np.round(solved.values[: len(options)], 9))
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    seconds: float
+    values: Floats
+
+
+class _Relaxation:
+    """The linear relaxation of the aggregate problem. Columns: the options, T, and the sums of `base`.
+
+    Args:
+        scale: seconds that are 1 in it.
+        kept: where given, the others are not taken, and a rank has few shards that are large by `scale`.
+        room: share of the memory that may be used.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        scale: float,
+        kept: NDArray[np.bool_] | None = None,
+        room: float = 1,
+    ) -> None:
+        self._options, self._scale, self._kept = options, max(scale, 1e-12), kept
+        self._room = room
+
+    def solve(self, module: Any) -> _Solved | None:
+        """None where HiGHS finds no optimum; infinite seconds where there is no solution."""
+        options = self._options
+        count, resources = options.base.shape
+        rows, step = self._rows(), count
+        columns = count + 1 + resources
+        cost = np.zeros(columns)
+        cost[step] = 1
+        upper = np.full(columns, np.inf)
+        upper[:count] = 1 if self._kept is None else self._kept
+        solver = module.Highs()
+        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+            solver.setOptionValue(name, value)
+        solver.passModel(as_model(module, rows, cost, np.zeros(columns), upper))
+        solver.run()
+        status = solver.getModelStatus()
+        if status == module.HighsModelStatus.kInfeasible:
+            return _Solved(np.inf, np.zeros(columns))
+        if status != module.HighsModelStatus.kOptimal:
+            return None
+        values = np.asarray(solver.getSolution().col_value)
+        return _Solved(solver.getObjectiveValue() * self._scale, values)
+
+    def _rows(self) -> Rows:
+        options, scale = self._options, self._scale
+        load = options.total() / options.num_ranks / scale
+        memory = options.total_memory() / (options.num_ranks * options.capacity)
+        base, shard, fixed = options.base / scale, options.shard / scale, options.fixed / scale
+        held = options.average_held() / scale
+        room = self._room - options.average_held_memory() / options.capacity
+        count, resources = load.shape
+        tables = len(options.table_names)
+        step, sums = count, count + 1 + np.arange(resources)
+        rows = Rows()
+        each = np.arange(count)
+        rows.add_many(options.table, each, np.ones(count), np.ones(tables), np.ones(tables))
+        for resource in range(resources):
+            most = -fixed[resource] - held[resource]
+            rows.add([*each, step], [*load[:, resource], -1], -np.inf, most)
+            rows.add([*each, sums[resource]], [*base[:, resource], -1], 0, 0)
+        for kind in range(memory.shape[1]):
+            rows.add(each, memory[:, kind], -np.inf, room[kind])
+        large = np.maximum.reduceat(shard, options.start[:-1], axis=0) >= _STRENGTHEN
+        for table, resource in zip(*np.nonzero(large), strict=True):
+            of = np.asarray(options.of(table))
+            rows.add(
+                [*of, step, sums[resource]],
+                [*shard[of, resource], -1, 1],
+                -np.inf,
+                -fixed[resource],
+            )
+        if self._kept is not None:
+            self._add_counts(rows, shard * (1 - SAFETY) / np.maximum(1 - fixed, SAFETY))
+            self._add_counts(rows, options.shard_memory / options.capacity)
+        return rows
+
+    def _add_counts(self, rows: Rows, share: Floats) -> None:
+        """How many shards that take more than 1 / (k + 1) of a rank there can be.
+
+        With f(x) = floor((k + 1)·x) / k, but x where (k + 1)·x is whole, shares of at most 1 in sum have
+        an f of at most 1 in sum: a dual feasible function (Fekete and Schepers, 2001).
+        """
+        options = self._options
+        num_shards = options.num_shards()
+        for of_kind in share.T:
+            for parts in range(1, _MOST_PARTS + 1):
+                times = (parts + 1) * of_kind
+                whole = np.abs(times - np.round(times)) < 1e-9
+                value = np.where(whole, of_kind, np.floor(times) / parts)
+                used = value * num_shards / options.num_ranks
+                kept = np.flatnonzero(used)
+                if (value[kept] > of_kind[kept] + 1e-9).any():
+                    rows.add(kept, used[kept], -np.inf, 1)
 
 
 class Rows:

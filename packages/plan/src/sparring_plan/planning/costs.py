@@ -9,8 +9,8 @@ are charged the average over the ranks: which of them share a node with an owner
 With W ranks, n ids of a rank's batch, u = U(n) distinct keys of it and v = U(W·n) of all ranks, rows of
 D elements of s bytes, gradients of 4 bytes an element, a shard with the share q of rows and one of C
 column blocks moves, for each rank that asks: u·q keys of 8 bytes there, u·q rows of D·s/C + 1 bytes back,
-u·q keys and gradients there. A pooling owner takes n·q ids instead, and returns and takes a pool for
-each bag that touches it.
+u·q keys and gradients there. A pooling owner takes n·q ids instead, and a length, a pool back and a
+gradient there for each bag that it has an id of. Owners of column blocks do not pool.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring_plan.planning.inputs import Calibration, PlanInputs, StorageCosts, Topology
-from sparring_plan.planning.unique_keys import unique_keys
+from sparring.errors import CapacityError
+from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology, Transfer
+from sparring_plan.planning.key_bins import key_bins
+from sparring_plan.planning.storages import StorageModel, storage_models
+from sparring_plan.planning.tier_hits import TierHits
 
 __all__ = ["RESOURCES", "Options", "Shape", "Span", "option_costs"]
 
@@ -31,10 +34,11 @@ RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
 """Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
 its link within the node, and what messages cost the thread that drives the exchange."""
 
-_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES = 8, 1, 4, 4
+_KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES, _LENGTH_BYTES = 8, 1, 4, 4, 4
 _STREAMS = 3
 """Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
 _FEWEST_COLUMNS = 8
+MOST_TIERS = 4
 _COLUMN_BLOCKS = (2, 4, 8, 16, 32)
 
 Floats = NDArray[np.float64]
@@ -64,7 +68,7 @@ class Shape:
     """Ranks, or nodes for `Span.NODES`."""
     num_shards: int
     num_columns: int
-    transfer: str
+    transfer: Transfer
 
     @property
     def row_share(self) -> float:
@@ -88,6 +92,10 @@ class Options:
         shard_memory: (options, memories): bytes on a rank that owns a shard.
         fixed: (resources,): seconds on every rank, whatever the plan.
         capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
+        hits: (options, tiers): the share of ids that each tier of the option's stack serves, NaN where
+            it has fewer.
+        held: (ranks, resources): seconds of tables that have their place already.
+        held_memory: (ranks, memories): bytes of those.
     """
 
     table_names: Sequence[str]
@@ -106,6 +114,9 @@ class Options:
     shard_memory: Floats
     fixed: Floats
     capacity: Floats
+    hits: Floats
+    held: Floats | None = None
+    held_memory: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -116,16 +127,27 @@ class Options:
     def shape_of(self, option: int) -> Shape:
         return self.shapes[int(self.shape[option])]
 
+    def average_held(self) -> Floats:
+        """(resources,): seconds of tables that have their place already, of an average rank."""
+        return np.zeros(self.base.shape[1]) if self.held is None else self.held.mean(axis=0)
+
+    def average_held_memory(self) -> Floats:
+        """(memories,): bytes of tables that have their place already, of an average rank."""
+        if self.held_memory is None:
+            return np.zeros(len(self.capacity))
+        average: Floats = self.held_memory.mean(axis=0)
+        return average
+
     def total(self) -> Floats:
         """(options, resources): seconds, summed over all ranks."""
-        return self.base * self.num_ranks + self.shard * self._num_shards()[:, None]
+        return self.base * self.num_ranks + self.shard * self.num_shards()[:, None]
 
     def total_memory(self) -> Floats:
         """(options, memories): bytes, summed over all ranks."""
-        return self.base_memory * self.num_ranks + self.shard_memory * self._num_shards()[:, None]
+        return self.base_memory * self.num_ranks + self.shard_memory * self.num_shards()[:, None]
 
-    def _num_shards(self) -> Floats:
-        # A shard that is on every rank is part of `base`.
+    def num_shards(self) -> Floats:
+        """(options,): shards that are on ranks of their own; a shard on every rank is part of `base`."""
         counts = [0 if each.span is Span.ALL else each.num_shards for each in self.shapes]
         return np.asarray(counts, np.float64)[self.shape]
 
@@ -135,23 +157,32 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     topology = inputs.topology
     names = sorted(inputs.tables)
     memories = sorted(topology.memory)
-    storages = sorted(
-        name for name, each in calibration.storages.items() if each.memory in topology.memory
-    )
+    storages = storage_models(inputs, calibration, names)
     shapes = list(_shapes(inputs))
     model = _CostModel(inputs, calibration, names)
     parts = []
     for shape_index, shape in enumerate(shapes):
-        offered = np.flatnonzero(model.offers(shape))
+        offered_shape = model.offers(shape)
         for storage_index, storage in enumerate(storages):
-            costs = calibration.storages[storage]
-            part = model.costs(shape, costs, offered)
-            memory = np.zeros((2, len(offered), len(memories)))
-            memory[:, :, memories.index(costs.memory)] = part.memory
-            indexes = np.full((2, len(offered)), [[shape_index], [storage_index]])
-            parts.append((offered, indexes, part.base, part.shard, memory))
+            offered = np.flatnonzero(offered_shape & storage.is_allowed)
+            if not len(offered) or (shape.num_columns > 1 and not storage.holds_blocks):
+                continue
+            part = model.costs(shape, storage, offered)
+            # Not where the storage cannot have as many rows.
+            found = np.flatnonzero(np.isfinite(part.memory).all(axis=(0, 2)))
+            indexes = np.full((2, len(found)), [[shape_index], [storage_index]])
+            parts.append(
+                (part.tables[found], indexes, part.base[found], part.shard[found],
+                 part.memory[:, found], part.hits[found])
+            )  # fmt: skip
     table = np.concatenate([part[0] for part in parts])
     order = np.argsort(table, kind="stable")
+    without = np.setdiff1d(np.arange(len(names)), table)
+    if len(without):
+        raise CapacityError(
+            f"table {names[without[0]]}: no storage that it may have can number its rows on a rank; "
+            "plan more ranks, or a stack whose first tier lets rows go"
+        )
     indexes = np.concatenate([part[1] for part in parts], axis=1)[:, order]
     memory = np.concatenate([part[4] for part in parts], axis=1)[:, order]
     table = table[order]
@@ -159,6 +190,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     links += [topology.far.latency_us] * (topology.nodes > 1)
     # One message waits for the one before: three headers, keys, rows and gradients.
     fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
+    fixed += model.dense_seconds
     # The ends of the same six with each other rank, as one who asks and as an owner.
     fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
     capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
@@ -171,7 +203,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     return Options(
         names,
         shapes,
-        storages,
+        [storage.name for storage in storages],
         memories,
         topology.ranks_per_node,
         topology.num_ranks,
@@ -185,6 +217,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
         memory[1],
         fixed,
         capacity,
+        np.concatenate([part[5] for part in parts])[order],
     )
 
 
@@ -206,7 +239,7 @@ def _shapes(inputs: PlanInputs) -> Iterator[Shape]:
                 for span in spans:
                     yield Shape(kind, Span.NODES, span, span * within, 1, transfer)
             else:
-                for blocks in _COLUMN_BLOCKS:
+                for blocks in _COLUMN_BLOCKS if transfer == "rows" else ():
                     if kind == "column_wise" and blocks <= ranks:
                         yield Shape(kind, Span.RANKS, blocks, blocks, blocks, transfer)
                     elif kind == "table_column_wise" and blocks <= within and nodes > 1:
@@ -226,10 +259,13 @@ def _powers_of_two(below: int) -> Iterator[int]:
 class _Part:
     """Costs of one shape and storage, for some tables."""
 
+    tables: Ints
     base: Floats
     shard: Floats
     memory: Floats
-    """(2, tables): of `base` and of `shard`."""
+    """(2, tables, memories): of `base` and of `shard`."""
+    hits: Floats
+    """(tables, tiers)."""
 
 
 class _CostModel:
@@ -251,13 +287,13 @@ class _CostModel:
         )
         self._ids = inputs.samples * np.asarray([spec.ids_per_sample for spec in specs])
         self._bags = inputs.samples * features
-        skew = np.asarray([spec.skew for spec in specs], np.float64)
-        both = unique_keys(
-            np.tile(self._rows, 2),
-            np.tile(skew, 2),
-            np.concatenate([self._ids, self._ids * self._topology.num_ranks]),
-        )
-        self._unique, self._unique_of_all = np.split(both, 2)
+        self._bins = key_bins(specs)
+        self._unique = self._bins.unique_keys(self._ids)
+        self._unique_of_all = self._bins.unique_keys(self._ids * self._topology.num_ranks)
+        self._memories = sorted(self._topology.memory)
+        self._tier_hits: TierHits | None = None
+        machine = calibration.machine
+        self.dense_seconds = 0.0 if machine is None else machine.dense_ms * 1e-3
 
     def offers(self, shape: Shape) -> NDArray[np.bool_]:
         """Which tables may take this shape."""
@@ -270,55 +306,82 @@ class _CostModel:
             offered &= self._pooled
         return offered
 
-    def costs(self, shape: Shape, storage: StorageCosts, tables: Ints) -> _Part:
+    @property
+    def _hits(self) -> TierHits:
+        if self._tier_hits is None:
+            ids_of_all = self._ids * self._topology.num_ranks
+            self._tier_hits = TierHits(self._bins, self._ids, ids_of_all)
+        return self._tier_hits
+
+    def costs(self, shape: Shape, storage: StorageModel, tables: Ints) -> _Part:
         ranks, share, blocks = self._topology.num_ranks, shape.row_share, shape.num_columns
         replicated = shape.kind == "data_parallel"
         dim, element, ids = self._dim[tables], self._element[tables], self._ids[tables]
         unique, bags = self._unique[tables], self._bags[tables]
         block, state = dim / blocks, self._state[tables] / blocks
-        find = (storage.find_ns + storage.find_ns_per_byte * block * element) * 1e-9
-        update = (storage.update_ns + storage.update_ns_per_element * (block + state)) * 1e-9
+        held = self._rows[tables] * (1.0 if replicated else share)
+        # The keys of a shard are a sample of all: a tier that has C of its rows hits as one with
+        # C / share has of all.
+        tiers = [
+            rows / (1.0 if replicated else share)
+            for rows in storage.tier_rows(held, tables, blocks)
+        ]
+        misses = [self._hits.key_misses(tables, rows) for rows in tiers]
+        misses_of_all = [self._hits.key_misses_of_all(tables, rows) for rows in tiers]
+        hits = np.full((len(tables), MOST_TIERS), np.nan)
+        if storage.is_stack:
+            below = [self._hits.id_hits(tables, rows) for rows in tiers]
+            hits[:, : len(tiers) + 1] = np.diff([0 * held, *below, 0 * held + 1], axis=0).T
+
+        def find(keys: Floats) -> Floats:
+            return storage.find_seconds(keys, block * element, misses)
+
+        def update(keys: Floats) -> Floats:
+            return storage.update_seconds(keys, block + state, tables, misses_of_all)
+
         pool = self._exchange.pool_ns_per_byte * 1e-9 * element
         add = self._exchange.add_ns * 1e-9
-        row_bytes = storage.key_bytes + dim / blocks * element + state * np.maximum(element, 4)
-        kept = self._rows[tables] * row_bytes * storage.overhead
-        staged = unique * dim * (element + _GRADIENT_BYTES)
+        kept = storage.bytes(held, tables, blocks)
+        staged = np.zeros_like(kept)
+        if self._exchange.memory in self._memories:
+            place = self._memories.index(self._exchange.memory)
+            staged[:, place] = unique * dim * (element + _GRADIENT_BYTES)
         if replicated:
             moved = (ranks - 1) * unique * (_KEY_BYTES + dim * _GRADIENT_BYTES)
-            compute = unique * (find + ranks * add) + self._unique_of_all[tables] * update
+            compute = find(unique) + unique * ranks * add + update(self._unique_of_all[tables])
             chunks = unique / self._exchange.chunk_rows
             base = self._seconds(compute + ids * dim * pool, moved, moved, 2 * (ranks - 1) * chunks)
-            return _Part(base, np.zeros_like(base), np.stack([kept + staged, np.zeros_like(kept)]))
+            memory = np.stack([kept + staged, np.zeros_like(kept)])
+            return _Part(tables, base, np.zeros_like(base), memory, hits)
         # Of one asking rank with one owner: bytes there, bytes back, and the owner's work.
         if shape.transfer == "rows":
             there = unique * share * (2 * _KEY_BYTES + block * _GRADIENT_BYTES)
             back = unique * share * (block * element + _STATUS_BYTES)
-            work = unique * share * (find + add)
+            work = find(unique * share) + unique * share * add
             chunks = unique * share / self._exchange.chunk_rows
             asking = ids * dim * pool
         else:
             owners = shape.num_shards / blocks
-            touched = bags * np.minimum(ids / bags, owners) / owners
+            touched = _touched(bags, ids, owners)
             width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
-            there = ids * share * width + touched * block * _GRADIENT_BYTES
+            there = ids * share * width + touched * (_LENGTH_BYTES + block * _GRADIENT_BYTES)
             back = touched * block * element
-            work = unique * share * find + ids * share * (block * pool + add)
+            work = find(unique * share) + ids * share * (block * pool + add)
             chunks = ids * share / self._exchange.chunk_rows
             asking = np.zeros_like(ids)
         count = shape.num_shards * (ranks - 1) / ranks
         base = self._seconds(asking, count * there, count * back, count * _STREAMS * chunks)
         shard = self._seconds(
-            ranks * work + self._unique_of_all[tables] * share * update,
+            ranks * work + update(self._unique_of_all[tables] * share),
             (ranks - 1) * back,
             (ranks - 1) * there,
             (ranks - 1) * _STREAMS * chunks,
         )
-        memory = np.stack([staged, kept * share])
+        memory = np.stack([staged, kept])
         if shape.span is Span.ALL:
-            return _Part(
-                base + shard, np.zeros_like(base), np.stack([memory.sum(0), np.zeros_like(kept)])
-            )
-        return _Part(base, shard, memory)
+            base, shard = base + shard, np.zeros_like(base)
+            memory = np.stack([memory.sum(0), np.zeros_like(kept)])
+        return _Part(tables, base, shard, memory, hits)
 
     def _seconds(self, compute: Floats, out: Floats, back: Floats, messages: Floats) -> Floats:
         """(tables, resources) of a rank's work, its bytes to and from all others, and its messages."""
@@ -329,3 +392,11 @@ class _CostModel:
         far *= topology.ranks_per_node / (topology.far.gbit * 125e6)
         message = messages * topology.message_us * 1e-6
         return np.stack([compute, out * far, back * far, out * near, back * near, message], axis=1)
+
+
+def _touched(bags: Floats, ids: Floats, owners: float) -> Floats:
+    """(tables,): bags of a rank that one of `owners` has an id of; of all bags min(h, k) / k at most."""
+    if owners > 1:
+        # Of a bag of h ids over k owners each has some with the probability 1 − (1 − 1/k)^h.
+        bags = bags * -np.expm1(ids / bags * np.log1p(-1 / owners))
+    return np.minimum(bags, ids / owners)

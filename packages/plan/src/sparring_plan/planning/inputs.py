@@ -5,29 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from datetime import date
 from functools import cache, cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from sparring import resolve_method
+from sparring import Document, DocumentModel, read_document, resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
-from sparring_plan.planning.document import Strict, read_document
+from sparring_plan.planning.sketch import Sketch, read_sketch
 
 __all__ = [
+    "DEFAULT_KINDS",
     "KINDS",
-    "RUNTIME_KINDS",
     "Calibration",
     "Feature",
     "Growth",
     "Link",
+    "MachineCosts",
     "PlanInputs",
+    "SketchFile",
+    "Stack",
     "StorageCosts",
     "TableSpec",
+    "Tier",
     "Topology",
+    "UpdateCosts",
     "read_inputs",
 ]
 
@@ -40,7 +47,7 @@ KINDS = (
     "table_row_wise",
     "table_wise",
 )
-"""Kinds of sharding that the cost model knows."""
+"""Kinds of sharding that the cost model knows, and training executes."""
 
 Kind = Literal[
     "column_wise",
@@ -52,8 +59,8 @@ Kind = Literal[
     "table_wise",
 ]
 
-RUNTIME_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that training executes; the others are planned only where `kinds` asks for them."""
+DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
+"""Kinds that `plan="auto"` looks at: rows stay whole, in any storage and by any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -78,14 +85,14 @@ def _bytes_of(value: Any) -> Any:
 Bytes = Annotated[int, BeforeValidator(_bytes_of), Field(gt=0)]
 
 
-class Link(Strict):
+class Link(DocumentModel):
     """A link, each way."""
 
     gbit: float = Field(gt=0)
     latency_us: float = Field(default=0, ge=0)
 
 
-class Topology(Strict):
+class Topology(DocumentModel):
     """Equal nodes, each with as many ranks."""
 
     nodes: int = Field(gt=0, le=1 << 16)
@@ -106,16 +113,16 @@ class Topology(Strict):
         return self.nodes * self.ranks_per_node
 
 
-class Feature(Strict):
+class Feature(DocumentModel):
     """A column of samples whose ids look rows of the table up."""
 
     ids: float = Field(gt=0)
     """Ids of a sample, on average."""
     weighted: bool = False
-    pooling: Literal["sum", "mean", "none"] = "sum"
+    pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
-class Growth(Strict):
+class Growth(DocumentModel):
     """New ids as days go by."""
 
     rows: int = Field(default=0, ge=0)
@@ -125,9 +132,86 @@ class Growth(Strict):
     horizon_days: float = Field(gt=0)
     admission: float = Field(default=1, gt=0, le=1)
     """Share of the new ids that the table's admission lets in."""
+    expire_days: float | None = Field(default=None, gt=0)
+    """Life of a row after the last visit; an id that comes again later is a new one."""
+
+    def rows_on(self, day: float) -> float:
+        """Rows after `day` days. Those of today are taken to have come evenly over a life."""
+        arrived = self.per_day * self.admission
+        if self.expire_days is None:
+            return self.rows + arrived * day
+        lived = min(day / self.expire_days, 1.0)
+        return self.rows * (1 - lived) + arrived * self.expire_days * lived
 
 
-class TableSpec(Strict):
+class SketchFile(DocumentModel):
+    """A file that `sparring plan sketch` has written."""
+
+    sketch: str
+    """From the folder of the inputs."""
+
+
+class Tier(DocumentModel):
+    """A tier of a stack, as ``hkv: 8 GiB`` or ``hkv: 10 %``; the last has a name only."""
+
+    storage: str
+    bytes: int | None = Field(default=None, gt=0)
+    """The most memory on a rank, of each table."""
+    share: float | None = Field(default=None, gt=0, le=1)
+    """The share of a rank's rows."""
+
+    @property
+    def name(self) -> str:
+        if self.bytes is not None:
+            unit = max((each for each in _UNITS.items() if each[1] <= self.bytes), key=_size_of)
+            return f"{self.storage} {self.bytes / unit[1]:.4g} {unit[0]}"
+        return self.storage if self.share is None else f"{self.storage} {self.share * 100:g} %"
+
+
+def _size_of(unit: tuple[str, int]) -> int:
+    return unit[1]
+
+
+def _tier_of(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"storage": value}
+    if not isinstance(value, dict) or len(value) != 1 or "storage" in value:
+        return value
+    ((name, budget),) = value.items()
+    share = re.fullmatch(r"\s*([0-9.]+)\s*%\s*", budget) if isinstance(budget, str) else None
+    if share is not None:
+        return {"storage": name, "share": float(share[1]) / 100}
+    return {"storage": name, "bytes": _bytes_of(budget)}
+
+
+class Stack(DocumentModel):
+    """Storages of a table, the hottest first."""
+
+    tiers: list[Annotated[Tier, BeforeValidator(_tier_of)]] = Field(min_length=2, max_length=4)
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Stack:
+        *upper, last = self.tiers
+        for tier in upper:
+            if tier.bytes is None and tier.share is None:
+                raise ValueError(
+                    f"tier {tier.storage} is above the last and needs a budget, such as "
+                    f"{{{tier.storage}: 8 GiB}} or {{{tier.storage}: 10 %}}"
+                )
+        if last.bytes is not None or last.share is not None:
+            raise ValueError(f"the last tier, {last.storage}, keeps all rows: give its name only")
+        return self
+
+    @property
+    def name(self) -> str:
+        return " + ".join(tier.name for tier in self.tiers)
+
+
+Storages = Annotated[list[str | Stack], Field(min_length=1)]
+"""Names of the calibration's storages, and stacks of them."""
+
+
+class TableSpec(DocumentModel):
     """A table: its rows, its update method, and the ids that a sample asks for."""
 
     dim: int = Field(gt=0, le=1 << 16)
@@ -136,10 +220,12 @@ class TableSpec(Strict):
     state_elements: int | None = Field(default=None, ge=0)
     """Elements of state a row; where missing, the update method says."""
     features: dict[str, Feature] = Field(min_length=1)
-    skew: float = Field(default=1.05, ge=0, le=4)
-    """The exponent of Zipf's law; 0: all ids alike."""
+    skew: Annotated[float, Field(ge=0, le=4)] | SketchFile | Sketch = 1.05
+    """The exponent of Zipf's law, 0 where all ids are alike; or a sketch of the table's ids."""
     rows: int | None = Field(default=None, gt=0, le=10**15)
     growth: Growth | None = None
+    storages: Storages | None = None
+    """Where the table may be stored; where missing, as the inputs say."""
 
     @model_validator(mode="after")
     def _check(self) -> TableSpec:
@@ -156,11 +242,11 @@ class TableSpec(Strict):
 
     @cached_property
     def expected_rows(self) -> int:
-        """Rows at the horizon."""
+        """Rows at the horizon, or before it, if some expire and it had more then."""
         if self.growth is None:
             return self.rows or 1
-        new = self.growth.per_day * self.growth.horizon_days * self.growth.admission
-        return max(1, self.growth.rows + int(new))
+        last = int(self.growth.rows_on(self.growth.horizon_days))
+        return max(1, last, self.growth.rows if self.growth.expire_days else 0)
 
     @cached_property
     def state_width(self) -> int:
@@ -183,22 +269,47 @@ class TableSpec(Strict):
 
     @property
     def is_pooled(self) -> bool:
-        return all(feature.pooling != "none" for feature in self.features.values())
+        return not self.of_rows
+
+    @property
+    def of_rows(self) -> list[str]:
+        """Names of the features whose rows travel: owners pool sums and means."""
+        owned = {"sum", "mean"}
+        return [name for name, each in self.features.items() if each.pooling not in owned]
 
 
-class StorageCosts(Strict):
+class UpdateCosts(DocumentModel):
+    """Costs of one update method; times in nanoseconds."""
+
+    update_ns: float = Field(ge=0)
+    update_ns_per_element: float = Field(ge=0)
+
+
+class StorageCosts(DocumentModel):
     """Costs of a storage, a rank; times in nanoseconds."""
 
     memory: str
+    backend: str | None = None
+    """The storage backend; where missing, that of the entry's name."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the backend, as far as they change what rows take."""
     find_ns: float = Field(ge=0)
     find_ns_per_byte: float = Field(ge=0)
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
+    methods: dict[str, UpdateCosts] = Field(default_factory=dict)
+    """Update methods that were measured by themselves."""
+    write_ns: float | None = Field(default=None, ge=0)
+    """To write a row that a tier above let go; where missing, as an update."""
+    latency_us: float = Field(default=0, ge=0)
+    """The least that a call takes, whatever its number of rows."""
+    iops: float | None = Field(default=None, gt=0)
+    """Rows a second that the disk or the server gives a rank at most."""
     key_bytes: float = Field(ge=0)
     overhead: float = Field(ge=1)
 
 
-class ExchangeCosts(Strict):
+class ExchangeCosts(DocumentModel):
     """Costs and sizes of the exchange."""
 
     memory: str
@@ -208,30 +319,55 @@ class ExchangeCosts(Strict):
     chunks_in_flight: int = Field(gt=0)
 
 
-class Calibration(Strict):
+class MachineCosts(DocumentModel):
+    """Measurements of a machine but of its storages."""
+
+    measured_over: str
+    """Of messages and links: ``loopback``, or the ranks and the collective."""
+    message_us: float = Field(ge=0)
+    link_gbit: float = Field(gt=0)
+    link_latency_us: float = Field(ge=0)
+    memory_gigabytes_per_second: float = Field(gt=0)
+    """Of a triad: two arrays read, one written."""
+    dense_ms: float = Field(default=0, ge=0)
+    """Forward and backward pass of the dense model; added to each step."""
+    dense_model: str = ""
+
+
+class Calibration(DocumentModel):
     """Costs of storages and of the exchange; the default `calibration.yaml` explains each entry."""
 
     name: str
+    date: str = ""
+    """When it was measured."""
     storages: dict[str, StorageCosts] = Field(min_length=1)
     exchange: ExchangeCosts
+    machine: MachineCosts | None = None
 
 
-class PlanInputs(Strict):
+class PlanInputs(DocumentModel):
     """One file: what a plan is made from."""
 
     topology: Topology
     samples: int = Field(gt=0)
     """Samples of a rank's batch."""
     tables: dict[str, TableSpec] = Field(min_length=1)
-    kinds: list[Kind] = Field(default=list(RUNTIME_KINDS), min_length=1)
-    transfers: list[Transfer] = Field(default=["rows"], min_length=1)
+    kinds: list[Kind] = Field(default=list(get_args(Kind)), min_length=1)
+    transfers: list[Transfer] = Field(default=["pooled", "rows"], min_length=1)
+    storages: Storages | None = None
+    """Where tables may be stored; where missing, in each storage of the calibration that fits."""
+    start: date | None = None
+    """The day from which growth counts, so that a plan can name the day memory is full."""
     calibration: str | None = None
     """A file of costs, from the folder of this one; where missing, the default file."""
 
     def digest(self, calibration: Calibration) -> str:
         """Of all that a plan depends on."""
         # Sorted: the order of tables in a file changes no plan.
-        held = [self.model_dump(exclude={"calibration"}), calibration.model_dump()]
+        held = [
+            self.model_dump(mode="json", exclude={"calibration"}),
+            calibration.model_dump(mode="json"),
+        ]
         text = json.dumps(held, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -249,6 +385,9 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     else:
         with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
             calibration = read_document(default).as_model(Calibration)
+    inputs = _with_machine(inputs, calibration.machine)
+    inputs = _with_sketches(inputs, Path(path).parent, document)
+    _check_storages(inputs, calibration, document)
     held = inputs.topology.memory
     if not any(storage.memory in held for storage in calibration.storages.values()):
         known = sorted({storage.memory for storage in calibration.storages.values()})
@@ -258,3 +397,56 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
             f"{', '.join(known)}"
         )
     return inputs, calibration
+
+
+def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
+    """Takes from the machine what the topology does not say: messages, and the link within a node."""
+    if machine is None:
+        return inputs
+    topology = inputs.topology
+    link = Link(gbit=machine.link_gbit, latency_us=machine.link_latency_us)
+    measured = {"message_us": machine.message_us, "near": link}
+    missing = {
+        name: each for name, each in measured.items() if name not in topology.model_fields_set
+    }
+    return inputs.model_copy(update={"topology": topology.model_copy(update=missing)})
+
+
+def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> PlanInputs:
+    """The inputs with the contents of the sketches that they name."""
+    tables = dict(inputs.tables)
+    for name, spec in inputs.tables.items():
+        if isinstance(spec.skew, SketchFile):
+            try:
+                sketch = read_sketch(folder / spec.skew.sketch)
+            except ConfigError as error:
+                place = document.place(("tables", name, "skew"))
+                raise ConfigError(f"{place}: tables.{name}.skew: {error}") from None
+            tables[name] = spec.model_copy(update={"skew": sketch})
+    return inputs.model_copy(update={"tables": tables})
+
+
+def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Document) -> None:
+    """Refuses storages that the calibration does not know, and memory that no rank has."""
+    given: list[tuple[tuple[str, ...], Sequence[str | Stack]]]
+    given = [(("storages",), inputs.storages or [])]
+    given += [
+        (("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()
+    ]
+    for path, choices in given:
+        for place, choice in enumerate(choices):
+            tiers = [choice] if isinstance(choice, str) else [each.storage for each in choice.tiers]
+            for name in tiers:
+                known = calibration.storages.get(name)
+                if known is None:
+                    document.refuse(
+                        (*path, place),
+                        f"the calibration {calibration.name} has no storage {name}; it has "
+                        f"{', '.join(sorted(calibration.storages))}",
+                    )
+                if known.memory not in inputs.topology.memory:
+                    document.refuse(
+                        (*path, place),
+                        f"{name} keeps rows in {known.memory}, which the topology lacks; add "
+                        f"{known.memory} to topology.memory",
+                    )

@@ -25,6 +25,9 @@ class Placement:
         self.owns = np.zeros((len(options.table_names), options.num_ranks), bool)
         self.load: Floats = np.tile(options.fixed, (options.num_ranks, 1))
         self.memory: Floats = np.zeros((options.num_ranks, len(options.memories)))
+        if options.held is not None and options.held_memory is not None:
+            self.load += options.held
+            self.memory += options.held_memory
 
     @property
     def seconds(self) -> float:
@@ -71,8 +74,11 @@ class Placement:
         self.load[ranks] += sign * options.shard[option]
         self.memory[ranks] += sign * options.shard_memory[option]
 
-    def best_ranks(self, option: int) -> Ints | None:
-        """Ranks for the shards of an option that load the step least; None where they do not fit."""
+    def best_ranks(self, option: int, goal: float | None = None) -> Ints | None:
+        """Ranks for the shards of an option that load the step least; None where they do not fit.
+
+        With a `goal` in seconds, those on which they take the least share of time and of memory.
+        """
         options = self.options
         shape = options.shape_of(option)
         everywhere = self.memory + options.base_memory[option]
@@ -83,7 +89,11 @@ class Placement:
         fits = (everywhere + options.shard_memory[option] <= options.capacity).all(axis=1)
         after = self.load + options.shard[option]
         # Of equal peaks, the rank with the smaller sum; of equal sums, the first.
-        peak = np.where(fits, after.max(axis=1) + 1e-6 * after.sum(axis=1), np.inf)
+        peak = after.max(axis=1) + 1e-6 * after.sum(axis=1)
+        if goal is not None:
+            used = (everywhere + options.shard_memory[option]) / options.capacity
+            peak = np.maximum(peak / goal, used.max(axis=1))
+        peak = np.where(fits, peak, np.inf)
         if shape.span is Span.RANKS:
             found = np.argsort(peak, kind="stable")[: shape.num_places]
             return np.sort(found) if np.isfinite(peak[found]).all() else None
@@ -103,19 +113,21 @@ class Placement:
         return np.sort(order[node]) + node * options.ranks_per_node
 
 
-def place_all(options: Options, choice: Ints) -> Placement | None:
+def place_all(options: Options, choice: Ints, goal: float | None = None) -> Placement | None:
     """Places the chosen options, the largest first; a table that does not fit takes another option.
+
+    With a `goal` in seconds, ranks are chosen by memory too.
 
     Returns None where no option of a table fits any more.
     """
     placement = Placement(options)
-    scale = max(float((options.base + options.shard)[choice].max()), 1e-12)
+    scale = goal or max(float((options.base + options.shard)[choice].max()), 1e-12)
     heavy = (options.base + options.shard)[choice].max(axis=1) / scale
     large = ((options.base_memory + options.shard_memory)[choice] / options.capacity).max(axis=1)
     everywhere = np.asarray([options.shape_of(option).span is Span.ALL for option in choice])
     for table in np.lexsort((-np.maximum(heavy, large), ~everywhere)):
         chosen = int(choice[table])
-        ranks = placement.best_ranks(chosen)
+        ranks = placement.best_ranks(chosen, goal)
         if ranks is None:
             found = _least_step(placement, int(table))
             if found is None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
+from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
 from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
-from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.growth import first_full_day
+from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.planning.search import Found, option_prices, search
 from sparring_plan.planning.ways_out import ways_out
+from sparring_plan.simulation.ranking import neighbours, rank_again, replayed_step
 
-__all__ = ["Alternative", "alternatives", "check_plan", "make_plan"]
+__all__ = ["Alternative", "Pins", "alternatives", "check_plan", "cost_of_pins", "make_plan"]
+
+_KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class Alternative:
         step_ms: of the whole plan; None where the option does not fit the memory.
         bytes: on the table's busiest rank.
         resource_ms: milliseconds of its busiest rank, for each resource.
+        hit_rate: of a stack, the share of ids whose row the first tier has; None for one storage.
     """
 
     kind: str
@@ -38,21 +47,98 @@ class Alternative:
     step_ms: float | None
     bytes: int
     resource_ms: dict[str, float]
+    hit_rate: float | None
 
 
-def make_plan(inputs: PlanInputs, calibration: Calibration) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What pins cost, in milliseconds of the step.
+
+    Args:
+        names: tables that are pinned or were edited.
+        with_ms: of the best plan found that keeps them; None where none was found that fits.
+        without_ms: of the best plan found.
+    """
+
+    names: list[str]
+    with_ms: float | None
+    without_ms: float | None
+
+
+def make_plan(
+    inputs: PlanInputs,
+    calibration: Calibration,
+    allowed: Mapping[str, Collection[str]] | None = None,
+    before: Plan | None = None,
+) -> Plan:
     """Finds a plan and proves how good it is.
 
+    Args:
+        inputs: what to plan.
+        calibration: its costs.
+        allowed: table → kinds that it may have; others may have all kinds of `inputs`.
+        before: a plan whose pinned and edited tables are kept; the bound is then of plans that keep
+            them. Tables that the inputs no longer have are dropped with their pins.
+
     Raises:
+        InvalidArgumentError: a table may have no kind that is offered.
         CapacityError: no plan was found that fits; the message says what is missing, and ways out.
+        ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
     """
-    options = option_costs(inputs, calibration)
-    found = search(options)
+    options = with_kinds(option_costs(inputs, calibration), allowed or {})
+    pins = None if before is None else _pins_of(before, options)
+    if pins is not None:
+        _check_fits(pins, "the pinned tables do not fit")
+    found = search(options, pins)
+    if found is None and before is not None and pins is not None and search(options) is not None:
+        names = ", ".join(before.kept)
+        raise CapacityError(f"found no plan that fits with these pins; remove some: {names}")
     if found is None:
         message, ways = _what_is_missing(options), ways_out(inputs, calibration)
         message += "\nways out:" if ways else "\nfound no way out but smaller tables"
         raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
-    return _describe(found, inputs, calibration)
+    kept = () if pins is None else np.flatnonzero(pins.option >= 0).tolist()
+    # What is added up knows no overlap: the best few are replayed.
+    placement, _ = rank_again(
+        found.placement, partial(neighbours, found.placement, kept), inputs, calibration
+    )
+    return _describe(replace(found, placement=placement), inputs, calibration, before)
+
+
+def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
+    """What the pinned and edited tables of a plan cost.
+
+    Raises:
+        ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
+    """
+    options = option_costs(inputs, calibration)
+    pins = _pins_of(plan, options)
+    free = search(options)
+    kept = free if pins is None else search(options, pins)
+    return Pins(
+        plan.kept,
+        None if kept is None else _rounded(kept.placement.seconds * 1e3),
+        None if free is None else _rounded(free.placement.seconds * 1e3),
+    )
+
+
+def _pins_of(plan: Plan, options: Options) -> Placement | None:
+    """The tables of the inputs that are pinned or were edited; None where there are none."""
+    names = [name for name in plan.kept if name in set(options.table_names)]
+    if not names:
+        return None
+    _check_ranks(plan, options)
+    placement = Placement(options)
+    for name in names:
+        _put(placement, plan, name)
+    return placement
+
+
+def _check_ranks(plan: Plan, options: Options) -> None:
+    if plan.ranks != options.num_ranks:
+        raise ConfigError(
+            f"the plan is for {plan.ranks} ranks, the topology has {options.num_ranks}; make it again"
+        )
 
 
 def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan:
@@ -64,26 +150,32 @@ def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan
     """
     options = option_costs(inputs, calibration)
     placement = placement_of(plan, options)
-    excess = placement.memory - options.capacity
-    if (excess > 0).any():
-        rank, kind = (int(each) for each in np.unravel_index(np.argmax(excess), excess.shape))
-        held = [
-            (options.shard_memory[placement.option[table], kind], name)
-            for table, name in enumerate(options.table_names)
-            if placement.owns[table, rank]
-        ]
-        largest = f"; its largest shard is of {max(held)[1]}" if held else ""
-        raise CapacityError(
-            f"the plan does not fit: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
-            f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
-        )
+    _check_fits(placement, "the plan does not fit")
     found = search(options)
     if found is None:
         # The search misses plans of memories that are full to the brim; this one fits.
         bound = aggregate_bound(options)
         found = Found(placement, bound, bound.seconds)
     seconds = min(found.bound_seconds, placement.seconds)
-    return _describe(Found(placement, found.bound, seconds), inputs, calibration)
+    return _describe(Found(placement, found.bound, seconds), inputs, calibration, plan)
+
+
+def _check_fits(placement: Placement, failure: str) -> None:
+    options = placement.options
+    excess = placement.memory - options.capacity
+    if (excess <= 0).all():
+        return
+    rank, kind = (int(each) for each in np.unravel_index(np.argmax(excess), excess.shape))
+    held = [
+        (options.shard_memory[placement.option[table], kind], name)
+        for table, name in enumerate(options.table_names)
+        if placement.owns[table, rank]
+    ]
+    largest = f"; its largest shard is of {max(held)[1]}" if held else ""
+    raise CapacityError(
+        f"{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
+        f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
+    )
 
 
 def alternatives(
@@ -116,6 +208,7 @@ def alternatives(
                 None if seconds is None else seconds * 1e3,
                 _bytes(options, option),
                 {each: float(ms) for each, ms in zip(RESOURCES, load * 1e3, strict=True)},
+                None if np.isnan(options.hits[option, 0]) else float(options.hits[option, 0]),
             )
         )
     return sorted(
@@ -129,38 +222,38 @@ def placement_of(plan: Plan, options: Options) -> Placement:
     Raises:
         ConfigError: the plan is for other tables or ranks, or has an option that is not offered.
     """
-    if plan.ranks != options.num_ranks:
-        raise ConfigError(
-            f"the plan is for {plan.ranks} ranks, the topology has {options.num_ranks}; make it again"
-        )
+    _check_ranks(plan, options)
     missing = sorted(set(options.table_names) - set(plan.tables))
     others = sorted(set(plan.tables) - set(options.table_names))
     if missing or others:
         word, names = ("lacks", missing) if missing else ("has, but the inputs lack,", others)
         raise ConfigError(f"the plan {word} the tables {', '.join(names[:5])}; make it again")
     placement = Placement(options)
-    for table, name in enumerate(options.table_names):
-        entry = plan.tables[name]
-        option = _option_of(plan, name, options, table)
-        shape = options.shape_of(option)
-        ranks = np.asarray([] if entry.ranks == "all" else entry.ranks, np.int64)
-        expected = 0 if shape.span is Span.ALL else shape.num_shards
-        within = options.ranks_per_node
-        num_nodes = len(np.unique(ranks // within))
-        if len(ranks) != expected or len(np.unique(ranks)) != expected:
-            wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
-            raise plan.refuse(
-                name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}"
-            )
-        if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
-            raise plan.refuse(name, "ranks", f"ranks are 0 to {options.num_ranks - 1}")
-        whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
-        if whole is not None and num_nodes != whole:
-            raise plan.refuse(
-                name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}"
-            )
-        placement.put(table, option, ranks)
+    for name in options.table_names:
+        _put(placement, plan, name)
     return placement
+
+
+def _put(placement: Placement, plan: Plan, name: str) -> None:
+    """Adds a table as the plan has it."""
+    options, entry = placement.options, plan.tables[name]
+    table = options.table_names.index(name)
+    option = _option_of(plan, name, options, table)
+    shape = options.shape_of(option)
+    ranks = np.asarray([] if entry.ranks == "all" else entry.ranks, np.int64)
+    expected = 0 if shape.span is Span.ALL else shape.num_shards
+    num_nodes = len(np.unique(ranks // options.ranks_per_node))
+    if len(ranks) != expected or len(np.unique(ranks)) != expected:
+        wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
+        raise plan.refuse(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
+    if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
+        raise plan.refuse(name, "ranks", f"ranks are 0 to {options.num_ranks - 1}")
+    whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
+    if whole is not None and num_nodes != whole:
+        raise plan.refuse(
+            name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}"
+        )
+    placement.put(table, option, ranks)
 
 
 def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
@@ -192,10 +285,14 @@ def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
     )
 
 
-def _describe(found: Found, inputs: PlanInputs, calibration: Calibration) -> Plan:
+def _describe(
+    found: Found, inputs: PlanInputs, calibration: Calibration, before: Plan | None
+) -> Plan:
     placement, options, topology = found.placement, found.placement.options, inputs.topology
     prices = option_prices(options, found.bound)
     price = topology.price_per_hour * topology.nodes
+    full = first_full_day(placement, inputs, calibration)
+    simulated = replayed_step(placement, inputs, calibration)
     samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
     return Plan(
         version=1,
@@ -204,23 +301,28 @@ def _describe(found: Found, inputs: PlanInputs, calibration: Calibration) -> Pla
         solver=found.bound.solver,
         ranks=options.num_ranks,
         step_ms=_rounded(placement.seconds * 1e3),
+        simulated_ms=None if simulated is None else _rounded(simulated.seconds * 1e3),
         bound_ms=_rounded(found.bound_seconds * 1e3),
         gap=_rounded(found.gap, 3),
         price_per_hour=_rounded(price),
         price_per_billion_samples=_rounded(price / samples_an_hour * 1e9),
+        memory_full=None if full is None else full.text(inputs.start),
         tables={
-            name: _describe_table(placement, table, prices, inputs, calibration)
+            name: _with_pin(_describe_table(placement, table, prices, inputs), name, before)
             for table, name in enumerate(options.table_names)
         },
     )
 
 
+def _with_pin(table: TablePlan, name: str, before: Plan | None) -> TablePlan:
+    """With the digest of what was chosen; pinned where it was kept."""
+    old = None if before is None else before.tables.get(name)
+    is_kept = old is not None and old.is_kept
+    return table.model_copy(update={"made": table.choice_digest, "pinned": is_kept})
+
+
 def _describe_table(
-    placement: Placement,
-    table: int,
-    prices: Floats,
-    inputs: PlanInputs,
-    calibration: Calibration,
+    placement: Placement, table: int, prices: Floats, inputs: PlanInputs
 ) -> TablePlan:
     options = placement.options
     name = options.table_names[table]
@@ -229,22 +331,28 @@ def _describe_table(
     load = options.base[option] + options.shard[option]
     next_best = _next_best(placement, table, prices)
     because = f"{load.max() * 1e3:.3g} ms on its busiest rank, most of it {_resource(load)}"
+    other = "" if next_best is None else next_best.kind
+    if next_best is not None and next_best.storage != storage:
+        other = f"{other} in {next_best.storage}"
     if next_best is None:
         because += "; no other option fits"
     elif next_best.step_ms > 0:
-        because += f"; {next_best.kind} would make the step {next_best.step_ms:.3g} ms longer"
+        because += f"; {other} would make the step {next_best.step_ms:.3g} ms longer"
     elif next_best.bytes > 0:
-        because += f"; {next_best.kind} would need {_size(next_best.bytes)} more on a rank"
+        because += f"; {other} would need {_size(next_best.bytes)} more on a rank"
     else:
-        because += f"; {next_best.kind} would not make the step shorter, as others bound it"
+        because += f"; {other} would not make the step shorter, as others bound it"
+    hits = options.hits[option]
+    hits = hits[~np.isnan(hits)]
+    if len(hits):
+        because += f"; its first tier has the rows of {hits[0]:.1%} of its ids"
     if "pooled" in inputs.transfers and not spec.is_pooled:
-        because += "; its rows travel, as a feature has no pooling"
+        because += f"; its rows travel, as {_pooling(spec)}: owners pool sums and means"
     if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
         because += f"; no column blocks, as {spec.method} couples columns"
     ranks = placement.ranks(table)
-    costs = calibration.storages[storage]
-    state = spec.state_width * max(spec.element_bytes, 4)
-    row_bytes = (costs.key_bytes + spec.dim * spec.element_bytes + state) * costs.overhead
+    row_bytes = TableConfig("planned", spec.dim, spec.dtype, state_width=spec.state_width).row_bytes
+    memory = (options.base_memory + options.shard_memory)[option]
     return TablePlan(
         kind=shape.kind,
         ranks="all" if shape.span is Span.ALL else [int(rank) for rank in ranks],
@@ -252,12 +360,24 @@ def _describe_table(
         transfer=shape.transfer,
         storage=storage,
         rows=spec.expected_rows,
-        table_bytes=int(spec.expected_rows * row_bytes),
+        table_bytes=int(spec.expected_rows * (_KEY_BYTES + row_bytes)),
         bytes=_bytes(options, option),
+        memory={
+            kind: int(each)
+            for kind, each in zip(options.memories, memory, strict=True)
+            if each or len(memory) == 1
+        },
+        hit_rates=[_rounded(float(each), 4) for each in hits] if len(hits) else None,
         ms=_rounded(float(load.max()) * 1e3),
         because=because,
         next_best=next_best,
     )
+
+
+def _pooling(spec: TableSpec) -> str:
+    name = spec.of_rows[0]
+    pooling = spec.features[name].pooling
+    return f"{name} is not pooled" if pooling == "none" else f"{name} is pooled by {pooling}"
 
 
 def _next_best(placement: Placement, table: int, prices: Floats) -> NextBest | None:

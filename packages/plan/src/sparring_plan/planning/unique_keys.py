@@ -1,11 +1,14 @@
-"""Distinct keys of a batch whose ids follow Zipf's law."""
+"""Distinct keys of a batch, from how often each key is asked for."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["unique_keys"]
+__all__ = ["Floats", "KeyBins", "unique_keys", "zipf_bins"]
 
 _NUM_BINS = 256
 _EXACT = 32
@@ -14,23 +17,58 @@ _MOST_AT_ONCE = 1024
 Floats = NDArray[np.float64]
 
 
-def unique_keys(num_rows: Floats, skew: Floats, num_ids: Floats) -> Floats:
-    """Expected number of distinct keys among `num_ids` draws: Σᵢ 1 − (1 − pᵢ)^x.
+@dataclass(frozen=True, slots=True)
+class KeyBins:
+    """Keys of several tables, those that are asked for about as often in one bin.
 
-    The most frequent keys count one by one, the others in bins of equal width on a logarithmic
+    Args:
+        counts: (tables, bins): keys; 0 where a table has fewer bins.
+        probability: (tables, bins): that an id is one certain key of the bin.
+    """
+
+    counts: Floats
+    probability: Floats
+
+    @classmethod
+    def joined(cls, parts: Sequence[KeyBins]) -> KeyBins:
+        """The tables of all parts, in their order."""
+        most = max(part.counts.shape[1] for part in parts)
+
+        def padded(bins: Floats) -> Floats:
+            return np.pad(bins, ((0, 0), (0, most - bins.shape[1])))
+
+        return cls(
+            np.concatenate([padded(part.counts) for part in parts]),
+            np.concatenate([padded(part.probability) for part in parts]),
+        )
+
+    def __getitem__(self, tables: slice) -> KeyBins:
+        return KeyBins(self.counts[tables], self.probability[tables])
+
+    def unique_keys(self, num_ids: Floats) -> Floats:
+        """Expected distinct keys among `num_ids` draws, (tables,): Σᵢ 1 − (1 − pᵢ)^x."""
+        parts = []
+        for at in range(0, len(self.counts), _MOST_AT_ONCE):
+            part = self[at : at + _MOST_AT_ONCE]
+            ids = num_ids[at : at + _MOST_AT_ONCE]
+            found = np.sum(part.counts * part.asked(ids), axis=1)
+            parts.append(np.minimum(found, np.minimum(part.counts.sum(axis=1), ids)))
+        return np.concatenate(parts)
+
+    def asked(self, num_ids: Floats) -> Floats:
+        """(tables, bins): the chance that a key of the bin is among `num_ids` draws."""
+        log_not = np.log1p(-np.minimum(self.probability, 1 - 1e-15))
+        asked: Floats = -np.expm1(num_ids[:, None] * log_not)
+        return asked
+
+
+def zipf_bins(num_rows: Floats, skew: Floats) -> KeyBins:
+    """Keys whose probabilities follow Zipf's law.
+
+    The most frequent keys are one by one, the others in bins of equal width on a logarithmic
     scale, each with the probability of its geometric middle. All arguments are of shape (n,).
     """
-    parts = [
-        _unique_keys(num_rows[at:], skew[at:], num_ids[at:])
-        for at in range(0, len(num_rows), _MOST_AT_ONCE)
-    ]
-    return np.concatenate(parts)
-
-
-def _unique_keys(num_rows: Floats, skew: Floats, num_ids: Floats) -> Floats:
-    rows, alpha, ids = (
-        each[:_MOST_AT_ONCE, None].astype(np.float64) for each in (num_rows, skew, num_ids)
-    )
+    rows, alpha = num_rows[:, None].astype(np.float64), skew[:, None].astype(np.float64)
     exact = np.arange(1, _EXACT + 1, dtype=np.float64)[None, :]
     steps = np.linspace(0, 1, _NUM_BINS + 1)[None, :]
     # Keys _EXACT + 1 … rows, from half before the first to half after the last.
@@ -41,7 +79,9 @@ def _unique_keys(num_rows: Floats, skew: Floats, num_ids: Floats) -> Floats:
         [np.broadcast_to(exact, (len(rows), _EXACT)), np.sqrt(edges[:, 1:] * edges[:, :-1])], axis=1
     )
     weights = middles**-alpha
-    probability = weights / np.sum(counts * weights, axis=1, keepdims=True)
-    seen = -np.expm1(ids * np.log1p(-np.minimum(probability, 1 - 1e-15)))
-    found: Floats = np.minimum(np.sum(counts * seen, axis=1), np.minimum(rows, ids)[:, 0])
-    return found
+    return KeyBins(counts, weights / np.sum(counts * weights, axis=1, keepdims=True))
+
+
+def unique_keys(num_rows: Floats, skew: Floats, num_ids: Floats) -> Floats:
+    """Expected number of distinct keys among `num_ids` draws by Zipf's law; all of shape (n,)."""
+    return zipf_bins(num_rows, skew).unique_keys(num_ids)

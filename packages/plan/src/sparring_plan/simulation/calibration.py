@@ -15,7 +15,7 @@ from sparring.contracts import TableConfig
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["Calibration", "best_seconds", "calibrate"]
 
 _NUM_ROWS, _NUM_KEYS, _NUM_MESSAGES, _ROUNDS = 200_000, 16_384, 500, 7
 
@@ -49,13 +49,13 @@ def calibrate(
     rows = np.zeros((_NUM_ROWS, dim), np.float32)
     with open_storage(backend, table, plugin_manager=plugin_manager) as storage:
         storage.upsert(keys, rows)
-        find = _best(lambda: storage.find(some)) / _NUM_KEYS
+        find = best_seconds(lambda: storage.find(some)) / _NUM_KEYS
     gradients = rows[:_NUM_KEYS]
     accumulator = _native.GradientAccumulator(dim, table.computing_dtype.name)
     accumulator.add(some, gradients)
-    add = _best(lambda: accumulator.add(some, gradients)) / _NUM_KEYS
+    add = best_seconds(lambda: accumulator.add(some, gradients)) / _NUM_KEYS
     places = random.permutation(_NUM_KEYS).astype(np.int64)
-    move = _best(lambda: _native.place_rows(gradients, places, rows)) / _NUM_KEYS
+    move = best_seconds(lambda: _native.place_rows(gradients, places, rows)) / _NUM_KEYS
     return Calibration(find, add, move, _message_seconds())
 
 
@@ -73,10 +73,11 @@ def _message_seconds() -> float:
                 while not (link.is_done(coming) and link.is_done(going)):
                     pass
 
-        return _best(pass_messages) / _NUM_MESSAGES / 2
+        return best_seconds(pass_messages) / _NUM_MESSAGES / 2
 
 
-def _best(call: Callable[[], object]) -> float:
+def best_seconds(call: Callable[[], object]) -> float:
+    """The shortest of some calls."""
     times = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

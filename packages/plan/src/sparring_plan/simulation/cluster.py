@@ -152,15 +152,27 @@ class Cluster:
         world_size: ranks.
         network: how long messages take.
         num_machines: how many machines to simulate; more than one gives the same times.
+        has_one_core: a rank's one core drives, finds, adds, and carries its messages within the
+            machine.
     """
 
-    def __init__(self, world_size: int, network: Network, num_machines: int = 1) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        network: Network,
+        num_machines: int = 1,
+        *,
+        has_one_core: bool = False,
+    ) -> None:
         self.world_size = world_size
         self.network = network
         self.clock = Clock()
         self.links_out = [Worker() for _ in range(num_machines)]
         self.links_in = [Worker() for _ in range(num_machines)]
         self.ranks = [Rank(each, self) for each in range(num_machines * network.ranks_per_machine)]
+        if has_one_core:
+            for rank in self.ranks:
+                rank.lane = rank.near_out = rank.near_in = rank.driver
 
     def is_near(self, rank: int, peer: int) -> bool:
         """Whether two ranks are on one machine."""

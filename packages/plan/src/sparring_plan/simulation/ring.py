@@ -14,57 +14,124 @@ import numpy.typing as npt
 from sparring import (
     KEY_BYTES,
     MOST_FINDS,
-    ChunkTransfer,
     Codec,
-    chunk_transfers,
+    chunks_of,
     gradient_bytes,
     reply_bytes,
 )
 from sparring_plan.simulation.cluster import Group, Message, Phase, Rank
 from sparring_plan.simulation.model import Compute
 
-__all__ = ["PullPhase", "PushPhase", "Stream"]
+__all__ = ["Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "row_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """One message of a stream, and the work that it brings.
+
+    Args:
+        number: of the part in its stream.
+        key_bytes, row_bytes, gradient_bytes: of the message to the owner, of its answer, and of the
+            gradients that go there.
+        find_seconds, add_seconds: of the owner's lane, to answer, and to add the gradients up.
+        move_seconds: of the driving thread that writes or places rows.
+    """
+
+    number: int
+    key_bytes: int
+    row_bytes: int
+    gradient_bytes: int
+    find_seconds: float
+    add_seconds: float
+    move_seconds: float
+
+
+Parts = Sequence[StreamPart]
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Exchange of a ring.
+    """Exchange of a ring, of one rank.
 
     Args:
         group: who takes part.
-        counts: ``(group.size, 1)``: keys at each hop, those of a rank's own shard first.
-        codecs: of the table.
-        chunk_rows: the most keys in a message.
-        chunks_in_flight: the most chunks under way, each way.
-        compute: seconds for each row.
+        asked: of each hop, the parts that the rank asks for or sends; of hop 0 its own.
+        served: of each hop, the parts that others ask it for or send to it.
+        chunks_in_flight: the most parts under way, each way.
     """
 
     group: Group
-    counts: npt.NDArray[np.int64]
-    codecs: Sequence[Codec]
-    chunk_rows: int
+    asked: Sequence[Parts]
+    served: Sequence[Parts]
     chunks_in_flight: int
-    compute: Compute
 
-    def transfers(self) -> Iterator[ChunkTransfer]:
-        """The chunks of all hops but the first, in the order of hops."""
-        return chunk_transfers(range(1, self.group.size), self.counts, self.chunk_rows)
+    def asked_parts(self) -> Iterator[_Planned]:
+        """Parts that go to others, in the order of hops."""
+        return _planned(self.asked)
 
-    def own_transfers(self) -> Iterator[ChunkTransfer]:
-        """The chunks of a rank's own shard."""
-        return chunk_transfers([0], self.counts, self.chunk_rows)
+    def served_parts(self) -> Iterator[_Planned]:
+        """Parts that others send, in the order of hops."""
+        return _planned(self.served)
+
+    def own_parts(self) -> Parts:
+        """Parts that the rank asks of itself."""
+        return self.asked[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    hop: int
+    part: StreamPart
+
+
+def _planned(hops: Sequence[Parts]) -> Iterator[_Planned]:
+    for hop, parts in enumerate(hops[1:], start=1):
+        for part in parts:
+            yield _Planned(hop, part)
+
+
+def row_parts(
+    counts: npt.NDArray[np.int64],
+    codecs: tuple[Sequence[Codec], Sequence[Codec]],
+    compute: Sequence[Compute],
+    chunk_rows: int,
+) -> list[StreamPart]:
+    """The chunks of a stream of keys.
+
+    Args:
+        counts: ``(tables,)``: keys of each table.
+        codecs: of rows and of gradients, of each table.
+        compute: seconds for each row, of each table.
+        chunk_rows: the most keys in a message.
+    """
+    rows, gradients = codecs
+    found = []
+    for chunk in chunks_of(counts, chunk_rows):
+        each = [(part.count, compute[part.table]) for part in chunk.slices]
+        found.append(
+            StreamPart(
+                chunk.number,
+                chunk.count * KEY_BYTES,
+                reply_bytes(chunk, rows),
+                gradient_bytes(chunk, gradients),
+                sum(count * of.find_seconds_per_row for count, of in each),
+                sum(count * of.add_seconds_per_row for count, of in each),
+                sum(count * of.move_seconds_per_row for count, of in each),
+            )
+        )
+    return found
 
 
 @dataclass(slots=True)
 class _Asked:
-    planned: ChunkTransfer
+    planned: _Planned
     has_sent: bool = False
     has_placed: bool = False
 
 
 @dataclass(slots=True)
 class _Served:
-    planned: ChunkTransfer
+    planned: _Planned
     is_submitted: bool = False
     is_found: bool = False
     is_sent: bool = False
@@ -100,21 +167,17 @@ class PullPhase(_RingPhase):
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)
-        self._to_ask, self._to_serve = stream.transfers(), stream.transfers()
-        self._own = stream.own_transfers()
+        self._to_ask, self._to_serve = stream.asked_parts(), stream.served_parts()
+        self._own = iter(stream.own_parts())
         self._asked: deque[_Asked] = deque()
         self._served: deque[_Served] = deque()
         self._num_finding = 0
+        self._place_seconds: dict[tuple[int, int], float] = {}
 
     def take_seconds(self, message: Message) -> float:
         if message.kind == "keys":
             return 0.0
-        rows = self._rows_of(message)
-        return rows * self.stream.compute.move_seconds_per_row
-
-    def _rows_of(self, message: Message) -> int:
-        total = int(self.stream.counts[message.hop, 0])
-        return min(self.stream.chunk_rows, total - message.chunk * self.stream.chunk_rows)
+        return self._place_seconds[message.hop, message.chunk]
 
     def advance(self) -> None:
         self._ask()
@@ -125,7 +188,7 @@ class PullPhase(_RingPhase):
 
     def _ask(self) -> None:
         for asked in self._asked:
-            key = ("rows", asked.planned.hop, asked.planned.chunk.number)
+            key = ("rows", asked.planned.hop, asked.planned.part.number)
             asked.has_placed = asked.has_placed or key in self.come
         while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
             self._asked.popleft()
@@ -135,9 +198,11 @@ class PullPhase(_RingPhase):
                 return
             asked = _Asked(planned)
             self._asked.append(asked)
-            message = Message(self.number, "keys", planned.hop, planned.chunk.number)
+            place = planned.hop, planned.part.number
+            self._place_seconds[place] = planned.part.move_seconds
+            message = Message(self.number, "keys", planned.hop, planned.part.number)
             peer = self.stream.group.peer(self.rank.number, planned.hop)
-            when_left = self.rank.send(message, planned.chunk.count * KEY_BYTES, peer)
+            when_left = self.rank.send(message, planned.part.key_bytes, peer)
             when_left(partial(self._keys_left, asked))
 
     def _keys_left(self, asked: _Asked) -> None:
@@ -157,8 +222,8 @@ class PullPhase(_RingPhase):
             if served.is_found and not served.is_sent and served.planned.hop not in later:
                 served.is_sent = True
                 planned = served.planned
-                num_bytes = reply_bytes(planned.chunk, self.stream.codecs)
-                message = Message(self.number, "rows", planned.hop, planned.chunk.number)
+                num_bytes = planned.part.row_bytes
+                message = Message(self.number, "rows", planned.hop, planned.part.number)
                 peer = self.stream.group.peer(self.rank.number, -planned.hop)
                 when_left = self.rank.send(message, num_bytes, peer)
                 when_left(partial(self._rows_left, served))
@@ -170,22 +235,20 @@ class PullPhase(_RingPhase):
         self.advance()
 
     def _find(self) -> None:
-        seconds_per_row = self.stream.compute.find_seconds_per_row
         for served in self._served:
             if self._num_finding >= MOST_FINDS:
                 return
-            key = ("keys", served.planned.hop, served.planned.chunk.number)
+            key = ("keys", served.planned.hop, served.planned.part.number)
             if served.is_submitted or key not in self.come:
                 continue
             served.is_submitted = True
             self._num_finding += 1
-            self.rank.work(
-                served.planned.chunk.count * seconds_per_row, partial(self._found, served)
-            )
-        planned = None if self._num_finding else next(self._own, None)
-        if planned is not None:
+            seconds = served.planned.part.find_seconds
+            self.rank.work(seconds, partial(self._found, served))
+        own = None if self._num_finding else next(self._own, None)
+        if own is not None:
             self._num_finding += 1
-            self.rank.work(planned.chunk.count * seconds_per_row, partial(self._found, None))
+            self.rank.work(own.find_seconds, partial(self._found, None))
 
     def _found(self, served: _Served | None) -> None:
         self._num_finding -= 1
@@ -199,16 +262,16 @@ class PushPhase(_RingPhase):
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)
-        self._to_send, self._to_receive = stream.transfers(), stream.transfers()
+        self._to_send, self._to_receive = stream.asked_parts(), stream.served_parts()
         self._num_leaving = 0
-        self._received: deque[ChunkTransfer] = deque()
+        self._received: deque[_Planned] = deque()
         self._num_submitted = 0
         self._num_adding = 0
 
     def start(self) -> None:
-        own = sum(planned.chunk.count for planned in self.stream.own_transfers())
+        own = sum(part.add_seconds for part in self.stream.own_parts())
         self._num_adding = 1
-        self.rank.work(own * self.stream.compute.add_seconds_per_row, partial(self._added, None))
+        self.rank.work(own, partial(self._added, None))
         self.advance()
 
     def advance(self) -> None:
@@ -218,10 +281,10 @@ class PushPhase(_RingPhase):
                 break
             self._num_leaving += 1
             when_left = self.rank.send(
-                Message(self.number, "gradients", planned.hop, planned.chunk.number),
-                gradient_bytes(planned.chunk, self.stream.codecs),
+                Message(self.number, "gradients", planned.hop, planned.part.number),
+                planned.part.gradient_bytes,
                 self.stream.group.peer(self.rank.number, planned.hop),
-                seconds=planned.chunk.count * self.stream.compute.move_seconds_per_row,
+                seconds=planned.part.move_seconds,
             )
             when_left(self._left)
         while len(self._received) < self.stream.chunks_in_flight:
@@ -231,14 +294,11 @@ class PushPhase(_RingPhase):
             self._received.append(planned)
         while self._num_submitted < len(self._received):
             planned = self._received[self._num_submitted]
-            if ("gradients", planned.hop, planned.chunk.number) not in self.come:
+            if ("gradients", planned.hop, planned.part.number) not in self.come:
                 break
             self._num_submitted += 1
             self._num_adding += 1
-            self.rank.work(
-                planned.chunk.count * self.stream.compute.add_seconds_per_row,
-                partial(self._added, planned),
-            )
+            self.rank.work(planned.part.add_seconds, partial(self._added, planned))
         if not (self._num_leaving or self._received or self._num_adding):
             self.end()
 
@@ -246,7 +306,7 @@ class PushPhase(_RingPhase):
         self._num_leaving -= 1
         self.advance()
 
-    def _added(self, planned: ChunkTransfer | None) -> None:
+    def _added(self, planned: _Planned | None) -> None:
         self._num_adding -= 1
         if planned is not None:
             assert self._received.popleft() is planned

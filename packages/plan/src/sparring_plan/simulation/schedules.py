@@ -20,7 +20,7 @@ from sparring.contracts import new_header
 from sparring_plan.simulation.cluster import Group, Phase, Rank
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.phases import AllToAll, Computing
-from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream
+from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream, row_parts
 
 __all__ = ["phases_of"]
 
@@ -132,14 +132,11 @@ class _Plan:
 
     def _stream(self, group: Group, num_keys: int) -> Stream:
         workload = self._workload
-        return Stream(
-            group,
-            _spread(num_keys, group.size),
-            self._codecs,
-            workload.chunk_rows,
-            workload.chunks_in_flight,
-            self._compute,
-        )
+        parts = [
+            row_parts(each, (self._codecs, self._codecs), [self._compute], workload.chunk_rows)
+            for each in _spread(num_keys, group.size)
+        ]
+        return Stream(group, parts, parts, workload.chunks_in_flight)
 
     def _moving(self, counts: Counts) -> Callable[[int], float]:
         seconds = self._compute.move_seconds_per_row

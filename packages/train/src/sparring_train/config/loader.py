@@ -13,6 +13,7 @@ from sparring_train.config.backends import check_backends
 from sparring_train.config.explanations import explain
 from sparring_train.config.overrides import apply_override
 from sparring_train.config.partial import right_sections
+from sparring_train.config.plan import check_plan
 from sparring_train.config.problems import Place, Problem, describe_value, raise_problems
 from sparring_train.config.run import RunConfig, check_together
 from sparring_train.config.yaml_text import MAX_BYTES, ParsedText, parse_yaml
@@ -75,6 +76,7 @@ def parse_config(
             problems += explain(more, value, parsed.places, model=RunConfig)
     if plugin_manager is not None:
         problems += check_backends(sections, value, parsed.places, plugin_manager)
+        problems += check_plan(sections, parsed.places, plugin_manager)
     problems = parsed.problems + [each for each in problems if each.path not in told]
     if problems:
         raise_problems(problems)

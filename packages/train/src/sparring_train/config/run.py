@@ -125,6 +125,13 @@ class RunConfig(Section):
     snapshots: SnapshotsConfig = Field(
         SnapshotsConfig(), description="Where and how often the run is saved."
     )
+    plan: str | None = Field(
+        None,
+        min_length=1,
+        description="How tables are sharded over ranks: the file of a plan, as `sparring plan make` "
+        "writes it, or `auto`, which makes one from the tables and ranks when the run begins; both by "
+        "sparring-plan, and without it `auto` is `row_wise`. Null: each table as `tables` says.",
+    )
     collective: CollectiveConfig = Field(
         CollectiveConfig(), description="How ranks exchange keys, rows and gradients."
     )

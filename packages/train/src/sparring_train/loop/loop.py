@@ -22,6 +22,7 @@ from sparring import (
 from sparring.errors import DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.data.batches import take
+from sparring_train.job_plan import plan_of_run
 from sparring_train.logs import logs_written
 from sparring_train.loop.model import Batch, Source, Trainer
 from sparring_train.loop.run_metrics import metrics_written
@@ -56,8 +57,8 @@ def run_training(
 
     Raises:
         CapacityError: the tables hold more than `tables.memory_bytes`.
-        ConfigError: an optimizer that does not exist, or rows or snapshots of an earlier run where
-            this one begins without `snapshots.resume`.
+        ConfigError: an optimizer that does not exist, a plan that does not fit, or rows or snapshots
+            of an earlier run where this one begins without `snapshots.resume`.
         DataError: data that is missing or malformed.
         NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
         PluginError: a storage, the report or the format of metrics cannot be had.
@@ -79,6 +80,7 @@ def run_training(
             memory_bytes=config.tables.memory_bytes,
             config=config.shared(),
             plugin_manager=plugin_manager,
+            plan=plan_of_run(config, job.collective, job.membership, plugin_manager, progress),
         ) as container,
         logs_written(container, config.logging),
         _traced(container, config.report.trace_path),

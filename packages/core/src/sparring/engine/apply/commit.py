@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparring.contracts.storage import Storage
 from sparring.engine.memory_budget import check_memory
 from sparring.engine.state import EngineState
-from sparring.errors import CapacityError, DeviceError, PartialStepError
+from sparring.engine.tables import TableEntry
+from sparring.errors import CapacityError, DeviceError, InvalidArgumentError, PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import decide_unseen
 
@@ -29,9 +30,11 @@ class Commit:
     """Vote of a rank, and its outcome."""
 
     num_rows: dict[str, int]
-    """Table → rows that this rank will change."""
+    """Table → rows that this rank will change, or keys that have gradients."""
     touched: list[str]
     """The tables of which any rank will change rows, in the order of declaration."""
+    num_kept: dict[str, int] = field(default_factory=dict)
+    """Block of columns → rows that this rank will change, without those that were not admitted."""
 
 
 @contextmanager
@@ -51,8 +54,34 @@ def committing(state: EngineState) -> Iterator[Commit]:
     if state.collective.world_size == 1:
         commit.touched = list(filter(commit.num_rows.get, names))
         return
-    totals = state.exchange.commit([commit.num_rows.get(name, 0) for name in names], refusal)
-    commit.touched = [name for name, total in zip(names, totals, strict=True) if total]
+    blocks = [each for each in state.tables.entries.values() if each.block is not None]
+    sizes = [0 if each.storage is None else each.storage.size for each in blocks]
+    kept = [commit.num_kept.get(each.config.name, 0) for each in blocks]
+    counts = [*(commit.num_rows.get(name, 0) for name in names), *kept, *sizes]
+    totals = state.exchange.commit(counts, refusal)
+    commit.touched = [name for name, total in zip(names, totals, strict=False) if total]
+    of_blocks = totals[len(names) :]
+    _check_alike(blocks, list(zip(of_blocks[: len(kept)], of_blocks[len(kept) :], strict=True)))
+
+
+def _check_alike(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]) -> None:
+    """Refuses a step, on all ranks, where blocks of columns of one table have come apart.
+
+    Args:
+        blocks: of all tables that are divided.
+        counts: of each, over all ranks: rows that the step changes, and rows before it.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    for each, found in zip(blocks, counts, strict=True):
+        name = each.table_name
+        expected = first.setdefault(name, found)
+        if found != expected:
+            raise InvalidArgumentError(
+                f"table {name!r}: block {each.config.name!r} of its columns has {found[1]} rows, of "
+                f"which this step changes {found[0]}; its first block has {expected[1]}, and changes "
+                f"{expected[0]}. No row was changed. Restart all ranks from the last snapshot",
+                table=name,
+            )
 
 
 @contextmanager

@@ -6,15 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from sparring.contracts.kernel_set import KernelSet
 from sparring.engine.apply.commit import agreed, committing
-from sparring.engine.apply.gather import Gathered, TableUpdate, Update, gather_rows, no_update
+from sparring.engine.apply.gather import (
+    Gathered,
+    TableUpdate,
+    Update,
+    gather_rows,
+    no_update,
+    num_kept,
+)
 from sparring.engine.apply.gradients import (
     check_owned,
     kernels_of_step,
     owned_gradients,
     taken_gradients,
 )
+from sparring.engine.apply.whole_updates import block_shape, whole_updates
 from sparring.engine.apply.write import write_rows
+from sparring.engine.column_blocks import table_names
 from sparring.engine.state import EngineState
+from sparring.kernels.cpu import HOST
 
 __all__ = ["apply_update"]
 
@@ -34,8 +44,14 @@ def apply_update(state: EngineState, update: Update) -> None:
             if each.update is not None:
                 updates[name] = each.update
                 commit.num_rows[name] = len(each.update.keys)
-    with state.span("update"), agreed(state):
-        update(_with_empty(state, updates, commit.touched, kernels))
+        commit.num_kept = num_kept(gathered)
+    touched = table_names(state.tables, commit.touched)
+    with (
+        state.span("update"),
+        agreed(state),
+        whole_updates(state.tables, updates) as given,
+    ):
+        update(_with_empty(state, given, touched, kernels))
     with state.span("write"):
         write_rows(state, gathered)
     state.end_step()
@@ -52,7 +68,7 @@ def _with_empty(
     for name in touched:
         known = updates.get(name)
         if known is None:
-            table, step = state.tables.entries[name].config, state.counters.steps + 1
-            known = no_update(kernels[name], table, step)
+            table, step = block_shape(state.tables, name), state.counters.steps + 1
+            known = no_update(kernels.get(name, HOST), table, step)
         result.append(known)
     return result

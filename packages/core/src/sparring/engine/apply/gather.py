@@ -15,12 +15,13 @@ from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.results import Keys, Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.apply.commit import check_room
+from sparring.engine.column_blocks import fill_new_rows
 from sparring.engine.state import EngineState
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision, decide_unseen
 from sparring.kernels.mixed_precision import computing_rows
 
-__all__ = ["Gathered", "TableUpdate", "Update", "gather_rows", "no_update"]
+__all__ = ["Gathered", "TableUpdate", "Update", "gather_rows", "no_update", "num_kept"]
 
 
 @dataclass(slots=True)
@@ -79,6 +80,13 @@ def gather_rows(
     return gathered
 
 
+def num_kept(gathered: Mapping[str, Gathered]) -> dict[str, int]:
+    """Rows that will change, by table."""
+    return {
+        name: 0 if each.update is None else len(each.update.keys) for name, each in gathered.items()
+    }
+
+
 def no_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
     """Of a table of which other ranks alone change rows."""
     empty, dtype = kernels.arrays.empty, table.computing_dtype.name
@@ -118,10 +126,7 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
             check_room(storage, len(is_found) - int(np.count_nonzero(is_found)))
     if not len(keys):
         return Gathered(kernels, None, decision)
-    initial = entry.initial_state
-    if initial is not None:
-        initial = arrays.from_host(initial) if len(initial) else None
-    kernels.initialize(rows, keys, found, entry.config, initial)
+    fill_new_rows(entry, rows, keys, found, kernels)
     if entry.config.is_16_bit:
         rows = computing_rows(kernels, entry.config, rows)
     update = TableUpdate(entry.config, keys, rows, gradients, step)

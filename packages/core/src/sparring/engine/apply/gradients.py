@@ -16,7 +16,9 @@ import numpy as np
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Reduction
 from sparring.contracts.kernel_set import KernelSet, TableBags
+from sparring.engine.column_blocks import divided_gradients
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
+from sparring.engine.pooled import take_bag_gradients
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
@@ -42,7 +44,7 @@ def taken_gradients(
     Args:
         are_summed: as of `ResourceManager.take_step`.
     """
-    why_not = try_quiesce(state, Purpose.WRITE)
+    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=True)
     if why_not is None:
         try:
             return state.resources.take_step(are_summed=are_summed), None
@@ -120,7 +122,8 @@ def owned_gradients(
     own, owned = _Own({}, 0), dict[str, OwnedGradients]()
     if why_not is None:
         try:
-            own = own_gradients(state, taken, kernels, looks_later=looks_later)
+            divided = dict.fromkeys(taken.keys() - kernels.keys(), HOST)
+            own = own_gradients(state, taken, {**kernels, **divided}, looks_later=looks_later)
         except Exception as error:
             why_not = error
     state.counters.rows_skipped_non_finite += own.num_skipped
@@ -138,7 +141,8 @@ def owned_gradients(
         return owned
     for works, names in by_device(kernels):
         with state.span("push"):
-            pushed = _pushed(state, works, names, own.summed, why_not, by_rows)
+            summed = divided_gradients(state.tables, own.summed)
+            pushed = _pushed(state, works, names, summed, why_not, by_rows)
         for name, each in zip(names, pushed, strict=True):
             if len(each.keys) or each.error is not None:
                 owned[name] = each
@@ -153,20 +157,24 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
     made by the step.
 
     Returns:
-        `ResourceManager.summed`.
+        `ResourceManager.summed`: by table, or by block of columns of a table that is divided.
 
     Raises:
         BaseException: why this rank, or another, cannot apply a step.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    why_not, taken = try_quiesce(state, Purpose.WRITE), dict[str, Any]()
+    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
+    taken = dict[str, Any]()
     summed, owned = dict[str, SummedByKey](), state.resources.summed
     kernels = dict[str, KernelSet]()
     try:
         if why_not is None:
             taken = state.resources.take(are_summed=True)
         kernels = kernels_of_step(state, taken)
-        summed = {name: _summed(state, name, taken[name], kernels[name]) for name in taken}
+        summed = {
+            name: _summed(state, name, taken[name], kernels.get(name, HOST)) for name in taken
+        }
+        summed = divided_gradients(state.tables, summed)
     except Exception as error:
         why_not = error
     try:
@@ -282,7 +290,7 @@ def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> Su
         return taken.by_key()
     summed: SummedByKey = taken
     if not isinstance(taken, SummedByKey):
-        view = state.tables.entries[name].view
+        view = state.tables.entry(name).view
         handles = None if isinstance(taken, DeviceGradients) else taken.row_handles(view)
         keys, gradients = taken.summed(view)
         summed = SummedByKey(keys, gradients, row_handles=handles)

@@ -9,7 +9,7 @@ from sparring import _native
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.updates import MethodChoice, UpdateRows
 from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
-from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
+from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows, num_kept
 from sparring.engine.apply.gradients import (
     check_owned,
     kernels_of_step,
@@ -17,10 +17,11 @@ from sparring.engine.apply.gradients import (
     taken_gradients,
 )
 from sparring.engine.apply.write import write_fused, write_methods, write_rows
+from sparring.engine.column_blocks import choices_of_parts, table_names
 from sparring.engine.device_gradients import DeviceGradients
 from sparring.engine.memory_budget import check_memory
 from sparring.engine.state import EngineState
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels.cpu import HOST
 from sparring.updates.builtin import NativeMethod, clip_gradients
 
@@ -31,14 +32,15 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
     """As `StepContainer.apply_methods`."""
     taken, refusal = taken_gradients(state, are_summed=False)
     try:
+        choices = choices_of_parts(state.tables, choices)
         _check_choices(taken, choices)
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, UnsupportedError) as error:
         refusal = refusal or error
     step = None
     if state.collective.world_size == 1 and refusal is None:
         step = _straight(state, taken, choices)
     if step is None:
-        return _apply_owned(state, taken, choices, refusal)
+        return table_names(state.tables, _apply_owned(state, taken, choices, refusal))
     _check_rooms(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
@@ -84,6 +86,9 @@ def _apply_owned(
         # A storage that is reached via Python finds rows no faster fused; by rows, they are
         # found while gradients travel.
         by_rows |= {name for name in tables if not _is_native(state, name)}
+        # Native code makes new rows, and rounds, as of a table's first columns.
+        if any(entries[name].block is not None for name in tables):
+            by_rows = set(tables)
     looks_later = looks_later and _may_look_later(state, kernels)
     owned = owned_gradients(state, taken, refusal, kernels, by_rows, looks_later=looks_later)
     there = {name: each for name, each in owned.items() if each.kernels is not HOST}
@@ -105,6 +110,7 @@ def _apply_owned(
             step = _fused(state, waiting, choices)
             _check_rooms(state, waiting, step)
         commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
+        commit.num_kept = num_kept(gathered)
     if by_rows:
         with agreed(state):
             for name, each in gathered.items():

@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StorageUpdate
-from sparring.contracts.kernels import DeviceArray, Rounding
+from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Evicted, Rows
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.apply.gradients import by_device
+from sparring.engine.column_blocks import rounded_rows
 from sparring.engine.state import EngineState
 from sparring.errors import PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision
-from sparring.kernels.mixed_precision import stored_rows
 from sparring.storage.update import fused_evicted
 
 __all__ = ["write_fused", "write_methods", "write_rows"]
@@ -60,15 +60,14 @@ def write_rows(
 def _upsert(state: EngineState, name: str, gathered: Gathered, update: TableUpdate) -> None:
     entry, kernels, rows = state.tables.entries[name], gathered.kernels, update.rows
     if update.table.is_16_bit:
-        rounding = Rounding(update.keys, entry.initializer.rounding_seed, update.step)
-        rows = stored_rows(kernels, update.table, rows, rounding)
+        rows = rounded_rows(entry, update.keys, rows, update.step, kernels)
     assert entry.storage is not None
     if gathered.row_handles is None:
         upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
     else:
         upsert = partial(_upsert_by_handles, gathered.row_handles, update.table, rows)
     _write(state, name, kernels, update.keys, upsert)
-    state.counters.rows_updated += len(update.keys)
+    state.counters.rows_updated += len(update.keys) if entry.is_first else 0
 
 
 def _upsert_by_handles(
@@ -298,8 +297,9 @@ def _applied_fused(state: EngineState, step: Any, names: Sequence[str]) -> Excep
 
 def _count_refused(state: EngineState, name: str, num_refused: int) -> None:
     """Counts gradients that an admission filter dropped."""
-    state.tables.entries[name].num_not_admitted += num_refused
-    state.counters.gradients_not_admitted += num_refused
+    entry = state.tables.entries[name]
+    entry.num_not_admitted += num_refused
+    state.counters.gradients_not_admitted += num_refused if entry.is_first else 0
 
 
 def _raise_interrupted(

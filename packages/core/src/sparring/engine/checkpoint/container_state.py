@@ -1,6 +1,7 @@
 """State of a container in a snapshot: its counters, those of admission filters, and last visits.
 
-Each rank counts the keys that it owns. Where the snapshot was made by the same ranks that own the
+Each rank counts the keys that it owns. Blocks of columns of a table count alike: those of the first are
+saved. Where the snapshot was made by the same ranks that own the
 same partitions of a table, its filter takes over its own counters. Otherwise:
 
     frequency     every rank takes the counts of its keys from all filters: exact
@@ -44,14 +45,16 @@ def container_states(state: EngineState) -> dict[str, State]:
     """This rank's, copied."""
     rank = state.collective.rank
     dropped = {
-        entry.config.name: entry.num_not_admitted
+        entry.table_name: entry.num_not_admitted
         for entry in state.tables.entries.values()
-        if entry.num_not_admitted
+        if entry.num_not_admitted and entry.is_first
     }
     filters = {
-        entry.config.name: np.frombuffer(entry.admission_filter.save(), np.uint8)
+        entry.table_name: np.frombuffer(entry.admission_filter.save(), np.uint8)
         for entry in state.tables.entries.values()
-        if entry.admission_filter is not None and not (entry.config.is_replicated and rank)
+        if entry.admission_filter is not None
+        and entry.is_first
+        and not (entry.config.is_replicated and rank)
     }
     states = {
         _CONTAINER: State(
@@ -66,11 +69,11 @@ def container_states(state: EngineState) -> dict[str, State]:
 
 
 def _other_owners(state: EngineState) -> dict[str, npt.NDArray[np.int32]]:
-    """Of each table that the job's shard map does not divide."""
+    """Of each table that the job's shard map does not divide; of blocks of columns, the first's."""
     return {
-        f"owners.{entry.config.name}": entry.layout.owners
+        f"owners.{entry.table_name}": entry.layout.owners
         for entry in state.tables.entries.values()
-        if not np.array_equal(entry.layout.owners, state.shard_map.owners)
+        if entry.is_first and not np.array_equal(entry.layout.owners, state.shard_map.owners)
     }
 
 
@@ -79,8 +82,12 @@ def _visits(state: EngineState) -> State:
     times: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
     for entry in state.tables.expiring:
-        name, visits = entry.config.name, entry.visits
-        if visits is None or (entry.config.is_replicated and state.collective.rank):
+        name, visits = entry.table_name, entry.visits
+        if (
+            visits is None
+            or not entry.is_first
+            or (entry.config.is_replicated and state.collective.rank)
+        ):
             continue
         visits.seal(state.counters.steps)  # of writes since the last step
         visits.merge()
@@ -120,7 +127,7 @@ def _take_filters(
     for entry in state.tables.entries.values():
         if entry.admission_filter is None:
             continue
-        name, layout = entry.config.name, entry.layout
+        name, layout = entry.table_name, entry.layout
         # Of a replicated table all ranks count alike, and the first one saves.
         was_replicated = name in snapshot.tables and (
             snapshot.tables[name].extra.get("placement") == "replicated"
@@ -154,7 +161,7 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
     ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
     for entry in state.tables.expiring:
-        name, owners = entry.config.name, entry.write_log.owners
+        name, owners = entry.table_name, entry.write_log.owners
         # A rank that keeps no row of the table may have saved no visits of it.
         having = [each for each in saved if f"keys.{name}" in each.arrays]
         found = [each.arrays for each in having]
@@ -178,7 +185,7 @@ def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job:
         setattr(state.counters, counter.name, total)
     for entry in state.tables.entries.values():
         entry.num_not_admitted = sum(
-            each["num_not_admitted"].get(entry.config.name, 0) for each in mine
+            each["num_not_admitted"].get(entry.table_name, 0) for each in mine
         )
     state.set_steps(saved[0]["counters"]["steps"])
 

@@ -58,7 +58,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
         error = failure
     coordinator.agree(error)
     assert snapshot is not None
-    names = [entry.config.name for entry in chosen]
+    names = list(dict.fromkeys(entry.table_name for entry in chosen))
     coordinator.all_equal(
         {"step": snapshot.step, "hash": snapshot.manifest_hash, "tables": names},
         "ranks load different snapshots",
@@ -175,7 +175,9 @@ class Load:
         error: Exception | None = None
         try:
             for entry in self._chosen:
-                rows[entry.config.name] = self._load_table(entry)
+                num_rows = self._load_table(entry)
+                if entry.is_first:
+                    rows[entry.table_name] = num_rows
             if self._is_whole:
                 take_counters = take_container_states(state, snapshot)
             states = _states(snapshot, state.collective.rank)
@@ -212,9 +214,12 @@ class Load:
         if entry.visits is not None:
             entry.visits.forget()
         entry.note_part()
-        saved = snapshot.tables[table.name].config
+        name, columns = entry.table_name, None if entry.block is None else entry.block.columns
+        saved = snapshot.tables[name].config
+        if columns is not None:
+            saved = columns.table_of(saved)
         num_rows = 0
-        for chunk in merged_chunks(snapshot, table.name, self._partitions_of(entry)):
+        for chunk in merged_chunks(snapshot, name, self._partitions_of(entry), columns=columns):
             rows: Rows = chunk.rows
             if saved.width != table.width:
                 rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
@@ -256,7 +261,7 @@ def _chosen(
     """The tables to load. All that can be refused is refused here."""
     known = snapshot.tables
     if tables is None:
-        names = list(state.tables.entries)
+        names = list(state.tables.declared)
         more = sorted(set(known) - set(names))
         if more:
             raise InvalidArgumentError(
@@ -272,7 +277,7 @@ def _chosen(
             )
     else:
         names = list(tables)
-    chosen = []
+    chosen: list[TableEntry] = []
     for name in names:
         entry = state.tables.entry(name)
         if name not in known:
@@ -287,7 +292,7 @@ def _chosen(
         else:
             known[name].check(entry.config.with_state(known[name].state_width))
         _warn_of_other_initial_values(known[name], entry.config)
-        chosen.append(entry)
+        chosen.extend(entry.parts)
     return chosen
 
 

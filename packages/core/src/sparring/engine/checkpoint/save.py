@@ -181,12 +181,15 @@ def _table_job(entry: TableEntry, budget: UndoBudget | None, is_delta: bool) -> 
     """Freezes a table; without a budget this rank has no rows of it."""
     storage = entry.storage
     has_scores = storage is not None and storage.capabilities.scores != "none"
-    description = TableDescription.of(entry.config, has_scores=has_scores)
+    block = entry.block
+    table = entry.config if block is None else block.whole.config
+    description = TableDescription.of(table, has_scores=has_scores)
     view = None
     if storage is not None and budget is not None:
         changed = entry.write_log.changed if is_delta else None
         view = CopyOnWriteView(entry.config, storage, budget, changed)
-    return TableJob(description, view, entry.write_log, is_delta)
+    columns = None if block is None else block.columns
+    return TableJob(description, view, entry.write_log, is_delta, columns)
 
 
 def _agreed(

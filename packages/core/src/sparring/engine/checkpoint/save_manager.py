@@ -21,6 +21,7 @@ from functools import partial
 
 from sparring import _native
 from sparring.contracts.checkpoint import Retention, Saved, State
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.results import Keys, ScanChunk
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.tables import WriteLog
@@ -54,6 +55,8 @@ class TableJob:
     """None: this rank has no rows of it to write."""
     log: WriteLog
     is_delta: bool
+    columns: ColumnBlock | None = None
+    """Of its rows; None: all."""
     counted: _native.KeySet | None = None
     """The keys that had changed since the last base, if this snapshot is to be the next."""
     num_rows: int = 0
@@ -153,7 +156,8 @@ class SnapshotJob:
             # The one with most undo rows first, so that steps need not wait.
             table = max(waiting, key=_urgency)
             waiting.remove(table)
-            self.writer.write_table(table.description, self._chunks(table, waiting), table.erased())
+            chunks = self._chunks(table, waiting)
+            self.writer.write_table(table.description, chunks, table.erased(), table.columns)
             if table.view is not None:
                 table.view.check_whole()
             table.release()
@@ -166,7 +170,11 @@ class SnapshotJob:
             self._retain()
         else:
             self.writer.await_commit()
-        rows = {table.description.name: table.num_rows for table in self.tables}
+        rows = {
+            table.description.name: table.num_rows
+            for table in self.tables
+            if table.columns is None or table.columns.begin == 0
+        }
         seconds = time.perf_counter() - self.begin
         return Saved(self.url, self.step, self.base, rows, seconds)
 
@@ -187,7 +195,7 @@ class SnapshotJob:
         table = max(waiting, key=_urgency, default=None)
         if table is None or _FEWEST_AHEAD * table.undo_bytes < self.budget.limit_bytes:
             return False
-        self.writer.write_ahead(table.description, table.undo_chunks())
+        self.writer.write_ahead(table.description, table.undo_chunks(), table.columns)
         return True
 
     def _retain(self) -> None:

@@ -22,6 +22,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sparring._version import __version__
+from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.initializers import Initializer
 from sparring.contracts.table import DTYPES, TableConfig
 from sparring.errors import InvalidArgumentError
@@ -345,6 +346,8 @@ class FileEntry(_Entry):
         table: whose rows or keys it holds; empty for state.
         state: the state's name; empty for rows and erased keys.
         partitions: half-open range that its keys are of.
+        columns: half-open range of embeddings that its rows have, and of each array of state; None: all.
+            Of erased keys: those that lost these columns.
         num_keys: rows, or erased keys.
         size_bytes: of the file.
         hash: xxh3-128 of the file.
@@ -357,6 +360,7 @@ class FileEntry(_Entry):
     table: str = ""
     state: str = ""
     partitions: tuple[int, int] = Field(default=(0, NUM_PARTITIONS), strict=False)
+    columns: tuple[int, int] | None = Field(default=None, strict=False)
     num_keys: _Count = 0
     size_bytes: _Count
     hash: _Hash
@@ -368,9 +372,18 @@ class FileEntry(_Entry):
             raise ValueError(f"file {self.name!r} of kind {self.kind} must name what it is of")
         if not 0 <= self.partitions[0] < self.partitions[1] <= NUM_PARTITIONS:
             raise ValueError(f"file {self.name!r} has no legal range of partitions")
+        if self.columns is not None and (
+            self.kind == "state" or not 0 <= self.columns[0] < self.columns[1]
+        ):
+            raise ValueError(f"file {self.name!r} has no legal range of columns")
         if len(self.blocks) != BLOCK_DIGITS * -(-self.size_bytes // BLOCK_BYTES):
             raise ValueError(f"file {self.name!r} has not as many hashes as blocks")
         return self
+
+    @property
+    def block(self) -> ColumnBlock | None:
+        """Its columns; None: all."""
+        return None if self.columns is None else ColumnBlock(*self.columns)
 
 
 class _Contents(_Entry):
@@ -383,7 +396,7 @@ class _Contents(_Entry):
 
     @model_validator(mode="after")
     def _check(self) -> _Contents:
-        tables = {table.name for table in self.tables}
+        tables = {table.name: table for table in self.tables}
         if len(tables) != len(self.tables):
             raise ValueError("a table is listed twice")
         if len({file.name for file in self.files}) != len(self.files):
@@ -394,9 +407,21 @@ class _Contents(_Entry):
         for file in self.files:
             if file.table and file.table not in tables:
                 raise ValueError(f"file {file.name!r} is of table {file.table!r}, not listed")
+            if file.columns is not None:
+                _check_columns(file, tables[file.table].description)
             if file.rank >= self.world_size:
                 raise ValueError(f"file {file.name!r} is of rank {file.rank}, not of this world")
         return self
+
+
+def _check_columns(file: FileEntry, table: TableDescription) -> None:
+    """Refuses columns that a table does not have, or that its state does not go by."""
+    assert file.columns is not None
+    if file.columns[1] > table.dim or not ColumnBlock.divides_state(table.config):
+        raise ValueError(
+            f"file {file.name!r} is of columns {file.columns} of table {table.name!r}, which has "
+            f"{table.dim}, and {table.state_width} elements of state"
+        )
 
 
 class Manifest(_Contents):
@@ -419,6 +444,9 @@ _Text = TypeVar("_Text", Manifest, Part)
 def encode_text(contents: Manifest | Part) -> bytes:
     """The file, a line for each table and file, its hash at the end."""
     plain = contents.model_dump(mode="json")
+    for file in plain["files"]:
+        if file["columns"] is None:  # as manifests were before there were columns
+            del file["columns"]
     lines = ["{"]
     for name in sorted(plain, key=lambda each: (each in {"tables", "files"}, each != "format")):
         if name in {"tables", "files"}:

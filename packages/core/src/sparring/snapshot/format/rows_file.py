@@ -183,7 +183,8 @@ def read_segments(
     Args:
         url: of the snapshot, for messages.
         folder: of the snapshot.
-        entry: of kind `rows` or `erased`; for erased keys rows have no width, and scores are 0.
+        entry: of kind `rows` or `erased`; for erased keys rows have no width, and scores are 0. Rows
+            are of its columns.
         table: whose rows they are.
         wanted: ``(4096,)``: segments that hold none of these partitions are not read; None: all.
 
@@ -191,7 +192,7 @@ def read_segments(
         SnapshotDamagedError: the file is damaged, or does not fit the table.
         SnapshotIOError: the file system failed.
     """
-    config = table.config
+    config = table.config if entry.block is None else entry.block.table_of(table.config)
     names = ["keys"]
     shapes: dict[str, tuple[int, ...]] = {"keys": (), "scores": (), "rows": (config.width,)}
     codes = {"keys": "I64", "scores": "U64", "rows": DTYPE_CODES[config.dtype]}

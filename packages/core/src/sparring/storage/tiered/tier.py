@@ -18,13 +18,15 @@ from sparring.storage.native import NativeStorage
 from sparring.storage.tiered.counters import TierMeter
 from sparring.storage.tiered.write_buffer import BufferedRows, WriteBuffer
 
-__all__ = ["PROBE", "Below", "Tier"]
+__all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "Below", "Tier"]
 
 PROBE = Columns(0, 1)
 """The least that can be read of a row, to learn whether there is one."""
 
-_PLANNED_KEYS = 65_536
-_PLANNED_DIRTY_KEYS = 1 << 18
+PLANNED_KEYS = 65_536
+"""Of the first filter of a tier's keys."""
+PLANNED_DIRTY_KEYS = 1 << 18
+"""Of the first filter of dirty keys, where the tier has no capacity."""
 _MOST_FILTER_PARTS = 2
 _LEAST_ERASED = 1_024
 _MOST_ERASED_SHARE = 0.25
@@ -334,13 +336,13 @@ class Tier:
 
     def _dirty_filter(self, least_keys: int) -> GrowingBloomFilter:
         capacity = self.storage.capacity
-        planned = _PLANNED_DIRTY_KEYS if capacity is None else 2 * capacity
+        planned = PLANNED_DIRTY_KEYS if capacity is None else 2 * capacity
         return GrowingBloomFilter(max(1_024, planned, least_keys))
 
     def _filter_of_all(self) -> GrowingBloomFilter:
         size = self.storage.size
         made = GrowingBloomFilter(
-            max(_PLANNED_KEYS, size + size // 4), false_positive_rate=self.rate
+            max(PLANNED_KEYS, size + size // 4), false_positive_rate=self.rate
         )
         if size:
             for chunk in self.storage.scan(columns=PROBE):
@@ -351,7 +353,7 @@ class Tier:
         """Between writes: forgets dirty keys whose rows have left, where there are many."""
         if self.dirty is None:
             return
-        if self.dirty.num_added <= _PLANNED_DIRTY_KEYS:
+        if self.dirty.num_added <= PLANNED_DIRTY_KEYS:
             return  # a tier on a device is asked for its size only where it must be: that waits
         if self.dirty.num_added <= _MOST_DIRTY_SHARE * self.storage.size:
             return

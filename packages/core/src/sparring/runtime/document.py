@@ -11,21 +11,21 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from sparring import closest_name
 from sparring.errors import ConfigError
+from sparring.runtime.suggestions import closest_name
 
-__all__ = ["Document", "Strict", "read_document"]
+__all__ = ["Document", "DocumentModel", "read_document"]
 
 _MAX_BYTES = 1 << 26
 _MAX_VALUES = 2_000_000
 _SCALARS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str")
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str", "timestamp")
 )
-_Model = TypeVar("_Model", bound="Strict")
+_Model = TypeVar("_Model", bound="DocumentModel")
 _Key = tuple[str | int, ...]
 
 
-class Strict(BaseModel):
+class DocumentModel(BaseModel):
     """The base of what files hold: frozen, and refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -37,6 +37,7 @@ class Document:
     def __init__(self, source: str, text: str) -> None:
         self.source = source
         self._places: dict[_Key, tuple[int, int]] = {(): (0, 0)}
+        self._overridden: dict[_Key, str] = {}
         self._num_values = 0
         loader = YAML(typ="safe", pure=True)
         try:
@@ -54,13 +55,36 @@ class Document:
 
     def place(self, path: _Key) -> str:
         """``file:line:column`` of the key at `path`, or of what it would be in."""
-        while path not in self._places:
+        while path not in self._places and path not in self._overridden:
             path = path[:-1]
+        if path in self._overridden:
+            return self._overridden[path]
         line, column = self._places[path]
         return f"{self.source}:{line + 1}:{column + 1}"
 
     def refuse(self, path: _Key, message: str) -> NoReturn:
         raise ConfigError(f"{self.place(path)}: {message}")
+
+    def override(self, text: str) -> None:
+        """Sets one value: ``dotted.key=value``, the value in YAML. Sections that are missing are made.
+
+        Raises:
+            ConfigError: the text has another form, or its key leads through what is no section.
+        """
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            raise ConfigError(f"override {text!r}: must be dotted.key=value, as server.threads=4")
+        given = Document(f"override {key}", f"value: {value}").value["value"]
+        section = self.value
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"override {key}: {part} is no section; override {part} itself")
+        section[path[-1]] = given
+        # What the file had below the key is gone.
+        self._places = {at: place for at, place in self._places.items() if at[: len(path)] != path}
+        self._overridden[path] = f"override {key}"
 
     def as_model(self, model: type[_Model]) -> _Model:
         """The value as `model`.
@@ -90,6 +114,7 @@ class Document:
 
     def _read(self, node: Node, path: _Key) -> Any:
         self._num_values += 1
+        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if self._num_values > _MAX_VALUES:
             self.refuse((), f"more than {_MAX_VALUES:,} values, aliases counted each time")
         if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
@@ -104,7 +129,6 @@ class Document:
                     self.refuse(below, f"key {key!r} is given twice, first in line {line}")
                 mapping[key] = self._read(value_node, below)
             return mapping
-        self._places.setdefault(path, (node.start_mark.line, node.start_mark.column))
         if isinstance(node, SequenceNode) and str(node.tag).endswith(":seq"):
             return [self._read(each, (*path, index)) for index, each in enumerate(node.value)]
         if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:

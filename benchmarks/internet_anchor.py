@@ -1,0 +1,245 @@
+"""`python -m benchmarks.internet_anchor [--ids N …]`: one rank of the plan for 10¹¹ ids, at 10⁷ and 10⁸.
+
+Fills a table, steps over batches drawn by Zipf's law, and prints what the plan's costs predict next to
+what was measured. The costs are measured first, on a table of 2·10⁶ ids, so that each size is an
+extrapolation. Each size runs alone; 10⁸ ids need 6 GB of memory and some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import StepContainer, estimate_bytes, hyper_from, resolve_method, update_rows
+from sparring.contracts import MethodChoice, Storage, TableConfig
+from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec, read_inputs
+from sparring_plan.simulation.sheet import inputs_for, simulated_plan
+
+__all__ = ["Anchor", "measure_anchor"]
+
+PLAN = Path(__file__).resolve().parents[1] / "configs/plans/internet.yaml"
+SMALL, CHUNK, BATCHES, RUNS, WARM_UP = 2_000_000, 1_000_000, 8, 3, 2
+SECONDS_ERROR, BYTES_ERROR = 0.3, 0.1
+
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One size. Seconds are of a step, the median of each run."""
+
+    num_ids: int
+    predicted_bytes: int
+    measured_bytes: int
+    predicted_keys: float
+    measured_keys: float
+    predicted_seconds: float
+    measured_seconds: list[float]
+
+    @property
+    def bytes_error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+    @property
+    def seconds_error(self) -> float:
+        return self.predicted_seconds / median(self.measured_seconds) - 1
+
+
+def zipf(generator: np.random.Generator, skew: float, num_ids: int, count: int) -> Keys:
+    """Draws of Zipf's law over `num_ids` ids: of the law over all numbers those that are ids."""
+    drawn = np.empty(0, np.int64)
+    while len(drawn) < count:
+        more = generator.zipf(skew, count)
+        drawn = np.concatenate([drawn, more[more <= num_ids]])
+    return drawn[:count] - 1
+
+
+def spread(ids: Keys) -> Keys:
+    """Ids to keys all over the range of int64."""
+    return ids * np.int64(0x1E3779B97F4A7C15)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+class _Table:
+    """A table of one rank, filled, and steps over batches."""
+
+    def __init__(self, spec: TableSpec, num_ids: int, num_draws: int) -> None:
+        self.table = TableConfig("everything", spec.dim)
+        method = resolve_method(spec.method)
+        self.choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+        self.container = StepContainer()
+        self.container.declare(self.table)
+        state = np.zeros(method.state_width(spec.dim), np.float32)
+        self.container.set_state("everything", state, spec.method)
+        self.storage: Storage = self.container.storage("everything")
+        width = self.storage.table.width
+        for begin in range(0, num_ids, CHUNK):
+            ids = np.arange(begin, min(begin + CHUNK, num_ids), dtype=np.int64)
+            self.storage.upsert(spread(ids), np.full((len(ids), width), 0.01, np.float32))
+        generator = np.random.default_rng(num_ids)
+        self.batches = [
+            spread(zipf(generator, spec.skew, num_ids, num_draws)) for _ in range(BATCHES)
+        ]
+
+    def step(self, ids: Keys) -> None:
+        found = self.container.lookup("everything", ids)
+        assert found.shadow_id is not None
+        self.container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        self.container.apply_methods({"everything": self.choice})
+
+    def distinct(self) -> list[Keys]:
+        """Distinct keys of each batch, in no order."""
+        shuffle = np.random.default_rng(0).permutation
+        return [shuffle(np.unique(ids)) for ids in self.batches]
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Seconds on the small table, batch by batch, and its distinct keys."""
+
+    table: _Table
+    keys: list[Keys]
+    find: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+
+    def measure(self, batch: int) -> None:
+        """Measures one batch."""
+        table, keys = self.table, self.keys[batch]
+        gradients = np.ones((len(keys), table.table.dim), np.float32)
+        self.step.append(_seconds(lambda: table.step(table.batches[batch])))
+        self.find.append(_seconds(lambda: table.storage.find(keys)) / len(keys))
+        self.update.append(
+            _seconds(lambda: update_rows(table.storage, keys, gradients, table.choice)) / len(keys)
+        )
+
+    @property
+    def per_id(self) -> float:
+        """Of a step, apart from finds and updates: ids made distinct, rows begun, gradients collected."""
+        stored = (median(self.find) + median(self.update)) * median(map(len, self.keys))
+        return max(median(self.step) - stored, 0.0) / len(self.table.batches[0])
+
+
+def _plan_inputs(num_ids: int) -> tuple[PlanInputs, Calibration]:
+    inputs, calibration = read_inputs(PLAN)
+    name, spec = next(iter(inputs.tables.items()))
+    small = spec.model_copy(update={"rows": num_ids, "growth": None})
+    table = TableSpec.model_validate(small.model_dump())
+    changed = inputs_for(inputs, 1).model_copy(
+        update={"tables": {name: table}, "storages": ["hkv"], "start": None}
+    )
+    return changed, calibration
+
+
+def _spec(inputs: PlanInputs) -> TableSpec:
+    return next(iter(inputs.tables.values()))
+
+
+def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
+    """Predicts and measures one size; and the costs of the prediction, in nanoseconds.
+
+    Batches of the small table, whose costs the prediction is made of, and of the large one take turns,
+    so that both meet the same machine.
+    """
+    inputs, calibration = _plan_inputs(num_ids)
+    spec = _spec(inputs)
+    draws = int(inputs.samples * spec.ids_per_sample)
+    with ExitStack() as opened:
+        small = _Table(spec, SMALL, draws)
+        opened.callback(small.container.close)
+        table = _Table(spec, num_ids, draws)
+        opened.callback(table.container.close)
+        costs = _Costs(small, small.distinct())
+        for batch in range(WARM_UP):
+            small.step(small.batches[batch])
+            table.step(table.batches[batch])
+        seconds = []
+        for _ in range(RUNS):
+            times = []
+            for batch in range(BATCHES):
+                costs.measure(batch)
+                times.append(_seconds(lambda batch=batch: table.step(table.batches[batch])))
+            seconds.append(median(times))
+        taken = table.storage.memory_bytes
+        keys = float(np.mean([len(np.unique(each)) for each in table.batches]))
+    told = {
+        "find": median(costs.find) * 1e9,
+        "update": median(costs.update) * 1e9,
+        "id": costs.per_id * 1e9,
+    }
+    simulated = simulated_plan(inputs, _with_costs(calibration, spec, told))
+    predicted = estimate_bytes("hkv", table.storage.table, num_ids)
+    assert predicted is not None
+    anchor = Anchor(
+        num_ids,
+        predicted["host"],
+        taken,
+        float(simulated.step.num_keys),
+        keys,
+        simulated.step.seconds,
+        seconds,
+    )
+    return anchor, told
+
+
+def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, float]) -> Calibration:
+    changed = {"find_ns": costs["find"], "update_ns": costs["update"]}
+    changed |= {"find_ns_per_byte": 0.0, "update_ns_per_element": 0.0}
+    storage = calibration.storages["hkv"].model_copy(update=changed)
+    exchange = calibration.exchange.model_copy(
+        # Nothing is exchanged, so that nothing is added up; the rest is a cost of each id.
+        update={"add_ns": 0.0, "pool_ns_per_byte": costs["id"] / (spec.dim * 4)}
+    )
+    return calibration.model_copy(
+        update={"name": "measured", "storages": {"hkv": storage}, "exchange": exchange}
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a line for each size; 1 where a prediction is off by more than it may be."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.internet_anchor")
+    parser.add_argument("--ids", type=int, nargs="+", default=[10**7])
+    parser.add_argument("--output", type=Path, help="a JSON file for the figures")
+    given = parser.parse_args(arguments)
+    anchors = []
+    for num_ids in given.ids:
+        each, costs = measure_anchor(num_ids)
+        anchors.append(each)
+        print(
+            f"costs at {SMALL:,} ids: find {costs['find']:.0f} ns, update {costs['update']:.0f} ns, "
+            f"an id {costs['id']:.0f} ns"
+        )
+        print(
+            f"{each.num_ids:>13,} ids: {each.measured_bytes / 1e9:.3f} GB, predicted "
+            f"{each.predicted_bytes / 1e9:.3f} ({each.bytes_error:+.1%}); distinct keys of a batch "
+            f"{each.measured_keys:,.0f}, predicted {each.predicted_keys:,.0f}; step "
+            f"{median(each.measured_seconds) * 1e3:.1f} ms "
+            f"({min(each.measured_seconds) * 1e3:.1f}-{max(each.measured_seconds) * 1e3:.1f}), "
+            f"predicted {each.predicted_seconds * 1e3:.1f} ({each.seconds_error:+.0%})"
+        )
+    if given.output is not None:
+        given.output.write_text(json.dumps([asdict(each) for each in anchors], indent=1) + "\n")
+    is_near = all(
+        abs(each.bytes_error) <= BYTES_ERROR and abs(each.seconds_error) <= SECONDS_ERROR
+        for each in anchors
+    )
+    return 0 if is_near else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

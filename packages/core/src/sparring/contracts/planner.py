@@ -1,0 +1,91 @@
+"""Request and answer of a planner: the tables and ranks of a job, and a sharding plan of them.
+
+A planner joins by the hook `sparring_register_planners`. That of the name ``auto`` makes the plan where
+a user writes ``plan="auto"``, and reads plan files. Core has none: without one, ``auto`` is ``row_wise``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparring.contracts.layout import ShardingPlan
+from sparring.contracts.table import TableConfig
+
+__all__ = ["FeatureWorkload", "MadePlan", "PlanRequest", "TableWorkload"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureWorkload:
+    """The ids that a feature looks up in its table.
+
+    Args:
+        pooling: how the embeddings of a bag become one: ``sum``, ``mean``; None: they do not.
+        ids: of a sample, on average; None: unknown.
+        is_weighted: each id has a weight.
+    """
+
+    pooling: str | None = "sum"
+    ids: float | None = None
+    is_weighted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableWorkload:
+    """A table, and what is known of its use before training begins.
+
+    Args:
+        table: as declared.
+        features: that look up in it; none: one, of which nothing is known.
+        rows: the most that its storage may hold, where a user said so; None: unknown.
+        method: the update method or native optimizer, ``adagrad``; None: unknown.
+        kinds: sharding kinds that it may have; empty: any.
+        may_replicate: every rank may keep all rows: the storage evicts none, and each rank has one.
+        is_in_memory: rows are in the memory of the rank's machine.
+        may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
+    """
+
+    table: TableConfig
+    features: tuple[FeatureWorkload, ...] = ()
+    rows: int | None = None
+    method: str | None = None
+    kinds: tuple[str, ...] = ()
+    may_replicate: bool = True
+    is_in_memory: bool = True
+    may_pool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Input of a planner.
+
+    Args:
+        tables: of the job.
+        world_size: ranks; 0: unknown, where a plan file is checked before a job begins.
+        ranks_per_node: node n has the ranks from n times this number on.
+        samples: of a rank's batch; None: unknown.
+        memory_bytes: that tables of a rank may take; None: a rank's share of this machine.
+        near_gbit, far_gbit: Gbit/s of a rank within its node, and of a node to others; None: unknown.
+    """
+
+    tables: tuple[TableWorkload, ...]
+    world_size: int
+    ranks_per_node: int = 1
+    samples: int | None = None
+    memory_bytes: int | None = None
+    near_gbit: float | None = None
+    far_gbit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlan:
+    """A planner's answer.
+
+    Args:
+        sharding: the plan.
+        summary: lines for people: what was decided, how good it is, and what was assumed.
+        assumed: a sentence on each thing that the planner had to assume.
+    """
+
+    sharding: ShardingPlan
+    summary: str = ""
+    assumed: tuple[str, ...] = ()

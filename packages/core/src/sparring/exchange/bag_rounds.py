@@ -1,0 +1,481 @@
+"""Messages of tables whose owners pool: one class for each of their exchanges.
+
+Each says what a question to another rank is, how one of another rank is served, and what this rank does
+for itself; `Answers` moves them. ``exchange/bags.py`` draws the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.results import Rows
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.exchange.answers import Answers, Question, Service
+from sparring.exchange.bags import (
+    STATUS_BYTES,
+    AskedBags,
+    BagRequest,
+    KeptBags,
+    OwnerBags,
+    bag_bytes,
+    embeddings_of,
+    gradient_bytes,
+    lengths_of,
+    pack_bags,
+    pool_bytes,
+    table_groups,
+    unpack_bags,
+)
+from sparring.exchange.link import Buffers, MessageKind
+from sparring.exchange.messages import (
+    FAILED,
+    KEY_BYTES,
+    Codec,
+    padded,
+    storage_failed,
+    write_failure,
+)
+from sparring.exchange.options import WireDtype
+from sparring.exchange.session import ExchangeSession
+from sparring.runtime.threads import SerialExecutor
+
+__all__ = [
+    "AddBags",
+    "Gradients",
+    "PullRound",
+    "PushRound",
+    "SharedParts",
+    "WeightRound",
+    "divided_gradient",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.int64]
+
+Gradients = list[tuple[KeptBags, Rows]]
+"""Gradients of one rank for one table: bags that this rank has pooled, and ``(b, dim)`` of each."""
+
+AddBags = Callable[[int, TableConfig, Gradients], None]
+"""Takes what a rank has for a table, rank by rank around the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """Parts that all exchanges of owner pooling share.
+
+    Args:
+        session: of the exchange.
+        executor: makes what runs finds and sums, for storages and a number of rows.
+        buffers: memory for messages.
+        kept: of each rank, the bags that this one has pooled for it, by number.
+    """
+
+    session: ExchangeSession
+    executor: Callable[[Sequence[Storage | None], int], SerialExecutor]
+    buffers: Buffers
+    kept: Sequence[dict[int, KeptBags]]
+
+
+class _Round:
+    """One exchange with all other ranks: `question` and `service` say what travels."""
+
+    kind = MessageKind.GRADIENTS
+    verb = "add up"
+
+    def __init__(
+        self,
+        shared: SharedParts,
+        tables: Sequence[TableConfig],
+        coming: Counts,
+        wire_dtype: WireDtype | str,
+    ) -> None:
+        self.shared = shared
+        self.session = shared.session
+        self.rank = self.session.rank
+        self.tables = tables
+        assert isinstance(wire_dtype, WireDtype)
+        self.codecs = [Codec(each.computing_dtype, each.dim, wire_dtype) for each in tables]
+        self.coming = coming
+
+    def go(
+        self, mine: Counts, storages: Sequence[Storage | None], own: Callable[[], None]
+    ) -> BaseException | None:
+        """Drives it to its end; returns what failed on this rank.
+
+        Args:
+            mine: ``(world_size, columns)``: the first of them say how many rows of each table go to
+                each rank, as those of `coming` say what comes from it.
+        """
+        world_size, count = self.session.world_size, len(self.tables)
+        most = self.session.chunk_rows(self.codecs)
+        num_rows = int(self.coming[:, :count].sum() + mine[self.rank, :count].sum())
+        asked = [(self.rank + hop) % world_size for hop in range(1, world_size)]
+        served = [(self.rank - hop) % world_size for hop in range(1, world_size)]
+        return Answers(
+            self.session.link,
+            self.shared.executor(storages, num_rows),
+            self.shared.buffers,
+            self.session.options.chunks_in_flight,
+            self.kind,
+            self.verb,
+        ).run(
+            self._made(asked, mine[:, :count], most, self.question),
+            self._made(served, self.coming[:, :count], most, self.service),
+            own,
+        )
+
+    def _made(
+        self,
+        peers: Sequence[int],
+        counts: Counts,
+        most: int,
+        make: Callable[[int, str, list[int]], Any],
+    ) -> Iterator[Any]:
+        for hop, peer in enumerate(peers, start=1):
+            for number, group in enumerate(table_groups(counts[peer], most)):
+                yield make(peer, f"hop {hop} chunk {number}", group)
+
+    def question(self, peer: int, label: str, group: list[int]) -> Question:
+        raise NotImplementedError
+
+    def service(self, peer: int, label: str, group: list[int]) -> Service:
+        raise NotImplementedError
+
+
+class PullRound(_Round):
+    """One pull of `OwnerPooling`."""
+
+    kind = MessageKind.KEYS
+    verb = "find"
+
+    def __init__(
+        self,
+        shared: SharedParts,
+        requests: Sequence[BagRequest],
+        parts: Sequence[Sequence[OwnerBags]],
+        coming: Counts,
+        first_number: int | None,
+    ) -> None:
+        options = shared.session.options
+        super().__init__(shared, [each.table for each in requests], coming, options.row_wire_dtype)
+        self.requests, self.parts, self.first_number = requests, parts, first_number
+        self.outputs = [
+            np.zeros((each.num_bags, each.table.dim), each.table.computing_dtype)
+            for each in requests
+        ]
+        self.own: list[tuple[OwnerBags, Rows, Rows]] = []
+
+    def run(self, mine: Counts) -> list[Rows]:
+        """The pools of each request."""
+        error = self.go(mine, [each.storage for each in self.requests], self._pool_own)
+        if error is not None:
+            raise error
+        for part, pools, out in self.own:
+            _add_pools(pools, part, out)
+        for request, out in zip(self.requests, self.outputs, strict=True):
+            if request.is_mean:
+                np.divide(out, lengths_of(request), out=out)
+        return self.outputs
+
+    def _pool_own(self) -> None:
+        for table, request in enumerate(self.requests):
+            part = self.parts[table][self.rank]
+            if len(part.places):
+                offsets = np.zeros(len(part.bags) + 1, np.int64)
+                np.cumsum(part.lengths, out=offsets[1:])
+                weights = None if request.weights is None else request.weights[part.places]
+                pools = self._pooled(self.rank, table, request.ids[part.places], offsets, weights)
+                self.own.append((part, pools, self.outputs[table]))
+
+    def _pooled(
+        self,
+        asker: int,
+        table: int,
+        ids: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        weights: npt.NDArray[Any] | None,
+        out: Rows | None = None,
+    ) -> Rows:
+        request = self.requests[table]
+        keys, inverse = _native.dedup(ids)
+        rows = embeddings_of(request, keys)
+        if self.first_number is not None:
+            kept_rows = rows if request.trains_weights else None
+            kept = KeptBags(request.table, keys, inverse, offsets, weights, kept_rows)
+            self.shared.kept[asker][self.first_number + table] = kept
+        pools: Rows = _native.pool(rows, inverse, offsets, "sum", weights, out)
+        return pools
+
+    def question(self, peer: int, label: str, group: list[int]) -> Question:
+        parts = [(self.requests[table], self.parts[table][peer]) for table in group]
+        sizes = [bag_bytes(request, len(part.places), len(part.bags)) for request, part in parts]
+        answer = [
+            pool_bytes(self.codecs[table], len(part.bags))
+            for table, (_, part) in zip(group, parts, strict=True)
+        ]
+
+        def pack(message: Bytes) -> None:
+            at = 0
+            for (request, part), size in zip(parts, sizes, strict=True):
+                pack_bags(message[at : at + size], request, part)
+                at += size
+
+        def take(message: Bytes) -> None:
+            _check_answer(message, peer)
+            at = 0
+            for table, size, (_, part) in zip(group, answer, parts, strict=True):
+                codec, count = self.codecs[table], len(part.bags)
+                pools = codec.decode(message[at : at + count * codec.row_bytes], count)
+                _add_pools(pools, part, self.outputs[table])
+                at += size
+
+        return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
+
+    def service(self, peer: int, label: str, group: list[int]) -> Service:
+        columns = len(self.requests)
+        counts = [
+            (int(self.coming[peer, table]), int(self.coming[peer, columns + table]))
+            for table in group
+        ]
+        sizes = [
+            bag_bytes(self.requests[table], *each)
+            for table, each in zip(group, counts, strict=True)
+        ]
+        answer = [
+            pool_bytes(self.codecs[table], num_bags)
+            for table, (_, num_bags) in zip(group, counts, strict=True)
+        ]
+
+        def serve(message: Bytes, reply: Bytes) -> None:
+            at = to = 0
+            for table, (num_ids, num_bags), size, room in zip(
+                group, counts, sizes, answer, strict=True
+            ):
+                codec = self.codecs[table]
+                bags = unpack_bags(message[at : at + size], self.requests[table], num_ids, num_bags)
+                end = to + num_bags * codec.row_bytes
+                view = codec.view(reply[to:end], num_bags)
+                pools = self._pooled(peer, table, *bags, view)
+                if view is None:
+                    codec.encode(pools, reply[to:end])
+                reply[end : to + room] = 0
+                at, to = at + size, to + room
+            reply[to:] = 0
+
+        return Service(peer, label, sum(sizes), serve, sum(answer) + STATUS_BYTES, write_failure)
+
+
+class PushRound(_Round):
+    """One push of `OwnerPooling`."""
+
+    def __init__(
+        self,
+        shared: SharedParts,
+        tables: Sequence[TableConfig],
+        given: Sequence[Sequence[tuple[AskedBags, Rows]]],
+        coming: Counts,
+        add: AddBags,
+    ) -> None:
+        super().__init__(shared, tables, coming, shared.session.options.gradient_wire_dtype)
+        self.given, self.add = given, add
+
+    def run(self, mine: Counts) -> BaseException | None:
+        return self.go(mine, [], self._add_own)
+
+    def _parts(self, table: int, owner: int) -> list[tuple[int, OwnerBags, Rows]]:
+        return [
+            (asked.number, asked.parts[owner], gradient)
+            for asked, gradient in self.given[table]
+            if len(asked.parts[owner].bags)
+        ]
+
+    def _add_own(self) -> None:
+        for table, config in enumerate(self.tables):
+            found = [
+                (self.shared.kept[self.rank][number], _of_bags(gradient, part))
+                for number, part, gradient in self._parts(table, self.rank)
+            ]
+            if found:
+                self.add(self.rank, config, found)
+
+    def question(self, peer: int, label: str, group: list[int]) -> Question:
+        parts = [self._parts(table, peer) for table in group]
+        sizes = [
+            gradient_bytes(
+                self.codecs[table], len(each), sum(len(part.bags) for _, part, _ in each)
+            )
+            for table, each in zip(group, parts, strict=True)
+        ]
+
+        def pack(message: Bytes) -> None:
+            begin = 0
+            for table, each, size in zip(group, parts, sizes, strict=True):
+                codec, at = self.codecs[table], begin + len(each) * KEY_BYTES
+                message[begin:at].view(np.int64)[:] = [number for number, _, _ in each]
+                for _, part, gradient in each:
+                    end = at + len(part.bags) * codec.row_bytes
+                    _encode_bags(codec, gradient, part, message[at:end])
+                    at += pool_bytes(codec, len(part.bags))
+                    message[end:at] = 0
+                begin += size
+                message[at:begin] = 0
+
+        return Question(peer, label, sum(sizes), pack)
+
+    def service(self, peer: int, label: str, group: list[int]) -> Service:
+        count = len(self.tables)
+        sizes = [
+            gradient_bytes(
+                self.codecs[table],
+                int(self.coming[peer, count + table]),
+                int(self.coming[peer, table]),
+            )
+            for table in group
+        ]
+
+        def serve(message: Bytes, _: Bytes) -> None:
+            begin = 0
+            for table, size in zip(group, sizes, strict=True):
+                codec, found = self.codecs[table], Gradients()
+                at = begin + int(self.coming[peer, count + table]) * KEY_BYTES
+                for number in message[begin:at].view(np.int64).tolist():
+                    kept = self.shared.kept[peer][number]
+                    end = at + kept.num_bags * codec.row_bytes
+                    found.append((kept, codec.decode(message[at:end], kept.num_bags)))
+                    at += pool_bytes(codec, kept.num_bags)
+                self.add(peer, self.tables[table], found)
+                begin += size
+
+        return Service(peer, label, sum(sizes), serve)
+
+
+class WeightRound(_Round):
+    """Gradients of weights, from their owners."""
+
+    verb = "gradients of weights"
+
+    def __init__(
+        self,
+        shared: SharedParts,
+        asked: Sequence[AskedBags],
+        gradients: Sequence[Rows | None],
+        coming: Counts,
+    ) -> None:
+        options = shared.session.options
+        tables = [each.table for each in asked]
+        super().__init__(shared, tables, coming, options.gradient_wire_dtype)
+        self.asked = asked
+        self.gradients = [
+            None if each is None else divided_gradient(bags, each)
+            for bags, each in zip(asked, gradients, strict=True)
+        ]
+        self.outputs = [np.zeros(each.num_ids, each.table.computing_dtype) for each in asked]
+
+    def run(self, mine: Counts) -> list[npt.NDArray[Any]]:
+        error = self.go(mine, [], self._take_own)
+        if error is not None:
+            raise error
+        return self.outputs
+
+    def _take_own(self) -> None:
+        for place, (each, gradient) in enumerate(zip(self.asked, self.gradients, strict=True)):
+            part = each.parts[self.rank]
+            if gradient is not None and len(part.bags):
+                kept = self.shared.kept[self.rank][each.number]
+                self.outputs[place][part.places] = kept.of_weights(_of_bags(gradient, part))
+
+    def question(self, peer: int, label: str, group: list[int]) -> Question:
+        parts = [self.asked[table].parts[peer] for table in group]
+        sizes = [
+            pool_bytes(self.codecs[table], len(part.bags))
+            for table, part in zip(group, parts, strict=True)
+        ]
+        answer = [
+            padded(len(part.places) * self.tables[table].computing_dtype.itemsize)
+            for table, part in zip(group, parts, strict=True)
+        ]
+
+        def pack(message: Bytes) -> None:
+            at = 0
+            for table, part, size in zip(group, parts, sizes, strict=True):
+                codec, gradient = self.codecs[table], self.gradients[table]
+                assert gradient is not None
+                end = at + len(part.bags) * codec.row_bytes
+                _encode_bags(codec, gradient, part, message[at:end])
+                at += size
+                message[end:at] = 0
+
+        def take(message: Bytes) -> None:
+            _check_answer(message, peer)
+            at = 0
+            for table, part, size in zip(group, parts, answer, strict=True):
+                out = self.outputs[table]
+                end = at + len(part.places) * out.itemsize
+                out[part.places] = message[at:end].view(out.dtype)
+                at += size
+
+        return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
+
+    def service(self, peer: int, label: str, group: list[int]) -> Service:
+        kept = [self.shared.kept[peer][self.asked[table].number] for table in group]
+        sizes = [
+            pool_bytes(self.codecs[table], each.num_bags)
+            for table, each in zip(group, kept, strict=True)
+        ]
+        answer = [
+            padded(len(each.inverse) * self.tables[table].computing_dtype.itemsize)
+            for table, each in zip(group, kept, strict=True)
+        ]
+
+        def serve(message: Bytes, reply: Bytes) -> None:
+            at = to = 0
+            for table, each, size, room in zip(group, kept, sizes, answer, strict=True):
+                codec = self.codecs[table]
+                end = at + each.num_bags * codec.row_bytes
+                found = each.of_weights(codec.decode(message[at:end], each.num_bags))
+                reply[to : to + found.nbytes] = found.view(np.uint8)
+                reply[to + found.nbytes : to + room] = 0
+                at, to = at + size, to + room
+            reply[to:] = 0
+
+        return Service(peer, label, sum(sizes), serve, sum(answer) + STATUS_BYTES, write_failure)
+
+
+def divided_gradient(asked: AskedBags, gradient: Rows) -> Rows:
+    """The gradient of each sum, from that of each pool."""
+    shared: Rows = gradient if asked.shares is None else gradient * asked.shares
+    return shared
+
+
+def _add_pools(pools: Rows, part: OwnerBags, out: Rows) -> None:
+    if len(part.bags) == len(out):
+        out += pools
+    else:
+        out[part.bags] += pools  # no bag twice
+
+
+def _of_bags(gradient: Rows, part: OwnerBags) -> Rows:
+    if len(part.bags) == len(gradient):
+        return gradient
+    taken: Rows = _native.gather(gradient, part.bags)
+    return taken
+
+
+def _encode_bags(codec: Codec, gradient: Rows, part: OwnerBags, wire: Bytes) -> None:
+    out = codec.view(wire, len(part.bags))
+    if out is None:
+        codec.encode(_of_bags(gradient, part), wire)
+    else:
+        _native.gather(gradient, part.bags, out)
+
+
+def _check_answer(message: Bytes, owner: int) -> None:
+    if message[-1] == FAILED:
+        raise storage_failed(owner)

@@ -1,0 +1,178 @@
+"""``plan="auto"``: rank 0 asks the planner, and all ranks get its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparring.contracts.collective import Collective
+from sparring.contracts.descriptors import API_VERSION, PlannerDescriptor
+from sparring.contracts.hookspecs import hookimpl
+from sparring.contracts.layout import ShardingPlan, TableSharding
+from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
+from sparring.contracts.rendezvous import Membership
+from sparring.contracts.table import TableConfig
+from sparring.engine.automatic_plan import automatic_plan, plan_of_job, workload_of
+from sparring.engine.job_bootstrap import Job
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import CapacityError, InvalidArgumentError, PluginError
+from sparring.plugins.distributions import PluginSource
+from sparring.plugins.registry import PluginManager, make_plugin_manager
+from sparring.storage.open import open_storage
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+TABLES = (TableWorkload(TableConfig("user", 4)), TableWorkload(TableConfig("shop", 2)))
+
+
+class Planner:
+    """Puts each table on the last rank, and keeps what it was asked."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.asked: list[PlanRequest] = []
+        self._answer = answer
+
+    def __call__(self, request: PlanRequest) -> MadePlan:
+        self.asked.append(request)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        if self._answer is not None:
+            answer: MadePlan = self._answer
+            return answer
+        sharding = TableSharding("table_wise", (request.world_size - 1,))
+        plan = ShardingPlan({each.table.name: sharding for each in request.tables})
+        return MadePlan(plan, "user is here", ("rows are guessed",))
+
+    def manager(self) -> PluginManager:
+        planner = self
+
+        class Plugin:
+            @hookimpl
+            def sparring_register_planners(self) -> list[PlannerDescriptor]:
+                return [PlannerDescriptor(name="auto", api_version=API_VERSION, factory=planner)]
+
+        manager = make_plugin_manager(entry_points=False)
+        manager.load(PluginSource("planner", "some-planner", "1.0", Plugin))
+        return manager
+
+
+def planned(
+    world_size: int, manager: PluginManager, nodes: list[int] | None = None
+) -> list[MadePlan]:
+    """The plan on each rank; nodes have so many ranks."""
+    sizes = [size for size in nodes or [1] * world_size for _ in range(size)]
+    local = [rank for size in nodes or [1] * world_size for rank in range(size)]
+
+    def body(collective: Collective) -> MadePlan:
+        rank = collective.rank
+        member = Membership(rank, world_size, local[rank], sizes[rank])
+        return automatic_plan(PlanRequest(TABLES, world_size), collective, member, manager)
+
+    return run_ranks(world_size, body)
+
+
+def test_rank_0_plans_and_all_ranks_get_its_answer() -> None:
+    planner = Planner()
+    made = planned(3, planner.manager())
+    assert [each.world_size for each in planner.asked] == [3]
+    assert made[0] == made[1] == made[2]
+    assert made[0].sharding.sharding_of("shop") == TableSharding("table_wise", (2,))
+    assert (made[0].summary, made[0].assumed) == ("user is here", ("rows are guessed",))
+
+
+def test_one_rank_needs_no_plan() -> None:
+    planner = Planner()
+    assert planned(1, planner.manager()) == [MadePlan(ShardingPlan())]
+    assert not planner.asked
+
+
+@pytest.mark.parametrize("nodes", [[2, 2], [4], [1, 1, 1, 1]], ids=str)
+def test_a_planner_is_told_of_equal_nodes(nodes: list[int]) -> None:
+    planner = Planner()
+    (made, *_) = planned(4, planner.manager(), nodes)
+    assert [each.ranks_per_node for each in planner.asked] == [nodes[0]]
+    assert made.assumed == ("rows are guessed",)
+
+
+@pytest.mark.parametrize("nodes", [[3, 1], [1, 3], [2, 1, 1]], ids=str)
+def test_of_uneven_nodes_each_rank_is_planned_as_one(nodes: list[int]) -> None:
+    planner = Planner()
+    made = planned(4, planner.manager(), nodes)
+    assert [each.ranks_per_node for each in planner.asked] == [1]
+    assert len({each.assumed for each in made}) == 1
+    assert "different numbers of ranks" in made[0].assumed[0]
+
+
+def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
+    made = planned(2, make_plugin_manager(entry_points=False))
+    assert [each.sharding.tables for each in made] == [{}, {}]
+    (sentence,) = made[1].assumed
+    assert sentence.startswith("tables whose kind is not given are row_wise, as planner 'auto' is")
+    assert 'pip install "sparring[plan]"' in sentence
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (CapacityError("3 GiB are missing"), CapacityError, "3 GiB are missing"),
+        (ZeroDivisionError("by 0"), Exception, "by 0"),
+        ({"user": "row_wise"}, PluginError, "must return a MadePlan, found dict"),
+    ],
+)
+def test_all_ranks_raise_what_rank_0_raised(answer: Any, error: type, words: str) -> None:
+    manager = Planner(answer).manager()
+
+    def body(collective: Collective) -> str:
+        member = Membership(collective.rank, 2)
+        with pytest.raises(error, match=words):
+            automatic_plan(PlanRequest(TABLES, 2), collective, member, manager)
+        return "raised"
+
+    assert run_ranks(2, body) == ["raised", "raised"]
+
+
+def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager = Planner().manager()
+    caplog.set_level("INFO", logger="sparring")
+
+    def body(collective: Collective) -> list[Any]:
+        member = Membership(collective.rank, 2)
+        job = Job(member, ThreadRendezvous(2), collective)
+        given = {"user": "row_wise"}
+        assert plan_of_job(given, lambda: TABLES, job, manager) is given
+        assert plan_of_job(None, lambda: TABLES, job, manager) is None
+        with pytest.raises(InvalidArgumentError, match=r"found 'plan.yaml'; give 'auto'"):
+            plan_of_job("plan.yaml", lambda: TABLES, job, manager)
+        return [plan_of_job("auto", lambda: TABLES, job, manager)]
+
+    (first,), (second,) = run_ranks(2, body)
+    assert first == second
+    assert set(first.tables) == {"user", "shop"}
+    # Rank 0 alone says it.
+    assert [each.getMessage() for each in caplog.records] == [
+        "plan auto: rows are guessed",
+        "user is here",
+    ]
+
+
+def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_keep_them() -> None:
+    table, feature = TableConfig("user", 4), FeatureWorkload("mean", 3.0)
+
+    def of(storage: Any, table: TableConfig = table) -> TableWorkload:
+        return workload_of(table, storage, [feature], "adam")
+
+    plain = of(StorageChoice("hkv", {"capacity": 10}))
+    assert plain == TableWorkload(table, (feature,), 10, "adam")
+    assert of(StorageChoice("hkv")).rows is None
+    assert not of(StorageChoice("hkv", {"capacity": 10, "policy": "lru"})).may_replicate
+    rocks = of(StorageChoice("rocksdb", {"path": "rows"}))
+    assert (rocks.may_replicate, rocks.is_in_memory) == (False, False)
+    replicated = of(StorageChoice("memory"), replace(table, placement="replicated"))
+    assert replicated.kinds == ("data_parallel",)
+    with open_storage("memory", table, capacity=7) as storage:
+        opened = of(storage)
+    assert (opened.rows, opened.is_in_memory) == (7, True)

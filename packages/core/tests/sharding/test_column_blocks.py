@@ -1,0 +1,360 @@
+"""Tables whose columns are divided train the bits of one process, and refuse what they cannot divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Bloom, Frequency, Probability
+from sparring.contracts.collective import Collective
+from sparring.contracts.expiry import Expiry
+from sparring.contracts.layout import TableSharding
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gather import TableUpdate
+from sparring.engine.apply.gradients import sum_gradients
+from sparring.engine.container import NonFinite, StepContainer
+from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
+from sparring.engine.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.kernels.functions import pool, pool_backward
+from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.sharded_jobs import DIM, batch_of, joined, opened, stored, train
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+DIVIDED = ("column_wise", "table_column_wise", "grid")
+
+
+@pytest.mark.parametrize("method", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_blocks_train_the_bits_of_one_process(world_size: int, method: str) -> None:
+    with opened(None, "", method) as alone:
+        train(alone, range(world_size), method)
+        expected = joined([stored(alone)])
+    assert len(expected) > 20
+    for kind in DIVIDED:
+
+        def body(collective: Collective, kind: str = kind) -> Any:
+            with opened(collective, kind, method) as container:
+                train(container, [collective.rank], method)
+                is_divided = len(container.entry("user").parts) > 1
+                return stored(container), container.counters.rows_updated, is_divided
+
+        held = run_ranks(world_size, body)
+        assert joined([each for each, _, _ in held]) == expected
+        assert all(is_divided == (world_size > 1) for _, _, is_divided in held)
+        assert sum(counted for _, counted, _ in held) == alone.counters.rows_updated
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "float64"},
+        {"admission": Frequency(2)},
+        {"admission": Probability(0.5)},
+        {"expire": Expiry(after_steps=2)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["column_wise", "grid"])
+def test_blocks_of_a_key_live_and_die_together(kind: str, more: Mapping[str, Any]) -> None:
+    with opened(None, "", **more) as alone:
+        seen = train(alone, range(4))
+        expected, counters = joined([stored(alone)]), alone.counters
+    assert (counters.gradients_not_admitted > 0) == ("admission" in more)
+    assert (counters.rows_expired > 0) == ("expire" in more)
+
+    def body(collective: Collective) -> Any:
+        with opened(collective, kind, **more) as container:
+            rows = train(container, [collective.rank], prefetches=True)
+            assert container.num_rows("user") <= len(expected)
+            return stored(container), rows, container.counters, container.num_not_admitted("user")
+
+    held = run_ranks(4, body)
+    assert joined([each for each, *_ in held]) == expected
+    for step, rows in enumerate(seen):
+        found = np.concatenate([each[1][step] for each in held])
+        assert found.tobytes() == rows.tobytes(), "lookups, prefetched ones too, read the same bits"
+    refused = [each[2].gradients_not_admitted for each in held]
+    assert sum(refused) == counters.gradients_not_admitted
+    assert sum(each[3] for each in held) == counters.gradients_not_admitted
+    assert sum(each[2].rows_expired for each in held) == counters.rows_expired
+
+
+def _halved(updates: Any) -> None:
+    for update in updates:
+        width = update.gradients.shape[1]
+        update.rows[:, :width] -= update.gradients / 2
+        update.rows[:, width:] += 1
+
+
+def test_a_function_over_rows_gets_each_table_once_and_its_blocks_one_under_the_other() -> None:
+    def step(container: StepContainer, ranks: Any) -> list[TableUpdate]:
+        seen: list[TableUpdate] = []
+        ids, given = batch_of(1, ranks)
+
+        def update(updates: Any) -> None:
+            seen.extend(updates)
+            _halved(updates)
+
+        with container.step(update) as at_work:
+            found = at_work.lookup("user", ids)
+            sums = np.zeros(found.rows.shape, np.float32)
+            np.add.at(sums, found.inverse, given)
+            at_work.accumulate(found, sums)
+        return seen
+
+    with opened(None, "") as alone:
+        step(alone, range(2))
+        expected = joined([stored(alone)])
+
+    def body(collective: Collective) -> Any:
+        # Both blocks of half the rows are on each rank.
+        sharding = TableSharding("grid", (0, 1, 1, 0), columns=2)
+        with opened(collective, "row_wise", sharding=sharding) as container:
+            (update,) = step(container, [collective.rank])
+            assert (update.table.name, update.table.dim) == ("user", 2)
+            assert update.rows.shape == (len(update.keys), 4)
+            return stored(container), update.keys
+
+    held = run_ranks(2, body)
+    assert joined([each for each, _ in held]) == expected
+    assert sum(len(keys) for _, keys in held) == 2 * len(expected)
+
+
+def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> None:
+    def body(collective: Collective) -> Any:
+        with opened(collective, "column_wise", "sgd") as container:
+            for _ in range(2):  # what comes later is added
+                found = container.lookup("user", np.array([7, 8 + collective.rank]))
+                assert found.shadow_id is not None
+                ones = np.ones(found.rows.shape, np.float32)
+                container.resources.accumulate(found.shadow_id, ones)
+                summed = sum_gradients(container.state)
+            names = {container.entry(name).table_name for name in summed}
+            assert names <= {"user"}
+            assert container.resources.has_gradient("user") == bool(summed)
+            before = container.lookup("user", np.array([7]), is_registered=False).rows
+            for each in summed.values():
+                each.gradients *= 0.5
+            method = resolve_method("sgd")
+            choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+            assert container.apply_methods({"user": choice}) == ["user"]
+            after = container.lookup("user", np.array([7]), is_registered=False).rows
+            return before - after
+
+    for found in run_ranks(2, body):
+        assert np.allclose(found, 2.0)
+
+
+def test_gradients_are_dropped_from_all_blocks() -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, "column_wise") as container:
+            found = container.lookup("user", np.array([7]))
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
+            sum_gradients(container.state)
+            # Blocks are on ranks 2 and 0.
+            assert container.resources.num_accumulated("user") == (collective.rank != 1)
+            container.resources.drop("user")
+            assert not container.resources.has_gradient("user")
+
+    run_ranks(3, body)
+
+
+def test_embeddings_are_assigned_by_block_and_state_is_set_and_dropped() -> None:
+    keys = np.arange(30)
+    values = np.arange(30 * DIM, dtype=np.float32).reshape(30, DIM)
+
+    def body(collective: Collective) -> Any:
+        with opened(collective, "grid") as container:
+            mine = slice(collective.rank, None, 4)
+            container.assign("user", keys[mine], values[mine])
+            rows = container.lookup("user", keys, is_registered=False).rows
+            assert rows.tobytes() == values.tobytes()
+            assert container.table_bytes("user") > 0
+            found = stored(container)
+            container.drop_state("user")
+            assert container.tables["user"].state_width == 0
+            assert (
+                container.lookup("user", keys, is_registered=False).rows.tobytes() == rows.tobytes()
+            )
+            return found
+
+    whole = joined(run_ranks(4, body))
+    expected = np.concatenate([values, np.zeros((30, DIM), np.float32)], axis=1)
+    assert [whole[key][0] for key in keys.tolist()] == [row.tobytes() for row in expected]
+
+
+POOLED = {
+    "column_wise": TableSharding("column_wise", (1, 0), "pooled", 2),
+    "grid": TableSharding("grid", (1, 0, 0, 1), "pooled", 2),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", POOLED)
+def test_owners_of_blocks_pool_their_columns_of_bags(kind: str, dtype: str) -> None:
+    method = resolve_method("adagrad")
+
+    def bags_of(step: int, ranks: Any) -> tuple[Any, Any, Any]:
+        """Two ids a bag; the gradient of a bag is that of the first of them."""
+        ids, gradients = batch_of(step, ranks)
+        num_bags = len(ids) // 2
+        return ids[: 2 * num_bags], np.arange(num_bags + 1) * 2, gradients[:num_bags]
+
+    def train_pooled(container: StepContainer, ranks: Any) -> list[Any]:
+        seen = []
+        for step in range(3):
+            ids, offsets, gradient = bags_of(step, ranks)
+            if container.transfer("user")[0] == "pooled":
+                wanted = [BagLookup("user", ids, offsets)]
+                (found,) = look_up_bags(container.state, wanted, is_training=True)
+                assert found.shadow_id is not None
+                seen.append(found.pools)
+                # Of two parts, as of two uses of the pools.
+                container.resources.accumulate_bags(found.shadow_id, gradient / 2)
+                container.resources.accumulate_bags(found.shadow_id, gradient / 2)
+                assert container.resources.has_gradient("user")
+            else:
+                rows = container.lookup("user", ids)
+                assert rows.shadow_id is not None
+                seen.append(pool(rows.rows, rows.inverse, offsets))
+                by_key = pool_backward(gradient, rows.inverse, offsets, len(rows.keys))
+                container.resources.accumulate(rows.shadow_id, by_key)
+            choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), step + 1)
+            container.apply_methods({"user": choice})
+        return seen
+
+    with opened(None, "", dtype=dtype) as alone:
+        pools, rows = train_pooled(alone, [0]), joined([stored(alone)])
+
+    def body(collective: Collective) -> Any:
+        with opened(collective, "", sharding=POOLED[kind], dtype=dtype) as container:
+            assert container.transfer("user")[0] == "pooled"
+            # All samples are of rank 0.
+            mine = train_pooled(container, [0] if collective.rank == 0 else [])
+            assert container.exchange.pooling.num_kept == 0
+            container.non_finite_gradients = NonFinite.SKIP
+            assert "own block only" in container.transfer("user")[1]
+            return mine, stored(container)
+
+    found = run_ranks(2, body)
+    assert joined([each[1] for each in found]) == rows
+    assert len(rows) > 10
+    for mine, whole in zip(found[0][0], pools, strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-6)
+
+
+def test_gradients_of_weights_of_bags_are_of_all_columns() -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, "", "sgd", sharding=POOLED["column_wise"]) as container:
+            ids, offsets = np.array([3, 4, 5]), np.array([0, 2, 3])
+            weights, gradient = np.full(3, 0.5, np.float32), np.ones((2, DIM), np.float32)
+            wanted = [BagLookup("user", ids, offsets, "sum", weights, trains_weights=True)]
+            lookups = look_up_bags(container.state, wanted, is_training=True)
+            (found,) = bag_weight_gradients(container.state, lookups, [gradient])
+            rows = container.lookup("user", ids, is_registered=False)
+            np.testing.assert_allclose(found, rows.rows[rows.inverse].sum(axis=1), atol=1e-6)
+            (none,) = bag_weight_gradients(container.state, lookups, [None])
+            assert not none.any()
+            with pytest.raises(InvalidArgumentError, match=r"must be \(2, 4\) float32"):
+                container.resources.accumulate_bags(lookups[0].shadow_id or 0, gradient[:, :2])
+            container.resources.accumulate_bags(lookups[0].shadow_id or 0, gradient)
+            container.resources.drop("user")
+            assert not container.resources.has_gradient("user")
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper", "words"),
+    [
+        (
+            "rowwise_adagrad",
+            {},
+            "rowwise_adagrad cannot update blocks of columns apart.*adagrad or adam",
+        ),
+        ("partial_rowwise_adam", {}, "row_wise, table_wise or table_row_wise"),
+        ("lamb", {}, "moves an element of a row by others of the row"),
+        ("group_ftrl", {}, "moves an element"),
+        ("sgd", {"clip_norm": 1.0}, "clip_norm=1.0 is of whole rows"),
+    ],
+)
+def test_updates_that_couple_columns_are_refused_by_name(
+    method: str, hyper: Mapping[str, Any], words: str
+) -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, "column_wise", "sgd") as container:
+            made = resolve_method(method)
+            if made.state_width(DIM) % DIM:
+                with pytest.raises(UnsupportedError, match=f"{method} cannot"):
+                    container.set_state(
+                        "user", made.initial_state(DIM, hyper_from(made, {}), "f4"), method
+                    )
+            found = container.lookup("user", np.array([1]))
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
+            with pytest.raises(UnsupportedError, match=words):
+                container.apply_methods({"user": MethodChoice(made, hyper_from(made, hyper), 1)})
+            assert not any(rows for *_, rows in stored(container))
+            train(container, [collective.rank], "sgd")  # it goes on
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("storage", "more", "words"),
+    [
+        (StorageChoice("memory", {"capacity": 9}), {}, "up to 9 rows.*no capacity"),
+        (StorageChoice("memory", {"capacity": 9, "policy": "lru"}), {}, "up to 9 rows"),
+        (None, {}, "given open.*StorageChoice"),
+        (StorageChoice("memory"), {"admission": Bloom(2)}, "Bloom filter.*admission Frequency"),
+    ],
+    ids=str,
+)
+def test_storages_and_filters_that_cannot_promise_equal_keys_are_refused(
+    storage: Any, more: Mapping[str, Any], words: str
+) -> None:
+    def body(collective: Collective) -> None:
+        plan = {"user": TableSharding("column_wise", columns=2)}
+        made = ThreadRendezvous(2)
+        with StepContainer(collective=collective, rendezvous=made, plan=plan) as container:
+            table = TableConfig("user", DIM, **more)
+            given = storage or MemoryStorage(table, MemoryOptions())
+
+            def write() -> None:
+                container.declare(table, given)
+                container.assign("user", [1], np.ones((1, DIM)))
+
+            with pytest.raises(UnsupportedError, match=words):
+                write()
+
+    run_ranks(2, body)
+
+
+def test_whole_rows_are_in_no_storage_and_a_block_that_came_apart_is_found_out() -> None:
+    def body(collective: Collective) -> None:
+        with opened(collective, "column_wise") as container:
+            with pytest.raises(UnsupportedError, match=r"none has whole rows\. Save a snapshot"):
+                container.storage("user")
+            train(container, [collective.rank])
+            for part in container.entry("user").parts:
+                if part.block is not None and part.block.number and part.storage is not None:
+                    part.storage.erase(np.arange(-20, 20))
+            found = container.lookup("user", np.array([100]))
+            assert found.shadow_id is not None
+            container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
+            method = resolve_method("adagrad")
+            with pytest.raises(InvalidArgumentError, match=r"columns-2-4.* has 0 rows.*No row was"):
+                container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+            with pytest.raises(InvalidArgumentError, match="rows of other keys than block"):
+                container.lookup("user", np.arange(-20, 20))
+
+    run_ranks(2, body)

@@ -1,0 +1,219 @@
+"""A snapshot of any kind of sharding loads under any other, and training goes on with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts.admission import Frequency
+from sparring.contracts.checkpoint import SaveOptions
+from sparring.contracts.collective import Collective
+from sparring.contracts.column_block import ColumnBlock
+from sparring.contracts.expiry import Expiry
+from sparring.contracts.table import TableConfig
+from sparring.engine.checkpoint.container_state import state_without_keys
+from sparring.errors import InvalidArgumentError, SnapshotDamagedError
+from sparring.kernels.functions import partition
+from sparring.snapshot import chain
+from sparring.snapshot.chain import count_rows, merged_chunks
+from sparring.snapshot.erase import erase_from_snapshots
+from sparring.snapshot.format.manifest import Manifest, decode_text, encode_text
+from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.retention import compact
+from sparring.snapshot.verify import verify_snapshot
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
+
+MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
+NUM_STEPS = 3
+
+
+def scanned(url: str, columns: ColumnBlock | None = None) -> Rows:
+    """Rows and scores of a snapshot."""
+    return {
+        int(key): (row.tobytes(), int(score))
+        for chunk in merged_chunks(open_snapshot(url), "user", columns=columns)
+        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
+    }
+
+
+def saved(kind: str, world_size: int, url: str, base: str | None = None) -> None:
+    """Trains a kind, and saves; in two saves with a base."""
+
+    def body(collective: Collective) -> None:
+        with opened(collective, kind, **MORE) as container:
+            half = NUM_STEPS - 1 if base else NUM_STEPS
+            train(container, [collective.rank], steps=range(half))
+            if base:
+                container.save(base, options=SaveOptions(is_base=True))
+                train(container, [collective.rank], steps=range(half, NUM_STEPS))
+            result = container.save(url, base=base)
+            assert result.base == base
+            assert list(result.rows) == ["user"]
+
+    run_ranks(world_size, body)
+
+
+def alone(steps: int, world_size: int) -> Rows:
+    with opened(None, "", **MORE) as container:
+        train(container, range(world_size), steps=range(steps))
+        return joined([stored(container)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_path: Path) -> None:
+    url = str(tmp_path / "saved")
+    saved(kind, 3, url)
+    expected, after = alone(NUM_STEPS, 3), alone(NUM_STEPS + 2, 3)
+    assert scanned(url) == expected
+    assert len(after) > len(expected) > 10, "counts of admission decide of rows to come"
+    for place, other in enumerate(KINDS):
+        world_size = (2, 4)[(place + list(KINDS).index(kind)) % 2]
+
+        def body(collective: Collective, other: str = other) -> Any:
+            with opened(collective, other, **MORE) as container:
+                loaded = container.load(url)
+                assert container.counters.steps == NUM_STEPS
+                before = stored(container)
+                # The batches of the three ranks that saved, on those that there are.
+                mine = range(collective.rank, 3, collective.world_size)
+                train(container, mine, steps=range(NUM_STEPS, NUM_STEPS + 2))
+                return before, stored(container), loaded.rows["user"]
+
+        held = run_ranks(world_size, body)
+        assert joined([each[0] for each in held]) == expected
+        assert joined([each[1] for each in held]) == after
+        copies = world_size if other == "data_parallel" else 1
+        assert sum(each[2] for each in held) == len(expected) * copies
+    with opened(None, "", **MORE) as container:
+        container.load(url)
+        assert joined([stored(container)]) == expected
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])
+def test_deltas_are_saved_by_blocks_over_any_base(kind: str, tmp_path: Path) -> None:
+    """S10b: a base of one kind, a delta over it of another, read whole and by columns."""
+    root = [str(tmp_path / name) for name in ("base", "delta", "last", "full")]
+    saved(kind, 3, root[0])
+    expected = alone(NUM_STEPS, 3)
+    for other in ("row_wise", "column_wise", "grid"):
+        urls = [str(tmp_path / f"{other}-{name}") for name in ("first", "second")]
+
+        def body(collective: Collective, other: str = other, urls: Any = urls) -> None:
+            with opened(collective, other, **MORE) as container:
+                container.load(root[0], is_base=True)
+                train(container, range(collective.rank, 3, 4), steps=[NUM_STEPS])
+                container.save(urls[0], base=root[0], options=SaveOptions(is_base=True))
+                for part in container.entry("user").parts:
+                    if part.storage is not None:
+                        keys = [key for key in (1, 2, 3) if key in _own(part)]
+                        part.storage.erase(np.array(keys, np.int64))
+                container.save(urls[1], base=urls[0])
+
+        run_ranks(4, body)
+        after = alone(NUM_STEPS + 1, 3)
+        assert after != expected
+        assert scanned(urls[0]) == after
+        kept = {key: row for key, row in after.items() if key not in (1, 2, 3)}
+        assert kept != after
+        assert scanned(urls[1]) == kept
+        assert count_rows(open_snapshot(urls[1]), "user") == len(kept)
+        block, table = ColumnBlock(1, 3), TableConfig("user", DIM, state_width=DIM)
+        cut = {
+            key: (block.cut(table, np.frombuffer(row, np.float32)[None]).tobytes(), score)
+            for key, (row, score) in kept.items()
+        }
+        assert scanned(urls[1], block) == cut
+        full = compact(urls[1], str(tmp_path / f"{other}-full"))
+        assert scanned(full.url) == kept
+        report = verify_snapshot(open_snapshot(urls[1]))
+        assert (report.num_rows, report.problems) == ({"user": len(kept)}, ())
+
+
+def _own(part: Any) -> set[int]:
+    return {int(key) for chunk in part.storage.scan() for key in chunk.keys}
+
+
+def test_rows_are_joined_in_windows_that_fit_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S10b"""
+    saved("grid", 4, str(tmp_path / "a"))
+    expected = scanned(str(tmp_path / "a"))
+    monkeypatch.setattr(chain, "_JOIN_BYTES", 200)
+    parts = list(merged_chunks(open_snapshot(str(tmp_path / "a")), "user"))
+    assert len(parts) > 3
+    assert scanned(str(tmp_path / "a")) == expected
+    some = [int(key) for key in partition(np.array(sorted(expected)[:4]))]
+    found = merged_chunks(open_snapshot(str(tmp_path / "a")), "user", some)
+    assert {int(key) for each in found for key in each.keys} >= set(sorted(expected)[:4])
+
+
+def test_a_save_next_to_steps_has_the_blocks_of_one_step(tmp_path: Path) -> None:
+    url = str(tmp_path / "a")
+
+    def body(collective: Collective) -> None:
+        with opened(collective, "grid", **MORE) as container:
+            train(container, [collective.rank], steps=range(NUM_STEPS))
+            task = container.save(url, blocking=False)
+            train(container, [collective.rank], steps=range(NUM_STEPS, NUM_STEPS + 2))
+            task.result(20)
+
+    run_ranks(4, body)
+    assert scanned(url) == alone(NUM_STEPS, 4)
+
+
+def test_keys_are_erased_from_snapshots_of_blocks(tmp_path: Path) -> None:
+    saved("grid", 4, str(tmp_path / "b"), base=str(tmp_path / "a"))
+    before = scanned(str(tmp_path / "b"))
+    keys = sorted(before)[:5]
+    erased = erase_from_snapshots(
+        tmp_path,
+        "user",
+        np.array(keys),
+        lambda name, state: state_without_keys(name, state, "user", np.array(keys)),
+    )
+    urls = list(erased.replaced.values())
+    newest = max(urls, key=lambda url: open_snapshot(url).step)
+    assert scanned(newest) == {key: row for key, row in before.items() if key not in keys}
+    assert len(keys) <= erased.num_rows <= 2 * len(keys)
+
+
+def test_snapshots_without_blocks_name_no_columns(tmp_path: Path) -> None:
+    saved("table_row_wise", 2, str(tmp_path / "a"))
+    text = (tmp_path / "a" / "manifest.json").read_bytes()
+    assert b"columns" not in text
+    manifest, _ = decode_text(text, Manifest)
+    assert encode_text(manifest) == text
+
+
+def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
+    """S10b, S14"""
+    saved("column_wise", 2, str(tmp_path / "a"))
+    path = tmp_path / "a" / "manifest.json"
+    manifest, _ = decode_text(path.read_bytes(), Manifest)
+    assert {file.columns for file in manifest.files if file.kind == "rows"} == {(0, 2), (2, 4)}
+    for gone in (0, 2):
+        left = [file for file in manifest.files if file.columns is None or file.columns[0] != gone]
+        path.write_bytes(encode_text(manifest.model_copy(update={"files": left})))
+        with pytest.raises(SnapshotDamagedError, match="some columns only"):
+            scanned(str(tmp_path / "a"))
+    wider = [
+        file.model_copy(update={"columns": (2, 5)}) if file.columns == (2, 4) else file
+        for file in manifest.files
+    ]
+    path.write_bytes(encode_text(manifest.model_copy(update={"files": wider})))
+    with pytest.raises(
+        SnapshotDamagedError, match=r"columns \(2, 5\) of table 'user', which has 4"
+    ):
+        open_snapshot(str(tmp_path / "a"))
+
+
+def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
+    saved("row_wise", 2, str(tmp_path / "a"))
+    for columns in (ColumnBlock(0, 5), ColumnBlock(2, 2)):
+        with pytest.raises(InvalidArgumentError, match="columns of table 'user' are 0 to 3"):
+            merged_chunks(open_snapshot(str(tmp_path / "a")), "user", columns=columns)

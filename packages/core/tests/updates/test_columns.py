@@ -1,0 +1,65 @@
+"""Methods that say so move blocks of columns as they move whole rows, bit for bit; the others do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparring.contracts.column_block import ColumnBlock
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.updates.builtin import BUILTIN_METHODS, keras_method
+from sparring.updates.resolve import hyper_from
+
+DIM, COUNT, STEPS = 20, 7, 3
+KERAS = ("keras_sgd", "keras_momentum", "keras_adagrad", "keras_rmsprop", "keras_adam")
+METHODS = [*(made() for made in BUILTIN_METHODS.values()), *map(keras_method, KERAS)]
+
+
+def moved(method: UpdateMethod, dtype: str, block: ColumnBlock, **given: float) -> np.ndarray:
+    """Embeddings and state of the columns of a block after some steps over these alone."""
+    random = np.random.default_rng(1)
+    hyper = hyper_from(method, {"lr": 0.1, **given})
+    rows = random.normal(size=(COUNT, DIM)).astype(dtype)[:, block.begin : block.end]
+    state = np.tile(method.initial_state(block.width, hyper, dtype), (COUNT, 1))
+    whole = np.ascontiguousarray(np.concatenate([rows, state], axis=1))
+    for step in range(1, STEPS + 1):
+        gradients = random.normal(size=(COUNT, DIM)).astype(dtype)
+        own = np.ascontiguousarray(gradients[:, block.begin : block.end])
+        given_rows = UpdateRows(
+            np.arange(COUNT), whole, whole[:, : block.width], whole[:, block.width :], own, step
+        )
+        method.update(given_rows, hyper)
+    return whole
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda each: each.name)
+def test_a_method_says_whether_columns_may_be_updated_apart(
+    method: UpdateMethod, dtype: str
+) -> None:
+    width = method.state_width(DIM)
+    if width % DIM:
+        assert method.couples_columns
+        return
+    given = {"l21": 0.1} if method.name == "group_ftrl" else {}
+    whole = moved(method, dtype, ColumnBlock(0, DIM), **given)
+    joined = np.zeros_like(whole)
+    table = TableConfig("t", DIM, dtype, state_width=width)
+    # Of widths that take whole and broken vectors of SIMD units.
+    for block in (ColumnBlock(0, 1), ColumnBlock(1, 4), ColumnBlock(4, 12), ColumnBlock(12, DIM)):
+        block.put(table, joined, moved(method, dtype, block, **given))
+    assert (joined.tobytes() != whole.tobytes()) == method.couples_columns
+
+
+def test_norms_of_rows_couple_columns_of_any_method() -> None:
+    adam = BUILTIN_METHODS["adam"]()
+    assert not MethodChoice(adam, hyper_from(adam, {"clip_value": 1.0}), 1).why_coupled
+    found = MethodChoice(adam, hyper_from(adam, {"clip_norm": 1.0}), 1).why_coupled
+    assert "clip_norm=1.0 is of whole rows" in found
+    lamb = BUILTIN_METHODS["lamb"]()
+    assert MethodChoice(lamb, hyper_from(lamb, {}), 1).why_coupled
+
+
+def test_methods_of_others_couple_columns_unless_they_say_otherwise() -> None:
+    assert UpdateMethod.couples_columns

@@ -1,0 +1,397 @@
+"""`EmbeddingShardingPlanner` as TorchRec's programs call it, over the planner of ``plan="auto"``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from sparring.adapter import (
+    EnvironmentOptions,
+    made_plan,
+    make_plugin_manager,
+    membership_from,
+    suggestion,
+)
+from sparring.contracts import (
+    FeatureWorkload,
+    MadePlan,
+    Membership,
+    PlanRequest,
+    TableSharding,
+    TableWorkload,
+)
+from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
+from sparring_torch.table_module import TableModule, table_modules
+from sparring_torch.table_workloads import workloads_of
+from sparring_torch.torchrec.sharding_plan import (
+    ParameterSharding,
+    ShardingPlan,
+    check_sharders,
+    kind_of,
+)
+
+__all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "Topology"]
+
+_GIB = 1 << 30
+_GBIT_PER_BYTES_A_MS = 8 * 1000 / 1e9
+
+_TOPOLOGY = "what memories and kernels cost is in calibration.yaml of sparring-plan, not here"
+_WORDS_OF_TOPOLOGY = dict.fromkeys(
+    (
+        "bwd_compute_multiplier",
+        "custom_topology_data",
+        "ddr_mem_bw",
+        "generalized_comms_bandwidths",
+        "hbm_mem_bw",
+        "hbm_to_ddr_mem_bw",
+        "pod_size",
+        "ssd_cap",
+        "ssd_mem_bw",
+        "uneven_sharding_perf_multiplier",
+        "weighted_feature_bwd_compute_multiplier",
+    ),
+    _TOPOLOGY,
+)
+_SEARCH = (
+    "the planner of sparring-plan has one search, which proves how far its plan is from the best"
+)
+_WORDS_OF_PLANNER = {
+    "enumerator": _SEARCH,
+    "proposer": _SEARCH,
+    "partitioner": _SEARCH,
+    "performance_model": _TOPOLOGY,
+    "stats": "the plan's table is written by the logger of this module; print(plan) shows it too",
+    "callbacks": _SEARCH,
+    "timeout_seconds": "the search is limited by steps, not by seconds, so that it repeats",
+    "plan_loader": "give a plan that was kept to DistributedModelParallel(plan=…)",
+    "storage_reservation": "give Topology the memory that tables may use: hbm_cap or ddr_cap",
+}
+_STORAGE = "where rows are kept is the storage of the collection: EmbeddingBagCollection(storage=…)"
+_WORDS_OF_CONSTRAINTS = {
+    "min_partition": "widths of column blocks are those that divide the dim evenly",
+    "cache_params": _STORAGE,
+    "enforce_hbm": _STORAGE,
+    "key_value_params": _STORAGE,
+    "device_group": "a collection says it: EmbeddingBagCollection(device=…)",
+    "output_dtype": "outputs are float32, or what module.to(dtype) says",
+    "stochastic_rounding": "rows of 16 bits always round stochastically, and others do not",
+    "bounds_check_mode": "ids may be any int64, so no bound is checked",
+    "use_virtual_table": "every table grows as ids come",
+    "batch_sizes": "the planner has one batch_size",
+}
+
+_log = logging.getLogger(__name__)
+
+
+def _refuse(owner: str, words: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Refuses arguments of TorchRec that mean nothing here, and those that it does not have."""
+    for name, value in given.items():
+        if name not in words:
+            raise TypeError(f"{owner}: unknown argument {name!r}; {suggestion(name, words)}")
+        if value not in (None, False):
+            raise UnsupportedError(f"{owner}: leave {name} out: {words[name]}")
+
+
+class Topology:
+    """The ranks that a plan is for.
+
+    Args:
+        world_size: ranks.
+        compute_device: ``cuda``: tables may take `hbm_cap` of a rank; otherwise `ddr_cap`.
+        hbm_cap: bytes of GPU memory of a rank, 32 GiB if not given, as TorchRec has it.
+        ddr_cap: bytes of host memory of a rank; None: a rank's share of this machine.
+        local_world_size: ranks of a node; None: all ranks are on one.
+        intra_host_bw: bytes a millisecond between ranks of a node; None: the planner's default.
+        inter_host_bw: bytes a millisecond of a rank to other nodes; None: the planner's default.
+        **others: of TorchRec, which mean nothing here.
+
+    Raises:
+        InvalidArgumentError: ranks that do not fill nodes, or a number that is not positive.
+        UnsupportedError: one of `others`.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        compute_device: str = "cpu",
+        hbm_cap: int | None = None,
+        ddr_cap: int | None = None,
+        *,
+        local_world_size: int | None = None,
+        intra_host_bw: float | None = None,
+        inter_host_bw: float | None = None,
+        **others: Any,
+    ) -> None:
+        _refuse("Topology", _WORDS_OF_TOPOLOGY, others)
+        if compute_device not in ("cpu", "cuda"):
+            raise InvalidArgumentError(
+                f"Topology: compute_device must be 'cpu' or 'cuda', found {compute_device!r}"
+            )
+        per_node = world_size if local_world_size is None else local_world_size
+        numbers = [world_size, per_node, hbm_cap, ddr_cap, intra_host_bw, inter_host_bw]
+        if any(each is not None and not each > 0 for each in numbers) or world_size % per_node:
+            raise InvalidArgumentError(
+                f"Topology: world_size {world_size} must be a multiple of local_world_size {per_node}, "
+                "and all numbers positive; give nodes of equally many ranks"
+            )
+        self.world_size, self.local_world_size = world_size, per_node
+        self.compute_device = compute_device
+        self.memory_bytes = ddr_cap
+        if compute_device == "cuda":
+            self.memory_bytes = 32 * _GIB if hbm_cap is None else hbm_cap
+        self.near_gbit = self.far_gbit = None
+        if intra_host_bw is not None:
+            self.near_gbit = intra_host_bw * _GBIT_PER_BYTES_A_MS
+        if inter_host_bw is not None:
+            self.far_gbit = inter_host_bw * per_node * _GBIT_PER_BYTES_A_MS
+
+
+@dataclass
+class ParameterConstraints:
+    """Constraints of one table.
+
+    Args:
+        sharding_types: values of `ShardingType` that it may have; None: any.
+        compute_kernels: None, ``["fused"]`` or ``["dense"]``, which change nothing.
+        pooling_factors: ids of a bag, on average, feature by feature; one number stands for all.
+        num_poolings: bags of a sample, feature by feature; None: one.
+        is_weighted: ids have weights.
+        feature_names: accepted: the table's configuration has them.
+
+    The others are TorchRec's, and mean nothing here.
+
+    Raises:
+        UnsupportedError: one of them was given, or another compute kernel.
+    """
+
+    sharding_types: Sequence[str] | None = None
+    compute_kernels: Sequence[str] | None = None
+    min_partition: int | None = None
+    pooling_factors: Sequence[float] = (1.0,)
+    num_poolings: Sequence[float] | None = None
+    batch_sizes: Sequence[int] | None = None
+    is_weighted: bool = False
+    cache_params: Any = None
+    enforce_hbm: bool | None = None
+    stochastic_rounding: bool | None = None
+    bounds_check_mode: Any = None
+    feature_names: Sequence[str] | None = None
+    output_dtype: Any = None
+    device_group: str | None = None
+    key_value_params: Any = None
+    use_virtual_table: bool = False
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in _WORDS_OF_CONSTRAINTS}
+        _refuse("ParameterConstraints", _WORDS_OF_CONSTRAINTS, given)
+        others = set(self.compute_kernels or ()) - {"fused", "dense"}
+        if others:
+            raise UnsupportedError(
+                f"ParameterConstraints: leave compute kernels {sorted(others)} out: {_STORAGE}"
+            )
+
+
+class EmbeddingShardingPlanner:
+    """Plans how the tables of a module are sharded.
+
+    ::
+
+        planner = EmbeddingShardingPlanner(topology=Topology(world_size=8, local_world_size=4))
+        plan = planner.collective_plan(model, get_default_sharders(), dist.GroupMember.WORLD)
+        model = DistributedModelParallel(model, plan=plan)
+
+    Without sparring-plan it plans ``row_wise`` for each table whose kind is not given.
+
+    Args:
+        topology: the ranks; None: those that torchrun or mpiexec started.
+        batch_size: samples of a rank's batch; TorchRec's default is 512.
+        constraints: table → what a user says of it.
+        debug: the plan is written by the logger of this module, at level INFO.
+        **others: of TorchRec, which mean nothing here.
+
+    Raises:
+        UnsupportedError: one of `others`.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        *,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        **others: Any,
+    ) -> None:
+        _refuse("EmbeddingShardingPlanner", _WORDS_OF_PLANNER, others)
+        self._topology = topology
+        self._samples = 512 if batch_size is None else batch_size
+        self._constraints = dict(constraints or {})
+        self._is_logged = debug
+
+    def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """A plan, made in this process.
+
+        Args:
+            module: with tables; its rows may exist already.
+            sharders: those of `get_default_sharders`, or none.
+
+        Raises:
+            CapacityError: the tables do not fit the memory; the message says what is missing.
+            InvalidArgumentError: constraints of a table that there is not, or that leave no kind.
+        """
+        check_sharders(module, sharders)
+        topology = self._topology or _found_topology()
+        workloads = self._constrained(workloads_of(table_modules(module)))
+        made = MadePlan(ShardingPlan({}))
+        if topology.world_size > 1:
+            request = PlanRequest(
+                tuple(workloads),
+                topology.world_size,
+                topology.local_world_size,
+                self._samples,
+                topology.memory_bytes,
+                topology.near_gbit,
+                topology.far_gbit,
+            )
+            made = made_plan(request, make_plugin_manager())
+        if self._is_logged:
+            for sentence in made.assumed:
+                _log.warning("%s", sentence)
+            if made.summary:
+                _log.info("%s", made.summary)
+        row_wise = TableSharding("row_wise")
+        return ShardingPlan(
+            {
+                path: {
+                    table: ParameterSharding.of(
+                        made.sharding.sharding_of(table) or row_wise, topology.world_size
+                    )
+                    for table in found.agent.table_names
+                }
+                for path, found in module.named_modules()
+                if isinstance(found, TableModule)
+            }
+        )
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[Any] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """The plan that the first rank of `pg` makes, on all ranks; all of them call it.
+
+        Args:
+            module, sharders: as of `plan`.
+            pg: None: the default group; without one, the process plans alone.
+
+        Raises:
+            CapacityError, InvalidArgumentError: as `plan`, on all ranks.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            if self._topology is None and _membership().world_size > 1:
+                raise InvalidArgumentError(
+                    "collective_plan: torch.distributed is not initialised, so ranks cannot share one; "
+                    "call torch.distributed.init_process_group first, or leave the planner out and write "
+                    "DistributedModelParallel(model, plan='auto')"
+                )
+            return self.plan(module, sharders)
+        sent: list[str] = [""]
+        failure: Exception | None = None
+        group: Any = dist.group.WORLD if pg is None else pg
+        if dist.get_rank(group) == 0:
+            try:
+                sent = [_as_text(self.plan(module, sharders))]
+            except Exception as error:  # the others wait for an answer
+                failure = error
+                sent = [json.dumps({"error": str(error)})]
+        dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
+        if failure is not None:
+            raise failure
+        answer = json.loads(sent[0])
+        if "error" in answer:
+            raise SparringError(f"the planner of rank 0 failed: {answer['error']}")
+        return ShardingPlan(
+            {
+                path: {table: ParameterSharding(*each) for table, each in tables.items()}
+                for path, tables in answer["plan"].items()
+            }
+        )
+
+    def _constrained(self, workloads: Sequence[TableWorkload]) -> list[TableWorkload]:
+        names = [each.table.name for each in workloads]
+        for name in self._constraints:
+            if name not in names:
+                raise InvalidArgumentError(
+                    f"constraints: there is no table {name!r}; {suggestion(name, names)}",
+                    table=name,
+                )
+        return [
+            _with_constraints(each, self._constraints.get(each.table.name)) for each in workloads
+        ]
+
+
+def _with_constraints(
+    workload: TableWorkload, constraints: ParameterConstraints | None
+) -> TableWorkload:
+    if constraints is None:
+        return workload
+    name, count = workload.table.name, len(workload.features)
+    bags = _of_features(constraints.num_poolings or (1.0,), count, name, "num_poolings")
+    ids = _of_features(constraints.pooling_factors, count, name, "pooling_factors")
+    features = tuple(
+        FeatureWorkload(each.pooling, factor * number, constraints.is_weighted)
+        for each, factor, number in zip(workload.features, ids, bags, strict=True)
+    )
+    kinds = tuple(map(kind_of, constraints.sharding_types or ()))
+    if workload.kinds and kinds:
+        kinds = tuple(kind for kind in kinds if kind in workload.kinds)
+        if not kinds:
+            raise InvalidArgumentError(
+                f"constraints: table {name!r} has placement 'replicated', which is data_parallel, and "
+                f"may be {list(constraints.sharding_types or ())}; change one of them",
+                table=name,
+            )
+    return replace(workload, features=features, kinds=kinds or workload.kinds)
+
+
+def _of_features(given: Sequence[float], count: int, table: str, name: str) -> Sequence[float]:
+    """One number for each feature."""
+    if len(given) not in (1, count):
+        raise InvalidArgumentError(
+            f"constraints: {name} of table {table!r} must be one number, or one for each of its {count} "
+            f"features; found {list(given)}",
+            table=table,
+        )
+    return given if len(given) == count else list(given) * count
+
+
+def _found_topology() -> Topology:
+    """The ranks that this process is one of."""
+    found = _membership()
+    world_size, per_node = found.world_size, found.local_world_size
+    if dist.is_available() and dist.is_initialized():
+        world_size = dist.get_world_size()
+    return Topology(world_size, local_world_size=per_node if world_size % per_node == 0 else 1)
+
+
+def _membership() -> Membership:
+    try:
+        return membership_from(os.environ, EnvironmentOptions())
+    except InvalidArgumentError:
+        return Membership(0, 1)
+
+
+def _as_text(plan: ShardingPlan) -> str:
+    plain = {
+        path: {table: list(astuple(each)) for table, each in tables.items()}
+        for path, tables in plan.plan.items()
+    }
+    return json.dumps({"plan": plain})

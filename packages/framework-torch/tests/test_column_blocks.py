@@ -1,0 +1,185 @@
+"""Modules whose tables are divided by columns train the bits of one process, or are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective, Reduction, TableSharding
+from sparring.errors import UnsupportedError
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.sharded_jobs import batch_of, joined, stored
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.optimizer_probe import probe
+from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
+
+PLAN = {"user": TableSharding("column_wise", (1, 0), columns=2)}
+
+
+def container_of(collective: Collective | None, *, is_divided: bool = True) -> StepContainer:
+    return StepContainer(
+        collective=collective,
+        rendezvous=ThreadRendezvous(2) if collective else None,
+        reduction=Reduction.SUM,
+        plan=PLAN if collective and is_divided else None,
+    )
+
+
+def one_id_bags(ids: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=["a"], values=torch.from_numpy(ids), lengths=torch.ones(len(ids), dtype=torch.int64)
+    )
+
+
+def made(name: str, container: StepContainer) -> Any:
+    """A module, and a function from ids to embeddings ``(n, 4)``."""
+    if name == "EmbeddingBagCollection":
+        bag = EmbeddingBagConfig(name="user", embedding_dim=4, feature_names=["a"])
+        bags = EmbeddingBagCollection(tables=[bag], container=container)
+        return bags, lambda ids: bags(one_id_bags(ids)).values()
+    if name == "EmbeddingCollection":
+        config = EmbeddingConfig(name="user", embedding_dim=4, feature_names=["a"])
+        found = EmbeddingCollection(tables=[config], container=container)
+        return found, lambda ids: found(one_id_bags(ids))["a"].values()
+    if name == "EmbeddingBag":
+        bag_of = EmbeddingBag(4, name="user", mode="sum", container=container)
+        return bag_of, lambda ids: bag_of(torch.from_numpy(ids)[:, None])
+    embedding = Embedding(4, name="user", container=container)
+    return embedding, lambda ids: embedding(torch.from_numpy(ids))
+
+
+def train(
+    module: str, native: Any, options: dict[str, Any], ranks: Any, held: StepContainer
+) -> Any:
+    """Three steps with gradients that sums of floats do not round; returns rows, and what was read."""
+    part, embed = made(module, held)
+    optimizer = Optimizer(part, native, lr=0.125, **options)
+    seen = []
+    for step in range(3):
+        ids, gradients = batch_of(step, ranks)
+        output = embed(ids)
+        seen.append(output.detach().numpy().copy())
+        (output * torch.from_numpy(gradients)).sum().backward()
+        optimizer.step()
+    assert float(optimizer.state_dict()["state"]["user"].get("step", 3)) == 3
+    return stored(held), seen, part
+
+
+@pytest.mark.parametrize(
+    ("module", "native", "options"),
+    [
+        ("EmbeddingBagCollection", torch.optim.Adam, {}),
+        ("EmbeddingBagCollection", torch.optim.Adam, {"update": "shadow"}),
+        ("EmbeddingCollection", torch.optim.Adagrad, {"update": "shadow"}),
+        ("EmbeddingBag", torch.optim.NAdam, {}),
+        ("Embedding", torch.optim.SGD, {"momentum": 0.5, "update": "shadow"}),
+        ("EmbeddingBag", "adagrad", {}),
+    ],
+    ids=str,
+)
+def test_modules_and_optimizers_give_the_bits_of_one_process(
+    module: str, native: Any, options: dict[str, Any]
+) -> None:
+    with container_of(None) as held:
+        rows, seen, _ = train(module, native, options, range(2), held)
+        expected = joined([rows])
+
+    def body(collective: Collective) -> Any:
+        with container_of(collective) as held:
+            rows, read, _ = train(module, native, options, [collective.rank], held)
+            assert held.entry("user").is_divided
+            return rows, read
+
+    found = run_ranks(2, body)
+    assert joined([each[0] for each in found]) == expected
+    assert len(expected) > 20
+    for step, read in enumerate(seen):
+        assert np.concatenate([each[1][step] for each in found]).tobytes() == read.tobytes()
+
+
+def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
+    def norm_of(held: StepContainer, ranks: Any) -> tuple[float, Any]:
+        module, embed = made("Embedding", held)
+        optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
+        ids, gradients = batch_of(1, ranks)
+        (embed(ids) * torch.from_numpy(gradients)).sum().backward()
+        norm = optimizer.clip_grad_norm_(0.5)
+        optimizer.step()
+        return float(norm), stored(held)
+
+    with container_of(None) as held:
+        expected, rows = norm_of(held, range(2))
+
+    def body(collective: Collective) -> Any:
+        with container_of(collective) as held:
+            return norm_of(held, [collective.rank])
+
+    found = run_ranks(2, body)
+    assert [each[0] for each in found] == pytest.approx([expected] * 2)
+    whole, after = joined([rows]), joined([each[1] for each in found])
+    for key, (row, _) in whole.items():
+        one, other = np.frombuffer(row, np.float32), np.frombuffer(after[key][0], np.float32)
+        assert np.allclose(one, other, atol=1e-6)
+
+
+class _ByNorm(torch.optim.Optimizer):
+    """Steps each row by its gradient over the norm of that."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                norms = each.grad.norm(dim=1, keepdim=True).clamp(min=1e-9)
+                each.data -= group["lr"] * each.grad / norms
+
+
+def test_a_probe_tells_optimizers_that_couple_columns() -> None:
+    assert probe(_ByNorm, {"lr": 0.1}, torch.float32).why_coupled
+    for elementwise in (torch.optim.Adadelta, torch.optim.RAdam, torch.optim.AdamW):
+        assert not probe(elementwise, {"lr": 0.1}, torch.float32).why_coupled
+
+
+@pytest.mark.parametrize(
+    ("native", "words"),
+    [(_ByNorm, "_ByNorm cannot"), ("rowwise_adagrad", "'rowwise_adagrad' cannot")],
+)
+def test_optimizers_that_need_whole_rows_are_refused_by_name(native: Any, words: str) -> None:
+    def body(collective: Collective) -> None:
+        with container_of(collective) as held, pytest.raises(UnsupportedError, match=words):
+            Optimizer(made("Embedding", held)[0], native, lr=0.1)
+
+    run_ranks(2, body)
+
+
+def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: Path) -> None:
+    url = str(tmp_path / "saved")
+
+    def body(collective: Collective, other: Any = None) -> Any:
+        with container_of(collective, is_divided=other is None) as held:
+            if other is None:
+                rows, _, module = train("Embedding", torch.optim.Adam, {}, [collective.rank], held)
+                held.save(url)
+                return rows, module.state_dict()
+            module, _ = made("Embedding", held)
+            Optimizer(module, torch.optim.Adam, lr=0.125)
+            module.load_state_dict(other)
+            assert not held.entry("user").is_divided
+            return stored(held)
+
+    found = run_ranks(2, body)
+    states = [each[1] for each in found]
+    after = run_ranks(2, lambda collective: body(collective, states[collective.rank]))
+    assert joined(after) == joined([each[0] for each in found])

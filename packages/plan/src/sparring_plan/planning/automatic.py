@@ -1,0 +1,220 @@
+"""The planner of ``plan="auto"``: a request of training → a plan; a plan file → what training takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from sparring import read_document, resolve_method, suggestion
+from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
+from sparring.errors import CapacityError, ConfigError, SparringError
+from sparring_plan.planning.inputs import (
+    DEFAULT_KINDS,
+    Calibration,
+    Feature,
+    Growth,
+    Link,
+    PlanInputs,
+    TableSpec,
+    Topology,
+    Transfer,
+)
+from sparring_plan.planning.plan import Plan, read_plan
+from sparring_plan.planning.planner import make_plan
+
+__all__ = ["plan_of_file", "plan_of_request"]
+
+_SAMPLES = 1024
+_GROWTH = Growth(per_day=10_000, horizon_days=100)
+_METHOD = "adagrad"
+_STORAGE = "hkv"
+"""The storage whose memory and costs stand for those of all."""
+_SHARE_OF_MEMORY = 0.8
+_NO_LIMIT = 1 << 60
+_MOST_SHOWN = 40
+_MOST_NAMED = 3
+
+
+def plan_of_request(request: PlanRequest) -> MadePlan:
+    """A plan of the tables and ranks of a job.
+
+    Raises:
+        CapacityError: the tables do not fit the memory, and a user gave the rows of all of them.
+        InvalidArgumentError: no kind is left for a table.
+    """
+    calibration = _calibration()
+    inputs, assumed = _inputs_of(request, calibration)
+    allowed: dict[str, Sequence[str]] = {
+        each.table.name: each.kinds for each in request.tables if each.kinds
+    }
+    for each in request.tables:
+        if not each.may_replicate and not each.kinds:
+            allowed[each.table.name] = [kind for kind in DEFAULT_KINDS if kind != "data_parallel"]
+    try:
+        plan = make_plan(inputs, calibration, allowed)
+    except CapacityError as error:
+        if all(each.rows is not None for each in request.tables):
+            raise
+        chosen = {name: kinds[0] for name, kinds in allowed.items() if "row_wise" not in kinds}
+        why = str(error).partition("\n")[0]
+        return MadePlan(
+            ShardingPlan(chosen), assumed=(*assumed, f"tables are row_wise, as with this {why}")
+        )
+    return MadePlan(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumed))
+
+
+def plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
+    """The plan that a file holds, for the tables and ranks of a job.
+
+    Raises:
+        ConfigError: the file cannot be read, is no plan, or does not fit: ``file:line:column: message``.
+    """
+    plan = read_plan(path)
+    known = [each.table.name for each in request.tables]
+    for name in plan.tables:
+        if name not in known:
+            raise plan.refuse(
+                name,
+                "",
+                f"there is no table {name!r}; {suggestion(name, known)}. Remove it, or make the plan of "
+                "this model's tables: sparring plan make",
+            )
+    missing = [name for name in known if name not in plan.tables]
+    if missing:
+        shown = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        raise ConfigError(
+            f"{plan.place('tables')}: the plan lacks {len(missing)} of {len(known)} tables: {shown}; add "
+            "them, or make the plan again with them: sparring plan make"
+        )
+    if request.world_size and request.world_size != plan.ranks:
+        raise ConfigError(
+            f"{plan.place('ranks')}: the plan is for {plan.ranks} ranks, and this job has "
+            f"{request.world_size}; start that many, or make a plan whose topology has "
+            f"{request.world_size}: sparring plan make"
+        )
+    return plan.sharding(plan.ranks, {each.table.name: each.table for each in request.tables})
+
+
+def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInputs, list[str]]:
+    """Inputs of the planner, and sentences on what had to be assumed."""
+    assumed = []
+    per_node = request.ranks_per_node
+    grown = [each.table.name for each in request.tables if each.rows is None]
+    if grown:
+        assumed.append(
+            f"{_names(grown)}: no size is given, so {_GROWTH.per_day:,.0f} new ids a day for "
+            f"{_GROWTH.horizon_days:g} days are planned for; give a capacity (num_embeddings, "
+            "vocabulary_size), or a plan of your own"
+        )
+    unknown = [each.table.name for each in request.tables if _method_of(each) is None]
+    if unknown:
+        assumed.append(f"{_names(unknown)}: planned with the optimizer state of {_METHOD}")
+    elsewhere = [each.table.name for each in request.tables if not each.is_in_memory]
+    memory = _NO_LIMIT if elsewhere else request.memory_bytes or _memory_share(per_node)
+    if elsewhere:
+        assumed.append(
+            f"{_names(elsewhere)}: memory is not counted, as rows are in a storage outside of it"
+        )
+    near = {} if request.near_gbit is None else {"near": Link(gbit=request.near_gbit, latency_us=2)}
+    far = {} if request.far_gbit is None else {"far": Link(gbit=request.far_gbit, latency_us=20)}
+    topology = Topology(
+        nodes=max(1, request.world_size // per_node),
+        ranks_per_node=per_node,
+        memory={calibration.storages[_STORAGE].memory: memory},
+        **near,
+        **far,
+    )
+    tables = {each.table.name: _spec(each) for each in request.tables}
+    transfers: list[Transfer] = ["rows"]
+    if any(each.may_pool for each in request.tables):
+        transfers = ["rows", "pooled"]
+    inputs = PlanInputs(
+        topology=topology,
+        samples=request.samples or _SAMPLES,
+        tables=tables,
+        kinds=list(DEFAULT_KINDS),
+        transfers=transfers,
+    )
+    return inputs, assumed
+
+
+def _spec(workload: TableWorkload) -> TableSpec:
+    table = workload.table
+    features = {
+        f"feature {number}": Feature(
+            ids=1.0 if each.ids is None else each.ids,
+            weighted=each.is_weighted,
+            # Bags of which owners may not pool are planned as their rows.
+            pooling=_pooling(each.pooling) if workload.may_pool else "none",
+        )
+        for number, each in enumerate(workload.features)
+    }
+    size: dict[str, Any] = {"growth": _GROWTH} if workload.rows is None else {"rows": workload.rows}
+    return TableSpec(
+        dim=table.dim,
+        dtype=table.dtype,
+        method=_method_of(workload) or _METHOD,
+        features=features or {"ids": Feature(ids=1.0)},
+        **size,
+    )
+
+
+def _pooling(name: str | None) -> Any:
+    return name if name in ("sum", "mean") else "none" if name is None else "sum"
+
+
+def _method_of(workload: TableWorkload) -> str | None:
+    """The update method, where its state is known."""
+    if workload.method is None:
+        return None
+    name = workload.method.rpartition(".")[2].lower()
+    try:
+        resolve_method(name)
+    except SparringError:
+        return None
+    return name
+
+
+def _calibration() -> Calibration:
+    with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
+        return read_document(default).as_model(Calibration)
+
+
+def _memory_share(ranks_per_node: int) -> int:
+    """Bytes of this machine that a rank may use for tables."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    if text.isdecimal():
+        total = min(total, int(text))
+    return int(total * _SHARE_OF_MEMORY / ranks_per_node)
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMED:
+        return ("table " if len(names) == 1 else "tables ") + ", ".join(names)
+    return f"{len(names)} tables ({', '.join(names[:_MOST_NAMED])}, …)"
+
+
+def _summary(plan: Plan, inputs: PlanInputs) -> str:
+    """The plan as a table of text."""
+    topology = inputs.topology
+    lines = [
+        f"plan auto: {len(plan.tables)} tables on {plan.ranks} ranks, {topology.ranks_per_node} a node; "
+        f"batches of {inputs.samples:,} samples a rank; a step of "
+        f"{plan.step_ms:g} ms by the cost model, {plan.gap:.1%} over its bound"
+    ]
+    shown = list(plan.tables.items())[:_MOST_SHOWN]
+    width = max(len(name) for name, _ in shown)
+    for name, each in shown:
+        ranks = "all ranks" if each.ranks == "all" else f"ranks {', '.join(map(str, each.ranks))}"
+        lines.append(
+            f"  {name:{width}}  {each.kind:15}  {each.transfer:6}  {ranks:12}  {each.rows:>15,} rows  "
+            f"{each.bytes / 2**20:>10,.1f} MiB a rank"
+        )
+    if len(plan.tables) > len(shown):
+        lines.append(f"  and {len(plan.tables) - len(shown)} tables more")
+    return "\n".join(lines)

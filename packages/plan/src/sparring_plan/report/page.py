@@ -1,0 +1,235 @@
+"""A plan as one static HTML page."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from sparring.errors import DataError
+from sparring_plan.planning.costs import RESOURCES
+from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.plan import NextBest, Plan, TablePlan
+from sparring_plan.report.bars import COLOURS, Bar, columns, legend, rows
+from sparring_plan.simulation.sheet import Simulated, simulated_plan
+
+__all__ = ["plan_report", "write_report"]
+
+_WORDS = {
+    "compute": "finds and updates",
+    "far_out": "bytes to other nodes",
+    "far_in": "bytes from other nodes",
+    "near_out": "bytes out within the node",
+    "near_in": "bytes in within the node",
+    "messages": "messages",
+}
+_MOST_RANKS = 6
+"""Of a table, in the list of tables; the page of a thousand ranks stays readable."""
+
+
+def write_report(
+    path: str | os.PathLike[str], plan: Plan, inputs: PlanInputs, calibration: Calibration
+) -> None:
+    """Writes the page. It appears when it is whole; one of that name is replaced.
+
+    Raises:
+        ConfigError, CapacityError: the plan is for other inputs, or does not fit them.
+        DataError: the file cannot be written.
+    """
+    page = plan_report(plan, inputs, calibration)
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(page, "utf-8")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{target}: the report cannot be written: {error.strerror}; choose another file",
+            path=str(target),
+        ) from error
+
+
+def plan_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> str:
+    """The page as text: the same inputs give the same text."""
+    simulated = simulated_plan(inputs, calibration, plan)
+    title = f"sparring: plan of {_count(len(plan.tables), 'table')} on {_count(plan.ranks, 'rank')}"
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="lead">{_lead(simulated)}</p>',
+        _tiles(simulated, inputs),
+        _bounds(simulated),
+        _loads(simulated),
+        _memories(simulated),
+        _tables(plan),
+        _origin(plan),
+    ]
+    style = resources.files("sparring_plan.report").joinpath("style.css").read_text("utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(sections)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _lead(simulated: Simulated) -> str:
+    load = simulated.placement.load
+    rank, resource = divmod(int(np.argmax(load)), load.shape[1])
+    return (
+        f"{_WORDS[RESOURCES[resource]].capitalize()} of rank {rank} bound the step. All times are "
+        "predicted; none was measured."
+    )
+
+
+def _tiles(simulated: Simulated, inputs: PlanInputs) -> str:
+    plan, step = simulated.plan, simulated.step
+    samples = inputs.samples * plan.ranks / step.seconds
+    price = inputs.topology.price_per_hour * inputs.topology.nodes
+    how = "every message replayed" if step.method == "replay" else "added up, not replayed"
+    tiles = [
+        (f"{step.seconds * 1e3:.4g} ms", f"step, simulated: {how}"),
+        (f"{simulated.placement.seconds * 1e3:.4g} ms", "step, by the planner's own costs"),
+        (f"{plan.bound_ms:.4g} ms", f"no plan is shorter; gap {plan.gap:.2%}, by {plan.solver}"),
+        (f"{samples:,.0f}", "samples a second, without dense layers"),
+        (f"{step.far_bytes / 1e6:,.2f} MB", "to other nodes, a step, the busiest rank"),
+        (f"{step.num_messages:,}", "messages sent, a step, the busiest rank"),
+    ]
+    if price:
+        tiles.append((f"{price:,.2f}", "price an hour, as given"))
+        tiles.append((f"{price / samples / 3600 * 1e9:,.2f}", "price of 10⁹ samples"))
+    cells = (
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
+        for value, remark in tiles
+    )
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _bounds(simulated: Simulated) -> str:
+    most = simulated.placement.load.max(axis=0) * 1e3
+    peak = int(np.argmax(most))
+    bars = [
+        Bar(_WORDS[name], float(ms), COLOURS[place], f"{ms:.4g} ms")
+        for place, (name, ms) in enumerate(zip(RESOURCES, most, strict=True))
+    ]
+    word = _WORDS[RESOURCES[peak]].capitalize()
+    text = f"Each resource on the rank that needs it longest. {word} bound the step."
+    return _section("What bounds the step", text, rows(bars, unit="ms"))
+
+
+def _loads(simulated: Simulated) -> str:
+    load = simulated.placement.load * 1e3
+    bars = []
+    for rank, of_rank in enumerate(load):
+        peak = int(np.argmax(of_rank))
+        tip = "; ".join(
+            f"{_WORDS[name]} {ms:.3g} ms" for name, ms in zip(RESOURCES, of_rank, strict=True)
+        )
+        bars.append(Bar(str(rank), float(of_rank[peak]), COLOURS[peak], f"rank {rank}: {tip}"))
+    seen = sorted({int(np.argmax(of_rank)) for of_rank in load})
+    names = legend([(_WORDS[RESOURCES[each]], COLOURS[each]) for each in seen])
+    mean = float(load.max(axis=1).mean())
+    worst = float(load.max())
+    text = (
+        f"The resource that each rank needs longest. The slowest rank is "
+        f"{worst / mean - 1 if mean else 0:.1%} over the mean of {mean:.3g} ms."
+    )
+    return _section("Load of each rank", text, names + columns(bars, unit="ms"))
+
+
+def _memories(simulated: Simulated) -> str:
+    placement = simulated.placement
+    capacity = placement.options.capacity
+    sections = []
+    for place, kind in enumerate(placement.options.memories):
+        held = placement.memory[:, place] / 2**30
+        limit = float(capacity[place]) / 2**30
+        bars = [
+            Bar(str(rank), float(gib), COLOURS[place % len(COLOURS)], f"rank {rank}: {gib:.4g} GiB")
+            for rank, gib in enumerate(held)
+        ]
+        text = (
+            f"{kind}: the fullest rank has {held.max():.4g} of {limit:.4g} GiB "
+            f"({held.max() / limit:.1%}), all ranks together {held.sum():,.4g} GiB."
+        )
+        sections.append(
+            f'<p class="note">{escape(text)}</p>' + columns(bars, unit="GiB", limit=limit)
+        )
+    text = (
+        "At the horizon. The broken line is the room of a rank, without the chunks of the exchange."
+    )
+    return _section("Memory of each rank, by kind", text, "".join(sections))
+
+
+def _tables(plan: Plan) -> str:
+    head = "".join(
+        f'<th class="number">{name}</th>' if number else f"<th>{name}</th>"
+        for name, number in (
+            ("Table", False), ("Kind", False), ("Ranks", False), ("Transfer", False),
+            ("Storage", False), ("Rows", True), ("MiB", True), ("ms", True), ("Because", False),
+            ("Next best", False),
+        )
+    )  # fmt: skip
+    order = sorted(plan.tables.items(), key=lambda each: (-each[1].ms, each[0]))
+    lines = (_table_line(name, table) for name, table in order)
+    text = "The slowest first. MiB and ms: of the table's busiest rank."
+    return _section("Tables", text, f"<table><tr>{head}</tr>{''.join(lines)}</table>")
+
+
+def _table_line(name: str, table: TablePlan) -> str:
+    kind = table.kind if table.columns == 1 else f"{table.kind}, {table.columns} column blocks"
+    storage = table.storage
+    if table.hit_rates is not None:
+        storage += f" (hits {', '.join(f'{each:.1%}' for each in table.hit_rates)})"
+    cells = [name, kind, _ranks(table), table.transfer, storage]
+    numbers = [f"{table.rows:,}", f"{table.bytes / 2**20:,.1f}", f"{table.ms:.3g}"]
+    return (
+        "<tr>"
+        + "".join(f"<td>{escape(each)}</td>" for each in cells)
+        + "".join(f'<td class="number">{escape(each)}</td>' for each in numbers)
+        + f'<td class="because">{escape(table.because)}</td>'
+        + f"<td>{escape(_next(table.next_best))}</td></tr>"
+    )
+
+
+def _ranks(table: TablePlan) -> str:
+    if table.ranks == "all":
+        return "all"
+    shown = ", ".join(map(str, table.ranks[:_MOST_RANKS]))
+    more = len(table.ranks) - _MOST_RANKS
+    return shown if more <= 0 else f"{shown} and {more} more"
+
+
+def _next(best: NextBest | None) -> str:
+    if best is None:
+        return "none fits"
+    return (
+        f"{best.kind}, {best.transfer}, {best.storage}: {best.step_ms:+.3g} ms, "
+        f"{best.bytes / 2**20:+,.1f} MiB"
+    )
+
+
+def _origin(plan: Plan) -> str:
+    facts = {"Inputs": plan.inputs, "Calibration": plan.calibration, "Solver": plan.solver}
+    if plan.memory_full is not None:
+        facts["Memory is full"] = plan.memory_full
+    lines = (
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
+    )
+    return _section("Made of", "", f"<table>{''.join(lines)}</table>")
+
+
+def _section(title: str, text: str, content: str) -> str:
+    note = f'<p class="note">{escape(text)}</p>' if text else ""
+    return f'<h2>{escape(title)}</h2><div class="box">{note}{content}</div>'
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

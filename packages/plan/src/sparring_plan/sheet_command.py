@@ -1,0 +1,170 @@
+"""``sparring plan simulate``: the sheet of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparring import make_console, print_json
+from sparring.errors import InvalidArgumentError
+from sparring_plan.cli import numbers_from
+from sparring_plan.planning.inputs import read_inputs
+from sparring_plan.planning.plan import read_plan
+from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
+
+__all__ = ["simulate"]
+
+_RANKS = "8,16,32,64,128,256,512,1024"
+
+
+def simulate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[PLAN] INPUTS",
+            help="A plan, which is simulated on its own number of ranks, and the inputs. Plans for "
+            "other numbers are made, and so are all where none is given.",
+        ),
+    ],
+    ranks: Annotated[
+        str | None,
+        typer.Option(help=f"Numbers of ranks, with commas between; {_RANKS}."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Simulate steps of plans for several numbers of ranks: their time, bytes, memory and price."""
+    if len(files) > 2:
+        raise InvalidArgumentError(
+            f"sparring plan simulate takes a plan and its inputs, or inputs alone; found "
+            f"{len(files)} files"
+        )
+    inputs, calibration = read_inputs(files[-1])
+    plan = read_plan(files[0]) if len(files) == 2 else None
+    wanted = numbers_from(ranks or _RANKS)
+    if plan is not None and ranks is None:
+        wanted.append(plan.ranks)
+    rows = simulate_sheet(inputs, calibration, wanted, plan)
+    if json:
+        print_json(
+            {
+                "calibration": calibration.name,
+                "samples_of_a_rank": inputs.samples,
+                "rows": [_as_json(row) for row in rows],
+            }
+        )
+        return
+    _print(rows)
+
+
+_MARKS = {
+    "step_seconds": "simulated",
+    "samples_per_second": "simulated",
+    "memory_bytes": "simulated",
+    "hit_rates": "simulated",
+    "memory_full": "simulated",
+    "sent_bytes": "simulated",
+    "far_bytes": "simulated",
+    "num_messages": "simulated",
+    "price_per_hour": "given",
+    "price_per_billion_samples": "simulated",
+}
+"""Field → where its figures are from. What the simulation takes from a calibration may be measured;
+no figure of the sheet is."""
+
+
+def _hits(row: SheetRow) -> str:
+    """Shares of all tiers of the first stack; how many more there are."""
+    found = list((row.hit_rates or {}).values())
+    if not found:
+        return ""
+    more = f" +{len(found) - 1}" if len(found) > 1 else ""
+    return " ".join(f"{each:.1%}" for each in found[0]) + more
+
+
+def _as_json(row: SheetRow) -> dict[str, Any]:
+    return {**asdict(row), "marks": _MARKS}
+
+
+def _print(rows: Sequence[SheetRow]) -> None:
+    console = make_console()
+    found = [row for row in rows if row.step is not None]
+    console.print(_times(rows))
+    console.print()
+    console.print(_bytes(found))
+    for row in rows:
+        if row.problem is not None:
+            console.print(f"{row.ranks:,} ranks: {row.problem}")
+    notes = [
+        "how: replay, every message at its time; linear, the most that a rank needs of a resource. "
+        "Dense layers where the calibration has them. GiB, MB and messages: of the busiest rank, a step."
+    ]
+    if any(row.hit_rates for row in found):
+        notes.append("hits: the share of ids that each tier serves, the hottest first.")
+    if any(row.memory_full for row in found):
+        notes.append("full: when growing tables have filled a rank.")
+    console.print(" ".join(notes))
+
+
+def _times(rows: Sequence[SheetRow]) -> Table:
+    table = _table(
+        ("ranks", ""), ("kinds", ""), ("storages", ""), ("step ms", "simulated"), ("how", ""),
+        ("bound by", "simulated"), ("samples/s", "simulated"), ("price/h", "given"),
+        ("per 1e9 samples", "simulated"),
+    )  # fmt: skip
+    for row in rows:
+        if row.step is None:
+            table.add_row(f"{row.ranks:,}", "no plan fits")
+            continue
+        table.add_row(
+            f"{row.ranks:,}",
+            ", ".join(row.kinds),
+            ", ".join(row.storages),
+            f"{row.step.seconds * 1e3:.4g}",
+            row.step.method,
+            row.step.bound_by,
+            f"{row.samples_per_second:,.0f}",
+            f"{row.price_per_hour:,.2f}",
+            f"{row.price_per_billion_samples:,.2f}",
+        )
+    return table
+
+
+def _bytes(rows: Sequence[SheetRow]) -> Table:
+    memories = list((rows[0].memory_bytes or {}) if rows else ())
+    has_tiers, grows = any(row.hit_rates for row in rows), any(row.memory_full for row in rows)
+    table = _table(
+        ("ranks", ""),
+        *((f"{memory} GiB", "simulated") for memory in memories),
+        *((("hits", "simulated"),) if has_tiers else ()),
+        *((("full", "simulated"),) if grows else ()),
+        ("far MB", "simulated"),
+        ("sent MB", "simulated"),
+        ("messages", "simulated"),
+    )
+    for row in rows:
+        assert row.step is not None
+        held = row.memory_bytes or {}
+        table.add_row(
+            f"{row.ranks:,}",
+            *(f"{held[each] / 2**30:,.1f}" for each in memories),
+            *((_hits(row),) if has_tiers else ()),
+            *(((row.memory_full or "").partition(":")[0],) if grows else ()),
+            f"{row.step.far_bytes / 1e6:,.2f}",
+            f"{row.step.sent_bytes / 1e6:,.2f}",
+            f"{row.step.num_messages:,}",
+        )
+    return table
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """Columns with their names and marks."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name, mark in columns:
+        left = name in {"kinds", "storages", "how", "bound by"}
+        table.add_column(f"{name}\n{mark}", justify="left" if left else "right", no_wrap=True)
+    return table

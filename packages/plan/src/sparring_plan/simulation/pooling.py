@@ -1,0 +1,144 @@
+"""Messages of owner pooling: ids and lengths of bags there, partial pools back, gradients of bags there.
+
+The sizes are those that ``sparring.exchange.bags`` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import KEY_BYTES, Codec
+from sparring_plan.planning.inputs import TableSpec
+from sparring_plan.simulation.ring import StreamPart
+
+__all__ = ["PooledTable", "pooled_parts", "pooled_push_parts"]
+
+_STATUS_BYTES, _LENGTH_BYTES, _WEIGHT_BYTES = 8, 4, 4
+_LOOKUP_BYTES = 16
+"""Of the number of a lookup, and of the most that its gradients are padded by."""
+
+
+@dataclass(frozen=True, eq=False)
+class PooledTable:
+    """A table whose owners pool.
+
+    Args:
+        spec: its features and what they are pooled by.
+        samples: of a rank's batch.
+        shares: ``(ranks,)``: share of the rows of a column block that each rank owns.
+        unique: distinct keys of a rank's batch.
+        codec: of pools and of their gradients.
+        find_seconds: for each distinct key.
+        pool_seconds: for each id.
+        add_seconds: for each id.
+    """
+
+    spec: TableSpec
+    samples: int
+    shares: npt.NDArray[np.float64]
+    unique: float
+    codec: Codec
+    find_seconds: float
+    pool_seconds: float
+    add_seconds: float
+
+    def num_ids(self, owner: int) -> int:
+        """Ids of a rank's batch whose rows `owner` has."""
+        return round(self.samples * self.spec.ids_per_sample * float(self.shares[owner]))
+
+    def num_bags(self, owner: int) -> int:
+        """Bags of a rank's batch that have any of them, if all are as long as on average."""
+        misses = 1 - float(self.shares[owner])
+        touched = sum(1 - misses**each.ids for each in self.spec.features.values())
+        return round(float(self.samples * touched))
+
+    @cached_property
+    def num_lookups(self) -> int:
+        """Features that are pooled alike are looked up together."""
+        return len({(each.pooling, each.weighted) for each in self.spec.features.values()})
+
+    @cached_property
+    def weighted_share(self) -> float:
+        """Of the ids."""
+        weighted = sum(each.ids for each in self.spec.features.values() if each.weighted)
+        return weighted / self.spec.ids_per_sample
+
+    def bag_bytes(self, owner: int) -> int:
+        ids = self.num_ids(owner)
+        weights = round(ids * self.weighted_share) * _WEIGHT_BYTES
+        return ids * KEY_BYTES + _padded(self.num_bags(owner) * _LENGTH_BYTES) + _padded(weights)
+
+    def pool_bytes(self, owner: int) -> int:
+        return _padded(self.num_bags(owner) * self.codec.row_bytes)
+
+
+def pooled_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
+    """The messages of a pull of any rank to an owner, and their answers.
+
+    Args:
+        most: ids of the tables that share a message; a table that has more is one message.
+    """
+    counts = [table.num_ids(owner) for table in tables]
+    parts = []
+    for number, group in enumerate(_groups(counts, most)):
+        each = [tables[place] for place in group]
+        find = sum(
+            table.unique * table.shares[owner] * table.find_seconds
+            + table.num_ids(owner) * table.pool_seconds
+            for table in each
+        )
+        parts.append(
+            StreamPart(
+                number,
+                sum(table.bag_bytes(owner) for table in each),
+                sum(table.pool_bytes(owner) for table in each) + _STATUS_BYTES,
+                0,
+                float(find),
+                0.0,
+                0.0,
+            )
+        )
+    return parts
+
+
+def pooled_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
+    """The messages of a push of any rank to an owner.
+
+    Args:
+        most: bags of the tables that share a message.
+    """
+    counts = [table.num_bags(owner) for table in tables]
+    parts = []
+    for number, group in enumerate(_groups(counts, most)):
+        each = [tables[place] for place in group]
+        num_bytes = sum(
+            table.num_lookups * _LOOKUP_BYTES + table.pool_bytes(owner) for table in each
+        )
+        add = sum(table.num_ids(owner) * table.add_seconds for table in each)
+        parts.append(StreamPart(number, 0, 0, num_bytes, 0.0, float(add), 0.0))
+    return parts
+
+
+def _groups(counts: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Tables that share a message, as `table_groups` of the exchange cuts them."""
+    group: list[int] = []
+    total = 0
+    for table, count in enumerate(counts):
+        if not count:
+            continue
+        if group and total + count > most:
+            yield group
+            group, total = [], 0
+        group.append(table)
+        total += count
+    if group:
+        yield group
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 8) * 8

@@ -1,0 +1,153 @@
+"""The sheet of a plan: steps, bytes, memory and prices for several numbers of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparring.errors import CapacityError, InvalidArgumentError
+from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.plan import Plan
+from sparring_plan.planning.planner import check_plan, make_plan, placement_of
+from sparring_plan.simulation.model import MOST_RANKS
+from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
+
+__all__ = ["SheetRow", "Simulated", "inputs_for", "simulate_sheet", "simulated_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A plan, where it puts shards, and its simulated step."""
+
+    plan: Plan
+    placement: Placement
+    step: PlanStep
+
+
+@dataclass(frozen=True, slots=True)
+class SheetRow:
+    """One number of ranks. Where no plan fits, all figures are None and `problem` says why.
+
+    Args:
+        kinds: kinds of the tables, sorted.
+        storages: storages of the tables, sorted.
+        samples_per_second: of all ranks together, without dense layers.
+        memory_bytes: kind of memory → bytes of the rank that has most in it.
+        hit_rates: table → share of its ids that each tier serves, the hottest first; of stacks only.
+        memory_full: when growing tables have filled a rank; None where no table grows.
+        price_per_hour: of all nodes, as given.
+    """
+
+    ranks: int
+    nodes: int
+    problem: str | None = None
+    step: PlanStep | None = None
+    step_bound_ms: float | None = None
+    kinds: Sequence[str] = ()
+    storages: Sequence[str] = ()
+    samples_per_second: float | None = None
+    memory_bytes: dict[str, int] | None = None
+    hit_rates: dict[str, list[float]] | None = None
+    memory_full: str | None = None
+    price_per_hour: float | None = None
+    price_per_billion_samples: float | None = None
+
+
+def simulate_sheet(
+    inputs: PlanInputs, calibration: Calibration, ranks: Sequence[int], plan: Plan | None = None
+) -> list[SheetRow]:
+    """One row for each number of ranks, ascending: the batch of a rank stays, nodes are added.
+
+    Args:
+        plan: taken for its own number of ranks; plans for others are made.
+
+    Raises:
+        InvalidArgumentError: ranks that do not fill nodes, or no ranks at all.
+        ConfigError, CapacityError: `plan` is for other tables, or does not fit.
+    """
+    if not ranks:
+        raise InvalidArgumentError("simulation: no number of ranks was given; name one, such as 8")
+    return [
+        _row(inputs_for(inputs, each), calibration, plan if plan and plan.ranks == each else None)
+        for each in sorted(set(ranks))
+    ]
+
+
+def inputs_for(inputs: PlanInputs, ranks: int) -> PlanInputs:
+    """The inputs with so many ranks: on as many nodes as that takes, or on a part of one.
+
+    Raises:
+        InvalidArgumentError: the ranks do not fill nodes, or are too many.
+    """
+    topology = inputs.topology
+    within = min(topology.ranks_per_node, ranks)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InvalidArgumentError(
+            f"simulation: ranks must be from 1 to {MOST_RANKS:,}, found {ranks}"
+        )
+    if ranks % within:
+        raise InvalidArgumentError(
+            f"simulation: {ranks} ranks do not fill nodes of {within}; choose a multiple of {within}"
+        )
+    changed = topology.model_copy(update={"nodes": ranks // within, "ranks_per_node": within})
+    return inputs.model_copy(update={"topology": changed})
+
+
+def simulated_plan(
+    inputs: PlanInputs, calibration: Calibration, plan: Plan | None = None
+) -> Simulated:
+    """Simulates a plan, or the one that is made of `inputs`.
+
+    Raises:
+        CapacityError: no plan fits, or this one does not.
+        ConfigError: `plan` is for other tables or ranks.
+    """
+    options = option_costs(inputs, calibration)
+    if plan is None:
+        plan = make_plan(inputs, calibration)
+        placement = placement_of(plan, options)
+    else:
+        # What a person has edited stays; its figures may be of other inputs.
+        plan = check_plan(plan, inputs, calibration)
+        placement = placement_of(plan, options)
+    return Simulated(plan, placement, simulate_plan(placement, inputs, calibration))
+
+
+def _row(inputs: PlanInputs, calibration: Calibration, plan: Plan | None) -> SheetRow:
+    topology = inputs.topology
+    try:
+        simulated = simulated_plan(inputs, calibration, plan)
+    except CapacityError as error:
+        if plan is not None:
+            raise
+        return SheetRow(topology.num_ranks, topology.nodes, str(error).partition("\n")[0])
+    step, placement = simulated.step, simulated.placement
+    samples = inputs.samples * topology.num_ranks / step.seconds
+    price = topology.price_per_hour * topology.nodes
+    tables = simulated.plan.tables.values()
+    return SheetRow(
+        topology.num_ranks,
+        topology.nodes,
+        None,
+        step,
+        simulated.plan.bound_ms,
+        sorted({each.kind for each in tables}),
+        sorted({each.storage for each in tables}),
+        samples,
+        {
+            kind: int(most)
+            for kind, most in zip(
+                placement.options.memories, placement.memory.max(axis=0), strict=True
+            )
+        },
+        {
+            name: each.hit_rates
+            for name, each in simulated.plan.tables.items()
+            if each.hit_rates is not None
+        },
+        simulated.plan.memory_full,
+        price,
+        price / (samples * 3600) * 1e9,
+    )

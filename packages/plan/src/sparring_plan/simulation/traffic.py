@@ -1,0 +1,312 @@
+"""Keys, bytes and work of one step of a plan, for every rank.
+
+All ranks ask alike: of each owner for its share of the distinct keys of their batch, or of its ids where
+owners pool. What differs is what they own. Bytes are those of the exchange's own formulas, messages cut
+into its chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import Codec, WireDtype, chunks_of, gradient_bytes, header_bytes
+from sparring_plan.planning.costs import Options, Shape
+from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
+from sparring_plan.planning.key_bins import key_bins
+from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.storages import storage_models
+from sparring_plan.planning.tier_hits import TierHits
+from sparring_plan.simulation.model import Compute
+from sparring_plan.simulation.pooling import PooledTable, pooled_parts, pooled_push_parts
+from sparring_plan.simulation.ring import Parts, row_parts
+
+__all__ = ["Exchange", "PlanTraffic", "Sent", "traffic_of"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_DTYPES = {"float64": "<f8", "float32": "<f4", "bfloat16": "<u2", "float16": "<f2"}
+"""Of the same size: only bytes count here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Bytes and messages of a step, ``(ranks,)`` each, to ranks of other nodes and to all."""
+
+    headers: Ints
+    keys: Ints
+    rows: Ints
+    gradients: Ints
+    far: Ints
+    """Bytes of all kinds to ranks of other nodes."""
+    messages: Ints
+
+    @property
+    def total(self) -> Ints:
+        """(ranks,): bytes of all kinds."""
+        total: Ints = self.headers + self.keys + self.rows + self.gradients
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Streams that travel alike: rows of keys, or pools of bags.
+
+    Args:
+        pull, push: of each owner, the parts of the stream of any rank to it.
+        pull_header_bytes, push_header_bytes: of one rank to one other, before each.
+    """
+
+    pull: Sequence[Parts]
+    push: Sequence[Parts]
+    pull_header_bytes: int
+    push_header_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlanTraffic:
+    """A step of a plan.
+
+    Args:
+        num_keys: distinct keys of a rank's batch, of all tables.
+        exchanges: of rows, whose streams are empty where no table is asked for its rows; and of
+            pools, where owners pool.
+        replica_bytes: gradients of the replicated tables, of one rank to one other.
+        commit_header_bytes: of one rank to one other, before rows are written.
+        local_seconds: of each rank, once rows have come: to pool them, to find replicated ones, and
+            the dense layers where the calibration has them.
+        adding_seconds: of each rank: to add the gradients of replicated tables up.
+        update_seconds: ``(ranks,)``: to update rows.
+        is_alike: whether all ranks own the same shares.
+    """
+
+    num_keys: int
+    num_tables: int
+    ranks_per_node: int
+    exchanges: Sequence[Exchange]
+    replica_bytes: int
+    commit_header_bytes: int
+    local_seconds: float
+    adding_seconds: float
+    update_seconds: Floats
+    chunks_in_flight: int
+    is_alike: bool
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.update_seconds)
+
+    @property
+    def num_messages(self) -> int:
+        """Sent by all ranks."""
+        return int(self.sent.messages.sum())
+
+    @cached_property
+    def sent(self) -> Sent:
+        """Bytes and messages that each rank sends in a step."""
+        ranks, within = self.num_ranks, self.ranks_per_node
+        others = ranks - 1
+        keys, rows, gradients, asked, told = np.zeros((5, ranks), np.int64)
+        headers, rounds = self.commit_header_bytes, 1
+        for each in self.exchanges:
+            keys += _sums(each.pull, "key_bytes")
+            rows += _sums(each.pull, "row_bytes")
+            gradients += _sums(each.push, "gradient_bytes")
+            asked += [len(parts) for parts in each.pull]
+            told += [len(parts) for parts in each.push]
+            headers += each.push_header_bytes + each.pull_header_bytes
+            rounds += 1 + (each.pull_header_bytes > 0)
+        there = keys + gradients
+        return Sent(
+            headers=np.full(ranks, others * headers, np.int64),
+            keys=keys.sum() - keys,
+            rows=others * rows,
+            gradients=gradients.sum() - gradients + others * self.replica_bytes,
+            far=there.sum()
+            - _sum_of_nodes(there, within)
+            + (ranks - within) * (rows + self.replica_bytes + headers),
+            messages=others * (rounds + (self.replica_bytes > 0) + asked)
+            + (asked + told).sum()
+            - (asked + told),
+        )
+
+
+@dataclass(slots=True)
+class _Collected:
+    """The tables of a plan, by how they travel."""
+
+    asked: list[Ints] = field(default_factory=list)
+    compute: list[Compute] = field(default_factory=list)
+    row_codecs: list[Codec] = field(default_factory=list)
+    gradient_codecs: list[Codec] = field(default_factory=list)
+    pooled: list[PooledTable] = field(default_factory=list)
+    replicated: list[int] = field(default_factory=list)
+    replicated_codecs: list[Codec] = field(default_factory=list)
+
+
+class _RowCosts:
+    """Times of rows in storages, of the tables of a plan, as the planner has them."""
+
+    def __init__(self, placement: Placement, inputs: PlanInputs, calibration: Calibration) -> None:
+        options = placement.options
+        specs = [inputs.tables[name] for name in options.table_names]
+        self.specs = specs
+        bins = key_bins(specs)
+        self.ids = np.asarray([spec.ids_per_sample for spec in specs]) * inputs.samples
+        ids_of_all = self.ids * options.num_ranks
+        self.unique, self.unique_of_all = bins.unique_keys(self.ids), bins.unique_keys(ids_of_all)
+        found = storage_models(inputs, calibration, options.table_names)
+        self._models = {each.name: each for each in found}
+        self._storages = [options.storages[each] for each in options.storage[placement.option]]
+        # Hits are wanted where there are tiers to hit.
+        is_stack = any(self._models[each].is_stack for each in self._storages)
+        self._hits = TierHits(bins, self.ids, ids_of_all) if is_stack else None
+
+    def of(self, table: int, shape: Shape) -> tuple[float, float]:
+        """Seconds to find a key of a rank's batch, and to update one of all batches."""
+        spec, storage = self.specs[table], self._models[self._storages[table]]
+        blocks = shape.num_columns
+        share = 1.0 if shape.kind == "data_parallel" else shape.row_share
+        which, width = np.asarray([table]), np.asarray([spec.dim / blocks])
+        misses: list[Floats] = []
+        misses_of_all: list[Floats] = []
+        if self._hits is not None:
+            held = np.asarray([spec.expected_rows * share])
+            tiers = [rows / share for rows in storage.tier_rows(held, which, blocks)]
+            misses = [self._hits.key_misses(which, rows) for rows in tiers]
+            misses_of_all = [self._hits.key_misses_of_all(which, rows) for rows in tiers]
+        asked = np.asarray([max(float(self.unique[table]) * share, 1e-9)])
+        updated = np.asarray([max(float(self.unique_of_all[table]) * share, 1e-9)])
+        elements = width + spec.state_width / blocks
+        find = storage.find_seconds(asked, width * spec.element_bytes, misses) / asked
+        update = storage.update_seconds(updated, elements, which, misses_of_all) / updated
+        return float(find[0]), float(update[0])
+
+
+def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
+    """The step of a plan."""
+    options, exchange = placement.options, calibration.exchange
+    ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)
+    found, update = _Collected(), np.zeros(ranks)
+    local = 0.0 if calibration.machine is None else calibration.machine.dense_ms * 1e-3
+    adding, add = 0.0, exchange.add_ns * 1e-9
+    for table, spec in enumerate(costs.specs):
+        shape = options.shape_of(int(placement.option[table]))
+        width, ids = spec.dim // shape.num_columns, float(costs.ids[table])
+        find, write = costs.of(table, shape)
+        pool = exchange.pool_ns_per_byte * 1e-9 * width * spec.element_bytes
+        keys, keys_of_all = float(costs.unique[table]), float(costs.unique_of_all[table])
+        if shape.kind == "data_parallel":
+            found.replicated.append(round(keys))
+            found.replicated_codecs.append(_gradients(spec, spec.dim))
+            local += ids * pool + keys * find
+            adding += keys * ranks * add
+            update += keys_of_all * write
+            continue
+        shares = _shares(options, placement, table, shape)
+        update += shares * keys_of_all * write
+        if shape.transfer == "pooled":
+            found.pooled.append(
+                PooledTable(
+                    spec, inputs.samples, shares, keys, _gradients(spec, width),
+                    find_seconds=find, pool_seconds=pool, add_seconds=add,
+                )
+            )  # fmt: skip
+            continue
+        local += ids * pool * shape.num_columns
+        found.asked.append(_counts(shares, shape, round(keys)))
+        found.compute.append(Compute(find, add, 0.0))
+        found.row_codecs.append(Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT))
+        found.gradient_codecs.append(_gradients(spec, width))
+    return PlanTraffic(
+        num_keys=round(float(costs.unique.sum())),
+        num_tables=len(costs.specs),
+        ranks_per_node=options.ranks_per_node,
+        exchanges=_exchanges(found, ranks, exchange.chunk_rows),
+        replica_bytes=_one_message(found.replicated, found.replicated_codecs),
+        commit_header_bytes=header_bytes(len(costs.specs)),
+        local_seconds=local,
+        adding_seconds=adding,
+        update_seconds=update,
+        chunks_in_flight=exchange.chunks_in_flight,
+        is_alike=not placement.owns.any(),
+    )
+
+
+def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]:
+    exchanges = []
+    num_rows, num_replicated = len(found.asked), len(found.replicated)
+    if num_rows or num_replicated or found.pooled:
+        # Also where owners pool all tables: what they add up goes through the push of rows.
+        asked = np.stack(found.asked, axis=1) if num_rows else np.zeros((ranks, 0), np.int64)
+        codecs = found.row_codecs, found.gradient_codecs
+        known: dict[bytes, Parts] = {}
+        parts = []
+        for counts in asked:
+            key = counts.tobytes()
+            if key not in known:
+                known[key] = row_parts(counts, codecs, found.compute, chunk_rows)
+            parts.append(known[key])
+        exchanges.append(
+            Exchange(
+                parts,
+                parts,
+                header_bytes(num_rows) if num_rows else 0,
+                header_bytes(num_rows + num_replicated + len(found.pooled)),
+            )
+        )
+    if found.pooled:
+        count = len(found.pooled)
+        exchanges.append(
+            Exchange(
+                [pooled_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                [pooled_push_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                header_bytes(2 * count + 1),
+                header_bytes(2 * count),
+            )
+        )
+    return exchanges
+
+
+def _one_message(counts: Sequence[int], codecs: Sequence[Codec]) -> int:
+    chunks = chunks_of(np.asarray(counts, np.int64), max(1, sum(counts)))
+    return sum(gradient_bytes(chunk, codecs) for chunk in chunks)
+
+
+def _sums(streams: Sequence[Parts], name: str) -> Ints:
+    return np.asarray([sum(getattr(part, name) for part in parts) for parts in streams], np.int64)
+
+
+def _sum_of_nodes(values: Ints, within: int) -> Ints:
+    """(ranks,): the sum over the ranks of a rank's node."""
+    sums: Ints = np.repeat(values.reshape(-1, within).sum(axis=1), within)
+    return sums
+
+
+def _gradients(spec: TableSpec, width: int) -> Codec:
+    dtype = np.float64 if spec.dtype == "float64" else np.float32
+    return Codec(np.dtype(dtype), width, WireDtype.EXACT)
+
+
+def _shares(options: Options, placement: Placement, table: int, shape: Shape) -> Floats:
+    """(ranks,): the share of a table's rows that each rank owns, of one block of columns."""
+    ranks = placement.ranks(table)
+    shares = np.zeros(options.num_ranks)
+    shares[ranks if len(ranks) else slice(None)] = shape.row_share
+    return shares
+
+
+def _counts(shares: Floats, shape: Shape, keys: int) -> Ints:
+    """(ranks,): keys that a rank asks each owner for, as even as whole numbers can be."""
+    owners = np.flatnonzero(shares)
+    parts = len(owners) // shape.num_columns
+    ends = np.arange(parts + 1, dtype=np.int64) * keys // parts
+    counts = np.zeros(len(shares), np.int64)
+    # Each block of columns is asked for all keys.
+    counts[owners] = np.tile(np.diff(ends), shape.num_columns)
+    return counts

@@ -1,0 +1,161 @@
+"""The planner of ``plan="auto"``: what it makes of a request, and what it has to assume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.contracts import FeatureWorkload, PlanRequest, TableConfig, TableWorkload
+from sparring.errors import CapacityError, InvalidArgumentError
+from sparring_plan.planning import automatic
+
+GIB = 1 << 30
+
+
+def table(name: str, dim: int = 16, **known: Any) -> TableWorkload:
+    return TableWorkload(
+        TableConfig(name, dim), (FeatureWorkload("sum", 2.0),), **{"method": "adam", **known}
+    )
+
+
+def request(*tables: TableWorkload, **known: Any) -> PlanRequest:
+    return PlanRequest(tables, **{"world_size": 4, "memory_bytes": GIB, **known})
+
+
+def test_it_is_what_plugins_offer_as_auto() -> None:
+    planner = make_plugin_manager().planner()
+    made = planner.factory(request(table("user", rows=100)))
+    assert set(made.sharding.tables) == {"user"}
+    assert not made.assumed
+    assert planner.read is not None
+
+
+def test_the_summary_has_a_line_for_each_table_and_the_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = automatic.plan_of_request(
+        request(table("user", rows=100), table("item", rows=2000), ranks_per_node=2, samples=77)
+    )
+    head, first, second = made.summary.splitlines()
+    assert head.startswith("plan auto: 2 tables on 4 ranks, 2 a node; batches of 77 samples a rank")
+    assert head.endswith("over its bound")
+    assert [each.split()[:2] for each in (first, second)] == [
+        ["item", made.sharding.sharding_of("item").kind],  # type: ignore[union-attr]
+        ["user", made.sharding.sharding_of("user").kind],  # type: ignore[union-attr]
+    ]
+    monkeypatch.setattr(automatic, "_MOST_SHOWN", 1)
+    made = automatic.plan_of_request(request(table("user", rows=100), table("item", rows=2000)))
+    assert [each.split()[0] for each in made.summary.splitlines()[1:]] == ["item", "and"]
+    assert made.summary.endswith("and 1 tables more")
+
+
+def test_what_is_assumed_is_said_by_table() -> None:
+    made = automatic.plan_of_request(
+        request(
+            table("user", method=None),
+            table("item", rows=100, method="my_method"),
+            table("shop", rows=100, is_in_memory=False),
+        )
+    )
+    size, method, memory = made.assumed
+    assert size.startswith("table user: no size is given, so 10,000 new ids a day for 100 days")
+    assert method == "tables user, item: planned with the optimizer state of adagrad"
+    assert memory.startswith("table shop: memory is not counted")
+    many = automatic.plan_of_request(request(*(table(f"t{each}") for each in range(5))))
+    assert many.assumed[0].startswith("5 tables (t0, t1, t2, …): no size is given")
+
+
+@pytest.mark.parametrize("name", ["adam", "torch.optim.Adam", "Adagrad", "rowwise_adagrad"])
+def test_methods_are_known_by_the_names_of_frameworks(name: str) -> None:
+    made = automatic.plan_of_request(request(table("user", rows=9, method=name)))
+    assert not made.assumed
+
+
+def test_kinds_that_are_allowed_hold() -> None:
+    made = automatic.plan_of_request(
+        request(
+            table("one", rows=10, kinds=("table_wise",)),
+            table("all", rows=10, kinds=("data_parallel",)),
+            table("some", rows=10, kinds=("table_row_wise", "table_wise")),
+        )
+    )
+    kinds = {name: made.sharding.sharding_of(name).kind for name in ("one", "all", "some")}  # type: ignore[union-attr]
+    assert (kinds["one"], kinds["all"]) == ("table_wise", "data_parallel")
+    assert kinds["some"] in ("table_row_wise", "table_wise")
+    with pytest.raises(InvalidArgumentError, match=r"'one' may be no_kind, and .* are offered"):
+        automatic.plan_of_request(request(table("one", rows=10, kinds=("no_kind",))))
+
+
+def test_tables_that_may_not_be_replicated_are_not() -> None:
+    small = {"rows": 10}
+    free = automatic.plan_of_request(request(table("a", **small), table("b", 64, rows=10**6)))
+    held = automatic.plan_of_request(
+        request(table("a", may_replicate=False, **small), table("b", 64, rows=10**6))
+    )
+    sharding = held.sharding.sharding_of("a")
+    assert sharding is not None
+    assert sharding.kind != "data_parallel"
+    assert "a" in free.sharding.tables
+
+
+def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
+    large = table("large", 128, rows=10**8)
+    with pytest.raises(CapacityError, match="are missing on each of 4 ranks"):
+        automatic.plan_of_request(request(large))
+    # A size that was assumed stops no job.
+    made = automatic.plan_of_request(
+        request(large, table("user"), table("pinned", rows=9, kinds=("table_wise",)))
+    )
+    assert {name: made.sharding.sharding_of(name).kind for name in made.sharding.tables} == {  # type: ignore[union-attr]
+        "pinned": "table_wise"
+    }
+    assert made.assumed[-1].startswith("tables are row_wise, as with this the tables do not fit")
+
+
+def test_memory_is_a_share_of_the_machine_where_no_one_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {"SC_PHYS_PAGES": 1 << 18, "SC_PAGE_SIZE": 1 << 12}
+    monkeypatch.setattr(automatic.os, "sysconf", values.__getitem__)
+    assert automatic._memory_share(2) <= GIB * 0.8 / 2
+    rows = 10**8
+    with pytest.raises(CapacityError):
+        automatic.plan_of_request(request(table("user", rows=rows), memory_bytes=None))
+    out = table("user", rows=rows, is_in_memory=False)
+    assert automatic.plan_of_request(request(out, memory_bytes=None)).sharding.tables
+
+
+def test_links_and_features_change_the_plan_of_the_same_tables() -> None:
+    tables = [table(f"t{each}", 64, rows=1000) for each in range(4)]
+    slow = automatic.plan_of_request(request(*tables, ranks_per_node=2, far_gbit=0.01))
+    fast = automatic.plan_of_request(
+        request(*tables, ranks_per_node=2, near_gbit=900, far_gbit=900)
+    )
+    assert _step(slow.summary) > 2 * _step(fast.summary)
+
+
+def _step(summary: str) -> float:
+    return float(summary.partition("a step of ")[2].partition(" ms")[0])
+
+
+def test_owners_pool_where_modules_can() -> None:
+    def transfer(may_pool: bool) -> str:
+        long = (FeatureWorkload("sum", 60.0),)
+        bags = TableWorkload(
+            TableConfig("seen", 64), long, 10**7, "adagrad", ("table_wise",), may_pool=may_pool
+        )
+        made = automatic.plan_of_request(request(bags, memory_bytes=64 * GIB, far_gbit=1))
+        sharding = made.sharding.sharding_of("seen")
+        assert sharding is not None
+        assert sharding.transfer in made.summary
+        return sharding.transfer
+
+    assert (transfer(True), transfer(False)) == ("pooled", "rows")
+
+
+def test_the_same_request_makes_the_same_plan() -> None:
+    tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
+    first, again = (automatic.plan_of_request(request(*tables)) for _ in range(2))
+    assert first == again

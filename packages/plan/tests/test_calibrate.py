@@ -1,0 +1,210 @@
+"""Calibrations are whole, name what they measured, and are what plans are made of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import make_plugin_manager, read_document
+from sparring.cli.application import main
+from sparring.errors import ConfigError
+from sparring_plan.planning import calibrate, storage_timings
+from sparring_plan.planning.calibrate import write_calibration
+from sparring_plan.planning.inputs import Calibration, read_inputs
+from sparring_plan.planning.planner import make_plan
+from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs
+
+INPUTS = """
+topology: {nodes: 2, ranks_per_node: 2, memory: {host: 2 GiB}}
+samples: 512
+calibration: calibration.yaml
+tables:
+  users: {dim: 32, method: adam, features: {user: {ids: 1}}, rows: 100000}
+"""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less work, which changes no path."""
+    real = calibrate.MeasuredStorage
+
+    def fewer(*parts: Any) -> MeasuredStorage:
+        name, memory, options, kept, *_ = parts
+        return real(name, memory, options, kept, 2_000, 500, ("sgd", "adam"))
+
+    monkeypatch.setattr(calibrate, "MeasuredStorage", fewer)
+    monkeypatch.setattr(calibrate, "_TRIAD_ELEMENTS", 1 << 12)
+
+
+def calibrated(tmp_path: Path, *more: str) -> Calibration:
+    output = tmp_path / "calibration.yaml"
+    assert main(["plan", "calibrate", "--output", str(output), *more]) == 0
+    return read_document(output).as_model(Calibration)
+
+
+def test_what_is_measured_is_written_and_what_is_not_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = calibrated(tmp_path)
+    told = capsys.readouterr().out
+    assert "rocksdb: not measured; give its disk by --path" in told
+    assert "redis: not measured; give its server by --url" in told
+    assert "the dense model: not measured" in told
+    assert "over loopback" in told
+    assert found.storages.keys() == {"hkv"}
+    assert found.storages["hkv"].methods.keys() == {"sgd", "adam"}
+    assert len(found.date) == len("2026-11-23")
+    assert found.name
+    assert found.machine is not None
+    assert found.machine.measured_over == "loopback"
+    assert found.machine.link_gbit > 0
+    assert found.machine.memory_gigabytes_per_second > 0
+    assert found.exchange.add_ns > 0
+    assert found.exchange.pool_ns_per_byte > 0
+
+
+def test_disk_and_server_are_measured_where_given_and_left_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("sparring_rocksdb")
+    server_of = pytest.importorskip("sparring_redis.testing.server")
+    if server_of.redis_server_missing():
+        pytest.skip(server_of.redis_server_missing())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with server_of.RedisServer() as server:
+        found = calibrated(tmp_path, "--path", str(disk), "--url", server.url)
+    assert found.storages.keys() == {"hkv", "redis", "rocksdb"}
+    assert found.storages["redis"].memory == "remote"
+    assert found.storages["redis"].latency_us > found.storages["hkv"].latency_us
+    # The folder of the measurement is no part of the calibration.
+    assert found.storages["rocksdb"].options == {"path": "rows"}
+    assert list(disk.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_refused_and_the_file_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "calibration.yaml"
+    output.write_text("mine")
+    arguments = ["plan", "calibrate", "--output", str(output), "--path", str(tmp_path / "none")]
+    assert main(arguments) != 0
+    assert "is no folder; name one on the disk" in capsys.readouterr().err
+    assert output.read_text() == "mine"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = calibrated(tmp_path)
+    output = tmp_path / "calibration.yaml"
+    before = output.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(calibrate.os, "fsync", full)
+    with pytest.raises(ConfigError, match="cannot write the calibration: No space left"):
+        write_calibration(found, output)
+    assert output.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+
+def test_the_dense_model_is_measured_and_added_to_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_model.py").write_text(
+        "class Output:\n"
+        "    requires_grad = True\n"
+        "    calls = 0\n"
+        "    def sum(self): return self\n"
+        "    def backward(self): Output.calls += 1\n"
+        "def module(number): assert number == 3; return Output()\n"
+        "def make(): return module, 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(calibrate, "_median_seconds", lambda call: call() and 0.004)
+    found = calibrated(tmp_path, "--model", "own_model:make")
+    assert found.machine is not None
+    assert found.machine.dense_ms == 4
+    assert found.machine.dense_model == "own_model:make"
+    assert sys.modules["own_model"].Output.calls == 1
+    path = tmp_path / "inputs.yaml"
+    path.write_text(INPUTS)
+    inputs, calibration = read_inputs(path)
+    assert calibration == found
+    with_model = make_plan(inputs, calibration)
+    without = make_plan(inputs, found.model_copy(update={"machine": None}))
+    assert with_model.step_ms - without.step_ms == pytest.approx(found.machine.dense_ms, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("no_such_module:f", "No module named"), ("os:no_such", "no_such"), ("os", "give package.module"),
+     ("os:getpid", "returned int; return a callable")],
+)  # fmt: skip
+def test_a_model_that_cannot_be_called_is_refused(
+    tmp_path: Path, model: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "calibration.yaml"
+    assert main(["plan", "calibrate", "--output", str(output), "--model", model]) == 2
+    assert told in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_what_the_topology_does_not_say_is_as_measured(tmp_path: Path) -> None:
+    found = calibrated(tmp_path)
+    path = tmp_path / "inputs.yaml"
+    path.write_text(INPUTS)
+    topology = read_inputs(path)[0].topology
+    assert found.machine is not None
+    assert topology.message_us == found.machine.message_us
+    assert topology.near.gbit == found.machine.link_gbit
+    path.write_text(INPUTS.replace("nodes: 2", "nodes: 2, message_us: 7, near: {gbit: 3}"))
+    topology = read_inputs(path)[0].topology
+    assert (topology.message_us, topology.near.gbit) == (7, 3)
+
+
+def test_lines_go_through_what_was_measured() -> None:
+    points = [(x, (5 + 2 * x) * 1e-9) for x in (8.0, 32.0, 128.0)]
+    assert storage_timings._line(points) == pytest.approx((5, 2))
+    # Times that fall with the width, or would be negative at none, are no costs.
+    falling = storage_timings._line([(1.0, 3e-9), (2.0, 1e-9)])
+    assert falling == pytest.approx((2, 0))
+    steep = storage_timings._line([(10.0, 1e-9), (20.0, 9e-9)])
+    assert steep[0] == 0
+    assert steep[1] > 0
+
+
+def test_a_slower_storage_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_plugin_manager()
+    asked = MeasuredStorage("memory", "host", {}, {}, 1_000, 500, ("sgd",))
+    usual = storage_costs(asked, manager)
+    # The clock of a machine a hundred times as slow.
+    real = storage_timings.best_seconds
+    monkeypatch.setattr(storage_timings, "best_seconds", lambda call: 100 * real(call))
+    slow = storage_costs(asked, manager)
+
+    def cost(costs: Any) -> float:
+        return float(costs.find_ns + costs.find_ns_per_byte * 128)
+
+    assert cost(slow) > 10 * cost(usual)
+    assert slow.update_ns + 32 * slow.update_ns_per_element > 10 * (
+        usual.update_ns + 32 * usual.update_ns_per_element
+    )
+
+
+def test_messages_between_ranks_are_timed_round_the_ring() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sparring import LocalGroup
+
+    group = LocalGroup(3)
+    with ThreadPoolExecutor(3) as pool:
+        times = list(pool.map(lambda rank: calibrate._between_ranks(group.join(rank)), range(3)))
+    for each in times:
+        assert each.over.startswith("3 ranks")
+        assert each.gbit > 0
+        assert np.isfinite(each.latency_seconds)

@@ -1,0 +1,364 @@
+"""Simulated steps of plans: bytes by the exchange's formulas, times of the ring, sheet and page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import read_document
+from sparring.cli.application import main
+from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
+from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
+from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.report.page import plan_report, write_report
+from sparring_plan.simulation import plan_step, ranking
+from sparring_plan.simulation.cluster import Cluster
+from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
+from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
+from sparring_plan.simulation.ranking import neighbours, rank_again
+from sparring_plan.simulation.replay import simulate
+from sparring_plan.simulation.sheet import inputs_for, simulate_sheet
+from sparring_plan.simulation.traffic import traffic_of
+
+ROOT = Path(__file__).resolve().parents[3]
+NODES = {
+    "nodes": 2,
+    "ranks_per_node": 2,
+    "memory": {"host": "2 GiB"},
+    "near": {"gbit": 40, "latency_us": 2},
+    "far": {"gbit": 10, "latency_us": 20},
+    "price_per_hour": 9,
+}
+
+
+def tables(**features: Any) -> dict[str, Any]:
+    return {
+        "users": {"dim": 32, "method": "adam", "features": {"user": {"ids": 1}}, "rows": 100_000},
+        "films": {
+            "dim": 16, "method": "adagrad", "features": {"seen": {"ids": 20, **features}},
+            "rows": 50_000,
+        },
+        "country": {"dim": 8, "features": {"country": {"ids": 1}}, "rows": 200},
+    }  # fmt: skip
+
+
+def inputs_of(**changes: Any) -> PlanInputs:
+    given = {"topology": NODES, "samples": 256, "tables": tables()}
+    return PlanInputs.model_validate(given | changes)
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    with as_file(files("sparring_plan.planning") / "calibration.yaml") as path:
+        return read_document(path).as_model(Calibration)
+
+
+Place = Callable[..., Placement]
+
+
+@pytest.fixture
+def place(calibration: Calibration) -> Place:
+    """The placement of the tables by the given kinds: a number is the rank of a table_wise one."""
+
+    def made(inputs: PlanInputs, transfer: str = "rows", **choices: Any) -> Placement:
+        plan = make_plan(inputs, calibration)
+        changed = {}
+        for name, table in plan.tables.items():
+            choice = choices.get(name, "row_wise")
+            kind, ranks = ("table_wise", [choice]) if isinstance(choice, int) else (choice, "all")
+            travels = "rows" if kind == "data_parallel" else transfer
+            update = {"kind": kind, "ranks": ranks, "transfer": travels, "next_best": None}
+            changed[name] = table.model_copy(update=update)
+        plan = plan.model_copy(update={"tables": changed})
+        return placement_of(plan, option_costs(inputs, calibration))
+
+    return made
+
+
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"users": 0, "films": 3, "country": "data_parallel"},
+    {"users": "data_parallel", "films": "data_parallel", "country": "data_parallel"},
+    {"transfer": "pooled", "films": 1},
+]
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+def test_a_replay_sends_the_bytes_and_messages_that_the_formulas_say(
+    choices: dict[str, Any],
+    place: Place,
+    calibration: Calibration,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = inputs_of(transfers=["rows", "pooled"])
+    placement = place(inputs, **choices)
+    clusters: list[Cluster] = []
+
+    def kept(*arguments: Any, **options: Any) -> Cluster:
+        clusters.append(Cluster(*arguments, **options))
+        return clusters[-1]
+
+    monkeypatch.setattr(plan_step, "Cluster", kept)
+    step = simulate_plan(placement, inputs, calibration)
+    sent = traffic_of(placement, inputs, calibration).sent
+    ranks = clusters[0].ranks
+    assert step.method == "replay"
+    # Where one node stands for all, a key that is left over counts at another hop.
+    rest = 0 if placement.owns.any() else 3 * (8 + 129 + 136)
+    far, totals = (getattr(sent, name)[: len(ranks)] for name in ("far", "total"))
+    assert [each.far_bytes for each in ranks] == pytest.approx(far, rel=0, abs=rest)
+    assert [each.far_bytes + each.near_bytes for each in ranks] == pytest.approx(
+        totals, rel=0, abs=rest
+    )
+    assert [each.num_sent for each in ranks] == sent.messages[: len(ranks)].tolist()
+    assert step.far_bytes == max(sent.far) > 0
+
+
+def test_one_table_over_all_ranks_takes_the_time_of_the_ring(
+    place: Place, calibration: Calibration
+) -> None:
+    table = {"films": {"dim": 64, "features": {"f": {"ids": 8}}, "rows": 100_000, "skew": 0}}
+    inputs = inputs_of(tables=table)
+    free = calibration.storages["hkv"].model_copy(
+        update={"find_ns": 100, "find_ns_per_byte": 0, "update_ns": 0, "update_ns_per_element": 0}
+    )
+    exchange = calibration.exchange.model_copy(update={"pool_ns_per_byte": 0})
+    costs = calibration.model_copy(update={"storages": {"hkv": free}, "exchange": exchange})
+    step = simulate_plan(place(inputs), inputs, costs)
+    network = Network(20e-6, 10 * 125e6, 20e-6, 2, 2e-6, 40 * 125e6)
+    workload = Workload(step.num_keys, 1.0, 64)
+    ring = simulate(SimulatedSchedule.RING, 4, network, Compute(100e-9, 100e-9, 0), workload)
+    assert step.seconds == pytest.approx(ring.seconds, rel=1e-12)
+    assert (step.far_bytes, step.num_messages) == (ring.wire_bytes, ring.num_messages)
+
+
+def test_a_node_stands_for_all_where_all_ranks_own_alike(
+    place: Place, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A number of keys that all owners have alike, so that rounding changes nothing.
+    table = {"films": {"dim": 64, "features": {"f": {"ids": 4}}, "rows": 512, "skew": 0}}
+    inputs = inputs_of(tables=table, samples=4096)
+    placement = place(inputs)
+    one = simulate_plan(placement, inputs, calibration)
+    assert one.num_keys == 512
+
+    def unlike(*arguments: Any) -> Any:
+        return replace(traffic_of(*arguments), is_alike=False)
+
+    monkeypatch.setattr(plan_step, "traffic_of", unlike)
+    assert simulate_plan(placement, inputs, calibration) == one
+
+
+def test_overlap_and_imbalance_show_in_a_replayed_step(
+    place: Place, calibration: Calibration
+) -> None:
+    inputs = inputs_of(samples=4096)
+
+    def step(**choices: Any) -> PlanStep:
+        return simulate_plan(place(inputs, **choices), inputs, calibration)
+
+    even, uneven = step(), step(users=0, films=0, country=0)
+    assert uneven.seconds > 1.5 * even.seconds
+    placement = place(inputs)
+    slow = simulate_plan(placement, inputs, calibration, has_one_core=True)
+    # One core does one thing after the other: no less than the sum of what it has to do.
+    assert slow.seconds > even.seconds >= placement.load.max(axis=1).max() * 0.99
+    assert slow.compute_share == slow.message_share
+
+
+def test_a_step_of_too_many_messages_is_added_up(place: Place, calibration: Calibration) -> None:
+    inputs = inputs_of()
+    placement = place(inputs)
+    step = simulate_plan(placement, inputs, calibration, most_messages=10)
+    assert (step.method, step.idle_share) == ("linear", None)
+    assert step.seconds == placement.seconds
+    assert step.sent_bytes == traffic_of(placement, inputs, calibration).sent.total.max()
+
+
+def test_pools_of_long_bags_take_half_the_bytes_of_rows(
+    place: Place, calibration: Calibration
+) -> None:
+    inputs = inputs_of(transfers=["rows", "pooled"], tables={"films": {
+        "dim": 64, "features": {"seen": {"ids": 20}}, "rows": 10_000_000, "skew": 0,
+    }})  # fmt: skip
+    sent = {
+        transfer: traffic_of(place(inputs, transfer, films=1), inputs, calibration).sent
+        for transfer in ("rows", "pooled")
+    }
+    assert sent["rows"].total.sum() > 2 * sent["pooled"].total.sum()
+    # 20 ids of 8 bytes, a length of 4 bytes, a pool and a gradient of 256 bytes for each of 256 bags.
+    assert sent["pooled"].keys.tolist() == [256 * (160 + 4), 0, *[256 * 164] * 2]
+    assert sent["pooled"].rows.tolist() == [0, 3 * (256 * 256 + 8), 0, 0]
+    assert sent["pooled"].gradients.tolist() == [256 * 256 + 16, 0, *[256 * 256 + 16] * 2]
+
+
+def test_a_sheet_has_a_row_for_each_number_of_ranks(calibration: Calibration) -> None:
+    table = {"users": {"dim": 32, "features": {"f": {"ids": 4}}, "rows": 40_000_000}}
+    inputs = inputs_of(tables=table, kinds=["row_wise"])
+    rows = simulate_sheet(inputs, calibration, [8, 1, 4, 4])
+    assert [(row.ranks, row.nodes) for row in rows] == [(1, 1), (4, 2), (8, 4)]
+    assert rows[0].step is None
+    assert "do not fit" in str(rows[0].problem)
+    small, large = rows[1:]
+    assert small.step is not None
+    assert large.step is not None
+    assert small.memory_bytes is not None
+    assert large.memory_bytes is not None
+    assert small.memory_bytes["host"] == pytest.approx(2 * large.memory_bytes["host"], rel=0.01)
+    assert large.price_per_hour == 4 * 9
+    assert small.samples_per_second == pytest.approx(256 * 4 / small.step.seconds)
+    price = 2 * 9 / (256 * 4 / small.step.seconds * 3600) * 1e9
+    assert small.price_per_billion_samples == pytest.approx(price)
+    assert rows == simulate_sheet(inputs, calibration, [1, 4, 8])
+    for wrong, words in (([3], "3 ranks do not fill nodes of 2"), ([0], "from 1 to"), ([], "no n")):
+        with pytest.raises(InvalidArgumentError, match=words):
+            simulate_sheet(inputs, calibration, wrong)
+
+
+def test_a_plan_is_simulated_as_it_is(calibration: Calibration) -> None:
+    inputs = inputs_of()
+    plan = make_plan(inputs, calibration)
+    one = {name: each.model_copy(update={"kind": "table_wise", "ranks": [2]})
+           for name, each in plan.tables.items()}  # fmt: skip
+    edited = plan.model_copy(update={"tables": one})
+    made, kept = (simulate_sheet(inputs, calibration, [4, 8], each) for each in (None, edited))
+    assert kept[0].kinds == ["table_wise"]
+    assert made[0].step is not None
+    assert kept[0].step is not None
+    assert kept[0].step.seconds > made[0].step.seconds
+    assert kept[1] == made[1]  # of another number of ranks: made
+    full = inputs_of(topology=NODES | {"memory": {"host": "40 MiB"}})
+    with pytest.raises(CapacityError, match="rank 2 lacks"):
+        simulate_sheet(full, calibration, [4], edited)
+
+
+def test_every_file_of_plans_gives_a_sheet(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = sorted((ROOT / "configs/plans").glob("*.yaml"))
+    assert [path.name for path in paths] == ["internet.yaml"]
+    for path in paths:
+        inputs, _ = read_inputs(path)
+        assert sum(each.expected_rows * each.dim * 4 for each in inputs.tables.values()) >= 4e12
+        assert main(["plan", "simulate", str(path), "--ranks", "8,32", "--json"]) == 0
+        first = capsys.readouterr().out
+        told = json.loads(first)
+        assert [row["ranks"] for row in told["rows"]] == [8, 32]
+        assert told["rows"][1]["step"]["seconds"] < told["rows"][0]["step"]["seconds"]
+        assert set(told["rows"][0]["marks"].values()) <= {"simulated", "measured", "given"}
+        assert main(["plan", "simulate", str(path), "--ranks", "8,32", "--json"]) == 0
+        assert capsys.readouterr().out == first
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "inputs.yaml"
+    path.write_text(json.dumps({"topology": NODES, "samples": 256, "tables": tables()}))
+    return path
+
+
+def test_the_command_prints_a_sheet(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = written.with_name("plan.yaml")
+    assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
+    capsys.readouterr()
+    assert main(["plan", "simulate", str(plan), str(written), "--ranks", "2,4"]) == 0
+    shown = capsys.readouterr().out
+    assert "simulated" in shown
+    assert "given" in shown
+    assert "replay" in shown
+    assert main(["plan", "simulate", str(plan), str(written), "--ranks", "two"]) == 2
+    assert "whole numbers with commas between" in capsys.readouterr().err
+    assert main(["plan", "simulate", str(plan), str(plan), str(written)]) == 2
+    assert "found 3 files" in capsys.readouterr().err
+
+
+def test_a_report_shows_every_table_and_loads_nothing(
+    written: Path, tmp_path: Path, calibration: Calibration, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, page = written.with_name("plan.yaml"), tmp_path / "new" / "page.html"
+    assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
+    assert main(["plan", "report", str(plan), str(written), str(page)]) == 0
+    assert "page.html: written" in capsys.readouterr().out
+    text = page.read_text()
+    made = make_plan(*read_inputs(written))
+    for name, table in made.tables.items():
+        assert f"<td>{name}</td>" in text
+        assert table.because in text
+    assert f"gap {made.gap:.2%}" in text
+    for word in ("What bounds the step", "Load of each rank", "Memory of each rank"):
+        assert word in text
+    assert text.count("<rect") == 6 + 4 + 4  # resources, loads, memories
+    assert "<script" not in text
+    assert "src=" not in text
+    assert "@import" not in text
+    assert plan_report(made, *read_inputs(written)) == text
+    other = inputs_for(read_inputs(written)[0], 8)
+    with pytest.raises(ConfigError, match="the plan is for 4 ranks, the topology has 8"):
+        plan_report(made, other, calibration)
+    with pytest.raises(DataError, match=r"cannot be written: .*choose another file"):
+        write_report(plan / "page.html", made, *read_inputs(written))
+
+
+def test_names_of_tables_are_text_in_a_report(calibration: Calibration) -> None:
+    table = {"<b>x</b>": {"dim": 8, "features": {"f": {"ids": 1}}, "rows": 100}}
+    inputs = inputs_of(tables=table)
+    text = plan_report(make_plan(inputs, calibration), inputs, calibration)
+    assert "<b>x</b>" not in text
+    assert "&lt;b&gt;x&lt;/b&gt;" in text
+
+
+def test_unequal_ranks_are_counted_by_their_node(place: Place, calibration: Calibration) -> None:
+    inputs = inputs_of()
+    sent = traffic_of(place(inputs, users=0, films=0, country=0), inputs, calibration).sent
+    # Rank 0 answers two ranks of the other node, and one of its own; rank 1 asks no one far.
+    headers = 3 * 512
+    assert sent.far[1] == 2 * headers
+    assert sent.far[0] == 2 * headers + sent.rows[0] * 2 // 3
+    assert np.all(sent.far[2:] == sent.total[2:] - headers)
+
+
+def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
+    calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"], samples=1024)
+    plan = make_plan(inputs, calibration)
+    options = option_costs(inputs, calibration)
+    best = placement_of(plan, options)
+    assert plan.simulated_ms == pytest.approx(
+        simulate_plan(best, inputs, calibration).seconds * 1e3, rel=1e-5
+    )
+    others = neighbours(best)
+    assert all(each.fits and each.seconds <= best.seconds * 1.01 for each in others)
+    assert len({tuple(each.option) for each in (best, *others)}) == len(others) + 1
+    # One that is as good when added up and shorter when replayed is taken.
+    quicker = best.copy()
+    times = {id(best): 2.0, id(quicker): 1.0}
+
+    def replayed(placement: Placement, *_: Any) -> PlanStep:
+        step = simulate_plan(best, inputs, calibration)
+        return replace(step, seconds=times[id(placement)])
+
+    monkeypatch.setattr(ranking, "replayed_step", replayed)
+    found, step = rank_again(best, lambda: [quicker], inputs, calibration)
+    assert found is quicker
+    assert step is not None
+    assert step.seconds == 1.0
+    assert rank_again(quicker, lambda: [best], inputs, calibration)[0] is quicker
+    monkeypatch.setattr(ranking, "replayed_step", lambda *_: None)
+    assert rank_again(best, lambda: [quicker], inputs, calibration) == (best, None)
+
+
+def test_pinned_tables_stay_when_plans_are_ranked_again(calibration: Calibration) -> None:
+    inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"])
+    best = placement_of(make_plan(inputs, calibration), option_costs(inputs, calibration))
+    everything = range(len(best.option))
+    assert neighbours(best, everything) == []
+    for each in neighbours(best, everything[:2]):
+        assert list(each.option[:2]) == list(best.option[:2])

@@ -1,0 +1,85 @@
+"""Serves embedding tables over gRPC: publisher, lookup service, client.
+
+Names are imported when they are asked for: listing plugins imports `sparring_serve.plugin`, and should
+not have to wait for gRPC.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_serve.client.answer import Answer, AnsweredVersion
+    from sparring_serve.client.failures import AccessError, ReplicasFailedError, StaleRowsError
+    from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
+    from sparring_serve.config import (
+        ClientConfig,
+        ServerConfig,
+        ServingConfig,
+        TlsFiles,
+        read_serving_config,
+    )
+    from sparring_serve.metrics import ServingMetrics
+    from sparring_serve.server.lookup_server import LookupServer, open_server
+    from sparring_serve.service import LookupService, Place
+    from sparring_serve.shard_ranges import ShardReplicas
+    from sparring_serve.tables import ServingTables, VersionGoneError
+
+__all__ = [
+    "AccessError",
+    "Answer",
+    "AnsweredVersion",
+    "AsyncLookupClient",
+    "ClientConfig",
+    "LookupClient",
+    "LookupServer",
+    "LookupService",
+    "Place",
+    "ReplicasFailedError",
+    "ServerConfig",
+    "ServingConfig",
+    "ServingMetrics",
+    "ServingTables",
+    "ShardReplicas",
+    "StaleRowsError",
+    "TlsFiles",
+    "VersionGoneError",
+    "open_server",
+    "read_serving_config",
+]
+
+_HOMES = {
+    "AccessError": "client.failures",
+    "Answer": "client.answer",
+    "AnsweredVersion": "client.answer",
+    "AsyncLookupClient": "client.lookup_client",
+    "ClientConfig": "config",
+    "LookupClient": "client.lookup_client",
+    "LookupServer": "server.lookup_server",
+    "LookupService": "service",
+    "Place": "service",
+    "ReplicasFailedError": "client.failures",
+    "ServerConfig": "config",
+    "ServingConfig": "config",
+    "ServingMetrics": "metrics",
+    "ServingTables": "tables",
+    "ShardReplicas": "shard_ranges",
+    "StaleRowsError": "client.failures",
+    "TlsFiles": "config",
+    "VersionGoneError": "tables",
+    "open_server": "server.lookup_server",
+    "read_serving_config": "config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

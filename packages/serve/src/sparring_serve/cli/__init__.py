@@ -1,0 +1,1 @@
+"""``sparring publish``, ``sparring serve`` and ``sparring pull``."""

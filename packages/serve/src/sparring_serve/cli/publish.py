@@ -1,0 +1,125 @@
+"""``sparring publish``: snapshots of a run as serving snapshots, once or as they come."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from sparring import make_console, print_json, print_warning
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_serve.publisher import Published, PublisherOptions, publish_newest
+
+__all__ = ["add_publish"]
+
+
+def add_publish(application: typer.Typer) -> None:
+    application.command("publish")(publish)
+
+
+def publish(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
+    ],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The folder of serving snapshots; it is made.")
+    ],
+    quantize: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="TABLE=DTYPE, or DTYPE for all other tables: fp32, fp16, bf16, int8 or int4."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on: publish each newer snapshot, until SIGTERM.")
+    ] = False,
+    poll_seconds: Annotated[
+        float, typer.Option(help="With --watch: between looks for a newer snapshot.", min=0.01)
+    ] = 1.0,
+    full_every: Annotated[
+        int, typer.Option(help="One in so many is full, the others are deltas.")
+    ] = 16,
+    keep: Annotated[int, typer.Option(help="Serving snapshots that stay, at least 2.")] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each serving snapshot.")
+    ] = False,
+) -> None:
+    """Publish the newest snapshot of a run for `sparring serve`."""
+    options = PublisherOptions(_quantize(quantize or []), full_every, keep)
+    if not watch:
+        published = publish_newest(run, out, options)
+        if published is None:
+            typer.echo(f"{out}: has the newest snapshot already")
+        else:
+            _print(published, as_json=as_json)
+        return
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    last = ""
+    while True:
+        try:
+            published = publish_newest(run, out, options)
+        except SnapshotError as error:
+            # There is none yet, or one that cannot be read: the next may be whole.
+            if str(error) != last:
+                print_warning(str(error))
+            last = str(error)
+        else:
+            if published is not None:
+                _print(published, as_json=as_json)
+        if stop.wait(poll_seconds):
+            return
+
+
+def _quantize(given: list[str]) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for each in given:
+        table, equals, dtype = each.rpartition("=")
+        name = table if equals else "*"
+        if not name or not dtype or name in chosen:
+            raise InvalidArgumentError(
+                f"--quantize {each}: must be TABLE=DTYPE, as item=int8, or a dtype for all other "
+                "tables, each once"
+            )
+        chosen[name] = dtype
+    return chosen
+
+
+def _print(published: Published, *, as_json: bool) -> None:
+    written = published.written
+    if as_json:
+        print_json(
+            {
+                "url": written.url,
+                "version": written.hash,
+                "step": written.step,
+                "is_delta": published.is_delta,
+                "removed": published.removed,
+                "tables": {
+                    name: {
+                        "rows": rows,
+                        "erased": written.num_erased.get(name, 0),
+                        "bytes": written.size_bytes.get(name, 0),
+                        "relative_error": written.relative_error.get(name, 0.0),
+                    }
+                    for name, rows in written.num_rows.items()
+                },
+            }
+        )
+        return
+    kind = "delta" if published.is_delta else "full"
+    console = make_console()
+    console.print(
+        f"{written.url}: {kind}, step {written.step:,}, version {written.hash}", soft_wrap=True
+    )
+    for name, rows in written.num_rows.items():
+        error = written.relative_error.get(name, 0.0)
+        console.print(
+            f"  {name}: {rows:,} rows, {written.num_erased.get(name, 0):,} erased, "
+            f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB"
+            + (f", relative error {error:.2%}" if error else ""),
+            soft_wrap=True,
+        )

@@ -1,0 +1,81 @@
+"""``sparring pull``: rows of a lookup service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparring import print_json
+from sparring_serve.client.lookup_client import LookupClient
+from sparring_serve.config import ClientConfig, TlsFiles, read_serving_config
+
+__all__ = ["add_pull"]
+
+
+def add_pull(application: typer.Typer) -> None:
+    # So that a negative id is no option.
+    application.command("pull", context_settings={"ignore_unknown_options": True})(pull)
+
+
+def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="host:port, or the YAML file of the service."),
+    ],
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    ids: Annotated[list[int], typer.Argument(help="Ids.", min=-(2**63), max=2**63 - 1)],
+    missing: Annotated[
+        str, typer.Option(help="How a key without a row reads: initial or zero.")
+    ] = "initial",
+    version: Annotated[str, typer.Option(help="The hash of a version that is kept.")] = "",
+    deadline: Annotated[float, typer.Option(help="Seconds.")] = 5.0,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates to trust: the connection is encrypted.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file whose first line is the token.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow plain text to another machine.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Ask a lookup service for rows of a table; exit with 1 if no id has one."""
+    if target.endswith((".yaml", ".yml")):
+        config = read_serving_config(target)
+        client = LookupClient(config.shard_map, config.client)
+    else:
+        tls = None if ca_file is None else TlsFiles(ca_file=ca_file)
+        client = LookupClient(
+            target, ClientConfig(tls=tls, token_file=token_file, insecure=insecure)
+        )
+    with client:
+        answer = client.pull(
+            {table: ids}, missing=missing, version=version, deadline_seconds=deadline
+        )
+    rows, found = answer.rows[table], answer.found[table]
+    if as_json:
+        print_json(
+            {
+                "table": table,
+                "ids": ids,
+                "rows": rows.tolist(),
+                "found": found.tolist(),
+                "step": None if answer.version is None else answer.version.step,
+                "version": None if answer.version is None else answer.version.hash,
+                "age_seconds": answer.age_seconds,
+            }
+        )
+    else:
+        if answer.version is not None:
+            typer.echo(
+                f"step {answer.version.step:,}, version {answer.version.hash}, "
+                f"published {answer.age_seconds:,.1f} s ago"
+            )
+        for number, has_row, row in zip(ids, found.tolist(), rows.tolist(), strict=True):
+            shown = " ".join(f"{value:.6g}" for value in row)
+            typer.echo(f"{number}{'' if has_row else ' (no row)'}: {shown}")
+    if not found.any():
+        raise typer.Exit(1)

@@ -1,0 +1,152 @@
+"""``sparring serve``: one process, or several on one port."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparring.errors import ConfigError, StorageIOError
+from sparring_serve.config import ServingConfig, read_serving_config, split_address
+from sparring_serve.server.heap import keep_freed_memory
+from sparring_serve.server.lookup_server import open_server
+from sparring_serve.service import Place
+
+__all__ = ["add_serve"]
+
+_log = logging.getLogger("sparring_serve")
+
+
+def add_serve(application: typer.Typer) -> None:
+    application.command("serve")(serve)
+
+
+def serve(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file of a service.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the file."),
+    ] = None,
+    shard: Annotated[str, typer.Option(help="Which of the shards this server is, as 2/8.")] = "1/1",
+    replica: Annotated[
+        int, typer.Option(help="Which replica of the shard, from 1: its address is taken.", min=1)
+    ] = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes on one port; as server.workers.", min=1)
+    ] = None,
+    worker: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve the tables of a folder of serving snapshots over gRPC, until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    given = [*(overrides or []), *([] if workers is None else [f"server.workers={workers}"])]
+    read = read_serving_config(config, given)
+    place = Place(read.shard_map, _shard(shard, read))
+    address = read.server.address or _address(read, place, replica)
+    if read.server.workers > 1 and worker is None:
+        raise typer.Exit(_run_workers(config, given, ["--shard", shard], address))
+    _run(read, place, address, worker or 0)
+
+
+def _shard(text: str, config: ServingConfig) -> int:
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    num_shards = len(config.shards)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(
+            f"--shard: must be the shard and how many there are, as 2/8, found {text!r}"
+        )
+    # The default, which says nothing.
+    if text == "1/1" and num_shards > 1:
+        raise ConfigError(
+            f"the configuration has {num_shards} shards; say which one this server is, as --shard "
+            f"1/{num_shards}"
+        )
+    if int(match[2]) != num_shards:
+        raise ConfigError(
+            f"--shard {text}: the configuration has {num_shards} shards; list the replicas of each of "
+            f"{match[2]} under `shards`"
+        )
+    return int(match[1]) - 1
+
+
+def _address(config: ServingConfig, place: Place, replica: int) -> str:
+    replicas = config.shards[place.shard]
+    if replica > len(replicas):
+        raise ConfigError(
+            f"--replica {replica}: shard {place.shard + 1} has {len(replicas)} replicas under "
+            "`shards`; add its address there"
+        )
+    return replicas[replica - 1]
+
+
+def _run(config: ServingConfig, place: Place, address: str, worker: int) -> None:
+    keep_freed_memory()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    server_config = config.server
+    if server_config.metrics_port:
+        # Each process counts for itself, so each has a port.
+        port = server_config.metrics_port + worker
+        server_config = server_config.model_copy(update={"metrics_port": port})
+    own = config.model_copy(update={"server": server_config})
+    server = open_server(own, shard=place.shard, address=address)
+    tables = server.service.tables
+    newest = tables.versions()[0]
+    served = ", ".join(f"{each.name} ({each.num_rows:,} rows)" for each in tables.shapes().values())
+    _log.info(
+        "ready on %s: step %d, version %s, shard %d/%d: %s",
+        server.address, newest.step, newest.hash, place.shard + 1, place.shards.num_shards, served,
+    )  # fmt: skip
+    stop.wait()
+    _log.info("draining")
+    server.close()
+    _log.info("ended")
+
+
+def _run_workers(
+    config: Path, overrides: Sequence[str], options: Sequence[str], address: str
+) -> int:
+    """Starts the processes, passes SIGTERM on, and ends all when one ends. Returns the exit code."""
+    num_workers = read_serving_config(config, overrides).server.workers
+    host, port = split_address(address)
+    # Bound and never listened on: it keeps the port, also where the address leaves it open.
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            reserved.bind((host, port))
+        except OSError as error:
+            raise StorageIOError(
+                f"cannot listen on {address} ({error.strerror}); see what listens there, or set "
+                "server.address"
+            ) from None
+        port = reserved.getsockname()[1]
+        bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        command = [sys.executable, "-m", "sparring", "serve", str(config), *overrides]
+        command += [f"server.address={bound}", *options]
+        ended = threading.Event()
+        started = [
+            subprocess.Popen([*command, "--worker", str(number)]) for number in range(num_workers)
+        ]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        while not ended.wait(0.2) and all(each.poll() is None for each in started):
+            pass
+        failed = [each for each in started if each.poll() is not None]
+        for each in started:
+            if each.poll() is None:
+                each.terminate()
+        # One that was still starting ends by the signal itself.
+        codes = {each.wait() for each in started} - {-signal.SIGTERM}
+    if failed and not ended.is_set():
+        _log.error("a worker ended with %d; all were stopped", failed[0].returncode)
+        return 1
+    return max(map(abs, codes), default=0)

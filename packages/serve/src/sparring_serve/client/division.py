@@ -1,0 +1,105 @@
+"""A pull divided into calls: by shard, and where an answer would be longer than about 1 MB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_serve.shard_ranges import ShardReplicas
+
+__all__ = ["CallLimits", "Part", "ShardCall", "TableKeys", "divide"]
+
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableKeys:
+    """Distinct keys of one table, and the bytes of a row on the wire."""
+
+    table: str
+    keys: Keys
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Bounds of one call."""
+
+    most_bytes: int
+    most_ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Keys of one table that one call asks for, and where their rows go."""
+
+    number: int
+    """Of the table in the pull."""
+    keys: Keys
+    places: slice | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCall:
+    """One call to one shard."""
+
+    shard: int
+    parts: tuple[Part, ...]
+
+
+def divide(
+    tables: Sequence[TableKeys], shards: ShardReplicas, limits: CallLimits
+) -> list[ShardCall]:
+    """The calls of a pull. Each key is asked for once, of the shard that has it."""
+    by_shard: dict[int, list[tuple[int, Keys, npt.NDArray[np.int64] | None]]] = {}
+    for number, each in enumerate(tables):
+        if shards.num_shards == 1:
+            by_shard.setdefault(0, []).append((number, each.keys, None))
+            continue
+        owners = shards.shard_of(each.keys)
+        order = np.argsort(owners, kind="stable")
+        ordered = owners[order]
+        for shard in np.unique(ordered).tolist():
+            begin, end = np.searchsorted(ordered, [shard, shard + 1])
+            places = order[begin:end]
+            by_shard.setdefault(shard, []).append((number, each.keys[places], places))
+    return [
+        ShardCall(shard, parts)
+        for shard, wanted in sorted(by_shard.items())
+        for parts in _packed(tables, wanted, limits)
+    ]
+
+
+def _packed(
+    tables: Sequence[TableKeys],
+    wanted: Sequence[tuple[int, Keys, npt.NDArray[np.int64] | None]],
+    limits: CallLimits,
+) -> Iterator[tuple[Part, ...]]:
+    """Parts, as many together as fit a call."""
+    parts: list[Part] = []
+    bytes_left, ids_left = limits.most_bytes, limits.most_ids
+    for number, keys, places in wanted:
+        row_bytes = tables[number].row_bytes
+        at = 0
+        # A table of which nothing is asked still has its place in the answer.
+        while at < len(keys) or (at == 0 and len(keys) == 0):
+            count = min(len(keys) - at, ids_left, bytes_left // row_bytes)
+            if count <= 0 < len(keys):
+                if not parts:
+                    count = 1  # a row that is longer than an answer should be goes alone
+                else:
+                    yield tuple(parts)
+                    parts, bytes_left, ids_left = [], limits.most_bytes, limits.most_ids
+                    continue
+            where = slice(at, at + count)
+            parts.append(Part(number, keys[where], where if places is None else places[where]))
+            bytes_left -= count * row_bytes
+            ids_left -= count
+            at += count
+            if len(keys) == 0:
+                break
+    if parts:
+        yield tuple(parts)

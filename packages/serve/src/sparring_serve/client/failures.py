@@ -1,0 +1,81 @@
+"""Errors of a client: the statuses of a service, as errors with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparring.errors import DeadlineError, InvalidArgumentError, SparringError, StorageIOError
+from sparring_serve.client.transport import Outcome
+from sparring_serve.tables import VersionGoneError
+
+__all__ = [
+    "AccessError",
+    "ReplicasFailedError",
+    "StaleRowsError",
+    "failure_of_replicas",
+    "is_of_replica",
+    "refusal_error",
+]
+
+
+class ReplicasFailedError(StorageIOError):
+    """No replica of a shard answered: see whether its servers run; `reasons` has why, by address."""
+
+
+class AccessError(SparringError):
+    """A server knows no such token, or its role may not do this: give the right token_file."""
+
+
+class StaleRowsError(SparringError):
+    """All replicas serve rows older than was asked: see why nothing newer is published."""
+
+
+_OF_REPLICA = frozenset(
+    {
+        "UNAVAILABLE",
+        "RESOURCE_EXHAUSTED",
+        "DEADLINE_EXCEEDED",
+        "CANCELLED",
+        "INTERNAL",
+        "UNKNOWN",
+        "ABORTED",
+        "DATA_LOSS",
+    }
+)
+
+
+def is_of_replica(outcome: Outcome) -> bool:
+    """Whether another replica may answer what this one did not."""
+    return outcome.status in _OF_REPLICA
+
+
+def failure_of_replicas(shard: int, reasons: Mapping[str, Outcome]) -> SparringError:
+    """The error of a call that every replica was asked in vain."""
+    listed = "; ".join(
+        f"{address}: {each.status} {each.message}".rstrip() for address, each in reasons.items()
+    )
+    statuses = {each.status for each in reasons.values()}
+    message = f"shard {shard + 1}: no replica answered ({listed})"
+    details = {"shard": shard, "reasons": dict(reasons)}
+    if not reasons or statuses == {"DEADLINE_EXCEEDED"}:
+        return DeadlineError(f"{message}; allow a longer deadline, or see what is slow", **details)
+    if "NOT_FOUND" in statuses:
+        return VersionGoneError(f"{message}; ask for the newest version", **details)
+    if "FAILED_PRECONDITION" in statuses:
+        return StaleRowsError(f"{message}; publish a version, or allow a greater age", **details)
+    return ReplicasFailedError(
+        f"{message}; start one, or see whether the addresses are right", **details
+    )
+
+
+def refusal_error(address: str, outcome: Outcome) -> SparringError:
+    """The error of a call that any replica would refuse."""
+    message = f"{address}: {outcome.message or outcome.status}"
+    if outcome.status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        return AccessError(message, address=address)
+    if outcome.status == "UNIMPLEMENTED":
+        return StorageIOError(
+            f"{message}; this is no lookup service, or an older one: see what listens there",
+            address=address,
+        )
+    return InvalidArgumentError(message, address=address)

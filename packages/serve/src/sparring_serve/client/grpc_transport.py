@@ -1,0 +1,201 @@
+"""Connections to replicas over gRPC: plain text, TLS, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from sparring.errors import ConfigError
+from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
+from sparring_serve.refusal import SHARD_MAP_METADATA
+from sparring_serve.security import ChangingFile, read_token
+from sparring_serve.transport_options import CHANNEL_OPTIONS
+from sparring_serve.wire.messages import SERVICE
+
+__all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+
+_Call = Any
+
+
+class _Connections:
+    """Channels by address, made when they are first needed.
+
+    Files of TLS are read when a channel is made. A channel whose server does not take the certificate
+    is made again, from the files as they are then.
+    """
+
+    def __init__(self, config: ClientConfig, module: Any) -> None:
+        self._config = config
+        self._module = module
+        self._lock = threading.Lock()
+        self._channels: dict[str, Any] = {}
+        self._calls: dict[tuple[str, str], _Call] = {}
+        self._token = (
+            None if config.token_file is None else ChangingFile(config.token_file, read_token)
+        )
+
+    def call(self, send: Send) -> _Call:
+        key = send.address, send.method
+        found = self._calls.get(key)
+        if found is None:
+            with self._lock:
+                channel = self._channels.get(send.address)
+                if channel is None:
+                    channel = self._channels[send.address] = self._open(send.address)
+                found = self._calls[key] = channel.unary_unary(f"/{SERVICE}/{send.method}")
+        return found
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        token = self._token
+        return None if token is None else (("authorization", f"Bearer {token.value}"),)
+
+    def _open(self, address: str) -> Any:
+        config = self._config
+        try:
+            host, _ = split_address(address)
+        except ValueError as error:
+            raise ConfigError(f"address of a replica: {error}") from None
+        check_plain_text(
+            host,
+            is_encrypted=config.tls is not None,
+            insecure=config.insecure,
+            what=f"client of {address}",
+        )
+        if config.tls is None:
+            return self._module.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self._module.secure_channel(
+            address, _credentials(config.tls), options=CHANNEL_OPTIONS
+        )
+
+    def forget(self, address: str) -> Any:
+        """Takes a channel out, so that the next call makes another."""
+        with self._lock:
+            for key in [key for key in self._calls if key[0] == address]:
+                del self._calls[key]
+            return self._channels.pop(address, None)
+
+    def take_all(self) -> list[Any]:
+        with self._lock:
+            channels = list(self._channels.values())
+            self._channels, self._calls = {}, {}
+        return channels
+
+    def should_open_again(self, outcome: Outcome) -> bool:
+        """Whether a channel may have failed because its files are outdated."""
+        return self._config.tls is not None and outcome.status == "UNAVAILABLE"
+
+
+def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
+    def read(path: Path | None) -> bytes | None:
+        if path is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"client.tls: {path} cannot be read: {error.strerror}") from None
+
+    return grpc.ssl_channel_credentials(
+        read(tls.ca_file), read(tls.key_file), read(tls.certificate_file)
+    )
+
+
+class GrpcTransport:
+    """`Transport` over gRPC."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._connections = _Connections(config, grpc)
+
+    def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
+        metadata = self._connections.metadata
+        if len(sends) == 1:
+            # A call that waits for its answer itself is quicker than one that others wait for.
+            [send] = sends
+            call = self._connections.call(send)
+            return [
+                self._ended(
+                    send,
+                    lambda: call(send.request, send.timeout_seconds, metadata, None, send.waits),
+                )
+            ]
+        under_way = [
+            self._connections.call(each).future(
+                each.request, each.timeout_seconds, metadata, None, each.waits
+            )
+            for each in sends
+        ]
+        return self._in_turn(sends, under_way)
+
+    def _in_turn(self, sends: Sequence[Send], under_way: Sequence[Any]) -> Iterator[Outcome]:
+        """Outcomes as they come: rows of the first are put in place while others travel."""
+        try:
+            for send, each in zip(sends, under_way, strict=True):
+                yield self._ended(send, each.result)
+        finally:
+            for each in under_way:
+                each.cancel()  # nothing, for one that has ended
+
+    def _ended(self, send: Send, result: Callable[[], bytes]) -> Outcome:
+        try:
+            return Outcome(result())
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            outcome = _failed(error)
+        if self._connections.should_open_again(outcome):
+            channel = self._connections.forget(send.address)
+            if channel is not None:
+                channel.close()
+        return outcome
+
+    def close(self) -> None:
+        for each in self._connections.take_all():
+            each.close()
+
+
+class AsyncGrpcTransport:
+    """`AsyncTransport` over gRPC; of the loop that first uses it."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._connections = _Connections(config, grpc.aio)
+
+    async def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]:
+        metadata = self._connections.metadata
+        return await asyncio.gather(*(self._one(each, metadata) for each in sends))
+
+    async def _one(self, send: Send, metadata: tuple[tuple[str, str], ...] | None) -> Outcome:
+        call = self._connections.call(send)
+        try:
+            answer: bytes = await call(
+                send.request,
+                timeout=send.timeout_seconds,
+                metadata=metadata,
+                wait_for_ready=send.waits,
+            )
+            return Outcome(answer)
+        except grpc.RpcError as error:
+            outcome = _failed(error)
+        if self._connections.should_open_again(outcome):
+            channel = self._connections.forget(send.address)
+            if channel is not None:
+                await channel.close()
+        return outcome
+
+    async def close(self) -> None:
+        for each in self._connections.take_all():
+            await each.close()
+
+
+def _failed(error: Any) -> Outcome:
+    code = getattr(error, "code", lambda: None)()
+    trailing = dict(getattr(error, "trailing_metadata", tuple)() or ())
+    return Outcome(
+        None,
+        "CANCELLED" if code is None else code.name,
+        getattr(error, "details", str)() or "",
+        trailing.get(SHARD_MAP_METADATA, b""),
+    )

@@ -1,0 +1,231 @@
+"""`LookupClient` and `AsyncLookupClient`: rows of embedding tables from a lookup service."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy.typing as npt
+
+from sparring.errors import ClosedError, InvalidArgumentError
+from sparring_serve.client.answer import Answer
+from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
+from sparring_serve.client.session import Description, Session, Steps
+from sparring_serve.client.transport import AsyncTransport, Outcome, Transport
+from sparring_serve.config import ClientConfig, read_serving_config
+from sparring_serve.metrics import ServingMetrics
+from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.wire.messages import Missing
+
+__all__ = ["AsyncLookupClient", "LookupClient"]
+
+_Result = TypeVar("_Result")
+
+Targets = str | Sequence[str] | Sequence[Sequence[str]] | ShardReplicas
+
+
+def _shards(targets: Targets) -> ShardReplicas:
+    """One address; those of the replicas of one shard; or of each shard those of its replicas."""
+    if isinstance(targets, ShardReplicas):
+        return targets
+    if isinstance(targets, str):
+        return ShardReplicas(((targets,),), number=0)
+    if all(isinstance(each, str) for each in targets):
+        return ShardReplicas((tuple(map(str, targets)),), number=0)
+    return ShardReplicas(tuple(map(tuple, targets)), number=0)
+
+
+def _missing(given: str) -> Missing:
+    try:
+        return Missing[given.upper()]
+    except (KeyError, AttributeError):
+        raise InvalidArgumentError(
+            f"missing must be 'initial', 'zero' or 'only_found', found {given!r}"
+        ) from None
+
+
+class _Client:
+    """The part that both clients share."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        config: ClientConfig | None,
+        metrics: ServingMetrics | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = ClientConfig() if config is None else config
+        self.metrics = ServingMetrics() if metrics is None else metrics
+        self._session = Session(_shards(targets), self.config, self.metrics, clock)
+        self._is_closed = False
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this lookup client is closed; make a new one")
+
+
+class LookupClient(_Client):
+    """A client that waits for its answers. Any thread may call any method.
+
+    Args:
+        targets: ``host:port``; or addresses of the replicas of one shard; or of each shard those of its
+            replicas.
+        config: how rows are asked for.
+        metrics: what is counted; None: its own.
+        transport: connections; None: gRPC.
+        clock: of deadlines, in seconds.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        config: ClientConfig | None = None,
+        *,
+        metrics: ServingMetrics | None = None,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(targets, config, metrics, clock)
+        self._transport = GrpcTransport(self.config) if transport is None else transport
+
+    @classmethod
+    def from_config(
+        cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
+    ) -> LookupClient:
+        """A client by the file of its service.
+
+        Args:
+            path: of the YAML file.
+            overrides: ``dotted.key=value``.
+
+        Raises:
+            ConfigError: the file is wrong.
+        """
+        config = read_serving_config(Path(path), overrides)
+        return cls(config.shard_map, config.client)
+
+    def pull(
+        self,
+        ids: Mapping[str, npt.ArrayLike],
+        *,
+        missing: str = "initial",
+        version: str = "",
+        deadline_seconds: float | None = None,
+    ) -> Answer:
+        """Rows of ids, by table.
+
+        Ids are sent once each, to the shards that have them, all at once; a call that a replica does
+        not answer goes to another one.
+
+        Args:
+            ids: ``(n,)`` whole numbers for each table; they may repeat.
+            missing: how a key without a row reads: ``initial``, as in training; ``zero``; or
+                ``only_found``: zeros too, and they are not sent.
+            version: the hash of a version that the servers keep; empty: the newest.
+            deadline_seconds: for all of it; None: `ClientConfig.deadline_seconds`.
+
+        Raises:
+            UnknownTableError: a table is not served.
+            InvalidArgumentError: ids are no whole numbers, or the service refuses the call.
+            DeadlineError: no replica of a shard answered in time; only if failures are raised.
+            ReplicasFailedError: no replica of a shard answered; only if failures are raised.
+            VersionGoneError: the version is not kept.
+            StaleRowsError: the rows are older than `ClientConfig.max_staleness_seconds`.
+            AccessError: the token is missing or wrong.
+        """
+        return self._run(self._session.pulling(ids, _missing(missing), version, deadline_seconds))
+
+    def describe(self, *, deadline_seconds: float | None = None) -> Description:
+        """Descriptions by all shards: tables, versions, limits.
+
+        Raises:
+            DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+        """
+        return self._run(self._session.describing(deadline_seconds))
+
+    def close(self) -> None:
+        """Ends the connections. A second call does nothing; any other call then raises."""
+        self._is_closed = True
+        self._transport.close()
+
+    def __enter__(self) -> LookupClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[_Result]) -> _Result:
+        self._check_open()
+        outcomes: Iterable[Outcome] | None = None
+        while True:
+            try:
+                sends = next(steps) if outcomes is None else steps.send(outcomes)
+            except StopIteration as ended:
+                result: _Result = ended.value
+                return result
+            outcomes = self._transport.exchange(sends)
+
+
+class AsyncLookupClient(_Client):
+    """`LookupClient` for asyncio; of the event loop that first uses it."""
+
+    def __init__(
+        self,
+        targets: Targets,
+        config: ClientConfig | None = None,
+        *,
+        metrics: ServingMetrics | None = None,
+        transport: AsyncTransport | None = None,
+    ) -> None:
+        super().__init__(targets, config, metrics, time.monotonic)
+        self._transport = AsyncGrpcTransport(self.config) if transport is None else transport
+
+    @classmethod
+    def from_config(
+        cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
+    ) -> AsyncLookupClient:
+        """As `LookupClient.from_config`."""
+        config = read_serving_config(Path(path), overrides)
+        return cls(config.shard_map, config.client)
+
+    async def pull(
+        self,
+        ids: Mapping[str, npt.ArrayLike],
+        *,
+        missing: str = "initial",
+        version: str = "",
+        deadline_seconds: float | None = None,
+    ) -> Answer:
+        """As `LookupClient.pull`."""
+        return await self._run(
+            self._session.pulling(ids, _missing(missing), version, deadline_seconds)
+        )
+
+    async def describe(self, *, deadline_seconds: float | None = None) -> Description:
+        """As `LookupClient.describe`."""
+        return await self._run(self._session.describing(deadline_seconds))
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        self._is_closed = True
+        await self._transport.close()
+
+    async def __aenter__(self) -> AsyncLookupClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[_Result]) -> _Result:
+        self._check_open()
+        outcomes: Iterable[Outcome] | None = None
+        while True:
+            try:
+                sends = next(steps) if outcomes is None else steps.send(outcomes)
+            except StopIteration as ended:
+                result: _Result = ended.value
+                return result
+            outcomes = await self._transport.exchange(sends)

@@ -1,0 +1,143 @@
+"""Rows of a pull, put together from the answers of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+from sparring_serve.client.answer import AnsweredVersion
+from sparring_serve.client.division import Part, ShardCall
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import (
+    Missing,
+    PullAnswer,
+    PullRequest,
+    RowDtype,
+    TableIds,
+    TableRows,
+)
+from sparring_serve.wire.rows import as_bytes, read_found, read_rows
+
+__all__ = ["Asked", "PulledRows", "PulledTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How rows are asked for, the same for all calls of a pull."""
+
+    row_dtype: RowDtype
+    missing: Missing
+    version: str = ""
+    max_staleness_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class PulledTable:
+    """Rows of the distinct keys of a table, as they come."""
+
+    name: str
+    rows: npt.NDArray[np.float32]
+    found: npt.NDArray[np.bool_]
+    answered: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, name: str, count: int, dim: int) -> PulledTable:
+        rows = np.empty((count, dim), np.float32)
+        return cls(name, rows, np.zeros(count, np.bool_), np.zeros(count, np.bool_))
+
+
+class PulledRows:
+    """Requests and answers of the calls of a pull.
+
+    Args:
+        calls: that it was divided into.
+        tables: where rows go.
+        asked: how they are asked for.
+    """
+
+    def __init__(
+        self, calls: Sequence[ShardCall], tables: Sequence[PulledTable], asked: Asked
+    ) -> None:
+        self.calls = calls
+        self.tables = tables
+        self._asked = asked
+        self.ages: dict[AnsweredVersion, float] = {}
+        """Versions of the rows, and their ages in seconds."""
+        self.newest: dict[int, str] = {}
+        """Shard → hash of the newest version of the replica that answered."""
+
+    def requests(self) -> list[tuple[int, bytes]]:
+        """Shard and request of each call."""
+        asked = self._asked
+        return [
+            (
+                call.shard,
+                encode(
+                    PullRequest(
+                        tuple(
+                            TableIds(self.tables[each.number].name, as_bytes(each.keys))
+                            for each in call.parts
+                        ),
+                        asked.row_dtype,
+                        asked.missing,
+                        asked.version,
+                        asked.max_staleness_seconds,
+                    )
+                ),
+            )
+            for call in self.calls
+        ]
+
+    def accept(self, number: int, content: bytes) -> None:
+        """Puts the rows of one answer where they belong.
+
+        Raises:
+            MessageError: it is no answer to this call.
+            InvalidArgumentError: a table has another dim than it had.
+        """
+        call, answer = self.calls[number], decode(PullAnswer, content)
+        names = [self.tables[part.number].name for part in call.parts]
+        if [each.table for each in answer.tables] != names:
+            raise MessageError("the answer is of other tables than were asked for")
+        for part, each in zip(call.parts, answer.tables, strict=True):
+            self._place(part, each)
+        found = answer.version
+        version = AnsweredVersion(found.run, found.step, found.hash)
+        self.ages[version] = max(answer.age_seconds, self.ages.get(version, 0.0))
+        self.newest[call.shard] = answer.newest
+
+    def flag(self, number: int) -> int:
+        """Gives the rows of a call NaN; returns how many they are."""
+        parts = self.calls[number].parts
+        for part in parts:
+            self.tables[part.number].rows[part.places] = np.nan
+        return sum(len(part.keys) for part in parts)
+
+    def _place(self, part: Part, given: TableRows) -> None:
+        table = self.tables[part.number]
+        dim, count = table.rows.shape[1], len(part.keys)
+        if given.dim != dim:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: has dim {given.dim} now, and had {dim} when this client asked "
+                "first; make a new client, for a model of the same dim",
+                table=table.name,
+            )
+        found = read_found(given.found, count)
+        is_sparse = self._asked.missing == Missing.ONLY_FOUND
+        if isinstance(part.places, slice) and not is_sparse:
+            # Straight into the result: rows are copied once.
+            read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.places])
+        else:
+            rows = np.empty((int(found.sum()) if is_sparse else count, dim), np.float32)
+            read_rows(given.rows, dim, self._asked.row_dtype, rows)
+            if is_sparse:
+                whole = np.zeros((count, dim), np.float32)
+                whole[found] = rows
+                rows = whole
+            table.rows[part.places] = rows
+        table.found[part.places] = found
+        table.answered[part.places] = True

@@ -1,0 +1,300 @@
+"""The logic of a client, without a network: generators that yield attempts and take their outcomes.
+
+`LookupClient` and `AsyncLookupClient` are thin: they make the attempts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import dedup, suggestion
+from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
+from sparring_serve.client.answer import Answer
+from sparring_serve.client.division import CallLimits, TableKeys, divide
+from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
+from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.rounds import Rounds, ShardMapMovedError
+from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.config import ClientConfig
+from sparring_serve.metrics import ServingMetrics
+from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.tables import VersionGoneError
+from sparring_serve.wire.fields import MessageError, decode
+from sparring_serve.wire.messages import DescribeAnswer, Missing, RowDtype
+from sparring_serve.wire.rows import row_bytes
+
+__all__ = ["Description", "Session", "Steps"]
+
+_Result = TypeVar("_Result")
+
+Steps = Generator[list[Send], Iterable[Outcome], _Result]
+"""Yields attempts to make at once, takes how they ended, returns a result."""
+
+_MOST_BEGINNINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Descriptions of the shards that answered."""
+
+    shards: Mapping[int, DescribeAnswer]
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Table → dim."""
+        return {each.name: each.dim for each in next(iter(self.shards.values())).tables}
+
+    @property
+    def most_ids(self) -> int:
+        """Ids of a call that all servers take."""
+        return min(each.most_ids for each in self.shards.values())
+
+    @property
+    def most_deadline_seconds(self) -> float:
+        """The longest deadline that all servers take."""
+        return min(each.most_deadline_seconds for each in self.shards.values())
+
+    def common_version(self) -> str:
+        """The newest version that all shards have; empty where there is none."""
+        kept = [[each.hash for each in answer.versions] for answer in self.shards.values()]
+        common = [each for each in kept[0] if all(each in others for others in kept)]
+        return common[0] if common else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    table: str
+    keys: npt.NDArray[np.int64]
+    inverse: npt.NDArray[np.int64] | None
+    """Where the row of each id is; None: ids are distinct, and rows in their order."""
+
+
+class Session:
+    """A client's knowledge of its servers. Any thread may call any method.
+
+    Args:
+        shards: the shard map to begin with.
+        config: how rows are asked for.
+        metrics: what is counted.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        shards: ShardReplicas,
+        config: ClientConfig,
+        metrics: ServingMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shards = shards
+        self.config = config
+        self.metrics = metrics
+        self.clock = clock
+        self._order = ReplicaOrder()
+        self._lock = threading.Lock()
+        self._description: Description | None = None
+        self._pin = ""
+
+    def pulling(
+        self,
+        ids: Mapping[str, npt.ArrayLike],
+        missing: Missing,
+        version: str,
+        deadline_seconds: float | None,
+    ) -> Steps[Answer]:
+        """A pull; see `LookupClient.pull`."""
+        wanted = [_distinct(table, each) for table, each in ids.items()]
+        deadline = self._deadline(deadline_seconds)
+        for beginning in range(_MOST_BEGINNINGS):
+            is_last = beginning == _MOST_BEGINNINGS - 1
+            description = yield from self._described(deadline)
+            pulled = self._divided(wanted, description, missing, version)
+            rounds = Rounds("Pull", pulled.requests(), pulled.accept, is_patient=self._is_patient)
+            try:
+                yield from rounds.run(
+                    self.shards.shards,
+                    self._order,
+                    self.clock,
+                    deadline,
+                    description.most_deadline_seconds,
+                )
+            except ShardMapMovedError as moved:
+                self._take_map(moved, is_last=is_last)
+                continue
+            finally:
+                for _ in range(rounds.num_failovers):
+                    self.metrics.count_failover()
+            failures = rounds.failures()
+            if failures and not version and rounds.has_lost_version() and not is_last:
+                # Servers went on meanwhile: the version that was agreed on is no longer kept.
+                self._forget()
+                continue
+            self._end(failures, pulled)
+            self._learn(pulled)
+            return _answer(wanted, pulled)
+        raise VersionGoneError(
+            f"no version was served by all shards in {_MOST_BEGINNINGS} attempts; set "
+            "server.keep_versions higher, or publish less often"
+        )
+
+    def describing(self, deadline_seconds: float | None) -> Steps[Description]:
+        """Descriptions by all shards, now."""
+        self._forget()
+        return (yield from self._described(self._deadline(deadline_seconds)))
+
+    def _described(self, deadline: float) -> Steps[Description]:
+        with self._lock:
+            known = self._description
+        if known is not None:
+            return known
+        answers: dict[int, DescribeAnswer] = {}
+
+        def accept(number: int, content: bytes) -> None:
+            answer: DescribeAnswer = decode(DescribeAnswer, content)
+            if not answer.versions or answer.most_ids < 1 or not answer.most_deadline_seconds > 0:
+                raise MessageError("a description without a version, or without limits")
+            answers[number] = answer
+
+        calls = [(each, b"") for each in range(self.shards.num_shards)]
+        rounds = Rounds("Describe", calls, accept, is_patient=self._is_patient)
+        # Half of the time: a shard that does not answer must leave some for the rows of others.
+        now = self.clock()
+        yield from rounds.run(
+            self.shards.shards, self._order, self.clock, now + (deadline - now) / 2
+        )
+        if not answers:
+            raise rounds.failures()[0][1]
+        # The addresses in its shard map may be of another network, so it counts only once a server
+        # says that keys are elsewhere.
+        description = Description(answers)
+        with self._lock:
+            self._description = description
+            self._pin = description.common_version()
+        return description
+
+    def _divided(
+        self,
+        wanted: Sequence[_Wanted],
+        description: Description,
+        missing: Missing,
+        version: str,
+    ) -> PulledRows:
+        config, dims = self.config, description.dims
+        unknown = [each.table for each in wanted if each.table not in dims]
+        if unknown:
+            self._forget()
+            raise UnknownTableError(
+                f"table {unknown[0]!r} is not served; {suggestion(unknown[0], dims)}",
+                table=unknown[0],
+            )
+        dtype = RowDtype[config.row_dtype.upper()]
+        calls = divide(
+            [
+                TableKeys(each.table, each.keys, row_bytes(dims[each.table], dtype))
+                for each in wanted
+            ],
+            self.shards,
+            CallLimits(config.most_call_bytes, description.most_ids),
+        )
+        if not version and config.consistency == "one_version" and len(calls) > 1:
+            version = self._pin or description.common_version()
+            if not version:
+                self._forget()
+                raise VersionGoneError(
+                    "there is no version that all shards keep; wait until they have refreshed, set "
+                    "server.keep_versions higher, or set client.consistency=newest"
+                )
+        tables = [
+            PulledTable.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
+        ]
+        return PulledRows(
+            calls, tables, Asked(dtype, missing, version, config.max_staleness_seconds)
+        )
+
+    def _end(self, failures: Sequence[tuple[int, SparringError]], pulled: PulledRows) -> None:
+        if failures and self.config.on_failure == "raise":
+            raise failures[0][1]
+        for number, error in failures:
+            self.metrics.count_degraded(pulled.flag(number), type(error).__name__)
+
+    def _learn(self, pulled: PulledRows) -> None:
+        """Goes on to a newer version once all shards have it."""
+        newest = set(pulled.newest.values())
+        if len(newest) == 1 and len(pulled.newest) == self.shards.num_shards:
+            with self._lock:
+                self._pin = newest.pop()
+
+    def _take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
+        try:
+            newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
+        except SparringError as error:
+            raise InvalidArgumentError(f"{moved}; its shard map cannot be read: {error}") from None
+        with self._lock:
+            if is_last or newer.number <= self.shards.number:
+                raise InvalidArgumentError(
+                    f"{moved.outcome.message}. The server has shard map {newer.number} of "
+                    f"{newer.num_shards} shards, this client {self.shards.number} of "
+                    f"{self.shards.num_shards}; give both the same `shards`, and raise `map_number` "
+                    "with each change"
+                )
+            self.shards, self._description = newer, None
+
+    @property
+    def _is_patient(self) -> bool:
+        # Who takes flagged rows would rather have those of other shards soon.
+        return self.config.on_failure == "raise"
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._description, self._pin = None, ""
+
+    def _deadline(self, deadline_seconds: float | None) -> float:
+        given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
+        if not 0 < given <= 600:
+            raise InvalidArgumentError(
+                f"deadline_seconds must be above 0 and at most 600, found {given!r}"
+            )
+        return self.clock() + given
+
+
+def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"ids of table {table!r} are no array: {error}") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"ids of table {table!r} must be whole numbers in one dimension, found dtype "
+            f"{array.dtype}, shape {array.shape}; flatten and convert them",
+            table=table,
+        )
+    if not array.size:
+        return _Wanted(table, np.empty(0, np.int64), None)
+    found = dedup(array)
+    return _Wanted(table, found.keys, None if len(found.keys) == array.size else found.inverse)
+
+
+def _answer(wanted: Sequence[_Wanted], pulled: PulledRows) -> Answer:
+    def spread(of: str) -> dict[str, npt.NDArray[np.generic]]:
+        return {
+            each.table: getattr(table, of)
+            if each.inverse is None
+            else getattr(table, of)[each.inverse]
+            for each, table in zip(wanted, pulled.tables, strict=True)
+        }
+
+    versions = sorted(pulled.ages, key=lambda each: each.step)
+    return Answer(
+        spread("rows"),  # type: ignore[arg-type]
+        spread("found"),  # type: ignore[arg-type]
+        spread("answered"),  # type: ignore[arg-type]
+        tuple(versions),
+        max(pulled.ages.values(), default=0.0),
+    )

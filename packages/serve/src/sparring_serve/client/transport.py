@@ -1,0 +1,62 @@
+"""The part of a client that is a network: requests to addresses, and how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["AsyncTransport", "Outcome", "Send", "Transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One attempt of one call.
+
+    Args:
+        address: of the replica.
+        method: of the service, as ``Pull``.
+        request: its message.
+        timeout_seconds: for this attempt.
+        waits: for a connection, where there is none now; otherwise the attempt fails at once.
+    """
+
+    address: str
+    method: str
+    request: bytes
+    timeout_seconds: float
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: an answer, or a status of gRPC by its name.
+
+    Args:
+        answer: the message; None where it failed.
+        status: ``OK``, or why it failed.
+        message: for a person.
+        shard_map: that the server sent along, or empty.
+    """
+
+    answer: bytes | None
+    status: str = "OK"
+    message: str = ""
+    shard_map: bytes = b""
+
+
+class Transport(Protocol):
+    """Connections to replicas. Any thread may call any method."""
+
+    def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
+        """Sends all at once. Gives the outcome of each, in the same order, when it has ended."""
+
+    def close(self) -> None: ...
+
+
+class AsyncTransport(Protocol):
+    """`Transport` for asyncio."""
+
+    async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,120 @@
+"""Serving snapshots behind the contract of a service: mapped files of sparring-packed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import sparring_packed
+from sparring.contracts import NUM_PARTITIONS
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_serve.config import ServingConfig
+from sparring_serve.service import Place
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+)
+from sparring_serve.wire.messages import Missing, RowDtype
+
+__all__ = ["PackedServingTables", "open_packed_tables"]
+
+
+def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTables:
+    """Maps the newest serving snapshot, or the pinned one: the partitions of a shard.
+
+    Raises:
+        SnapshotError: there is none yet, or it is damaged.
+    """
+    server, url = config.server, config.snapshots
+    if server.pin is not None:
+        if os.sep in server.pin or server.pin in ("", ".", ".."):
+            raise InvalidArgumentError(
+                f"server.pin must be the name of a folder in {url}, found {server.pin!r}"
+            )
+        url = f"{url.rstrip('/')}/{server.pin}"
+    partitions = place.shards.partitions_of(place.shard)
+    try:
+        packed = sparring_packed.open(
+            url,
+            verify=server.verify,
+            keep_versions=server.keep_versions,
+            partitions=None if partitions == (0, NUM_PARTITIONS) else partitions,
+        )
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error}. Serving snapshots are written by: sparring publish RUN {config.snapshots}"
+        ) from error
+    return PackedServingTables(packed)
+
+
+class PackedServingTables:
+    """`ServingTables` of mapped files.
+
+    Args:
+        packed: opened serving snapshots; closed with this.
+    """
+
+    def __init__(self, packed: sparring_packed.PackedTables) -> None:
+        self._packed = packed
+        self._remember()
+
+    def _remember(self) -> None:
+        """Copies what each call asks for: to ask the library costs a call for each table."""
+        packed = self._packed
+        self._shapes = {
+            name: TableShape(name, each.dim, each.dtype, each.num_rows)
+            for name, each in packed.tables.items()
+        }
+        self._versions = tuple(map(_version, packed.versions))
+        self._figures = {
+            "layers": float(packed.num_layers),
+            "mapped_bytes": float(packed.mapped_bytes),
+        }
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        return self._shapes
+
+    def versions(self) -> Sequence[Version]:
+        return self._versions
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        is_stored = dtype == RowDtype.INT8 and all(
+            self._shapes[name].dtype == "int8" for name, _ in asked
+        )
+        try:
+            pulled = self._packed.pull(
+                dict(asked),
+                dtype="stored" if is_stored else "fp32",
+                missing="initial" if missing == Missing.INITIAL else "zeros",
+                version=version or None,
+            )
+        except InvalidArgumentError as error:
+            if version and version not in [each.hash for each in self._packed.versions]:
+                raise VersionGoneError(f"version {version}: {error}") from None
+            raise
+        return Looked(
+            _version(pulled.version),
+            [Found(pulled.rows[name], pulled.found[name]) for name, _ in asked],
+        )
+
+    def refresh(self) -> bool:
+        is_new = self._packed.refresh()
+        if is_new:
+            self._remember()
+        return is_new
+
+    def figures(self) -> Mapping[str, float]:
+        return self._figures
+
+    def close(self) -> None:
+        self._packed.close()
+
+
+def _version(version: sparring_packed.PackedVersion) -> Version:
+    return Version("", version.step, version.hash, version.published)

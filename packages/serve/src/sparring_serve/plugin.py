@@ -1,0 +1,83 @@
+"""The commands and the storage of sparring-serve. Importing it loads no gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.contracts import API_VERSION, CommandDescriptor, StorageDescriptor, hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+    from sparring.contracts import Storage, TableConfig
+    from sparring_serve.remote_options import RemoteOptions
+
+
+@hookimpl
+def sparring_register_commands() -> Sequence[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="publish",
+            api_version=API_VERSION,
+            summary="Turn snapshots into serving snapshots.",
+            register=_add_publish,
+        ),
+        CommandDescriptor(
+            name="serve",
+            api_version=API_VERSION,
+            summary="Serve tables over gRPC.",
+            register=_add_serve,
+        ),
+        CommandDescriptor(
+            name="pull",
+            api_version=API_VERSION,
+            summary="Ask a lookup service for rows.",
+            register=_add_pull,
+        ),
+    ]
+
+
+@hookimpl
+def sparring_register_storage() -> Sequence[StorageDescriptor]:
+    from sparring_serve.remote_options import RemoteOptions
+
+    return [
+        StorageDescriptor(
+            name="remote",
+            api_version=API_VERSION,
+            summary="Rows of a lookup service, read only.",
+            options=RemoteOptions,
+            factory=_open_remote,
+            found=_found_remote,
+        )
+    ]
+
+
+def _add_publish(app: typer.Typer) -> None:
+    from sparring_serve.cli.publish import add_publish
+
+    add_publish(app)
+
+
+def _add_serve(app: typer.Typer) -> None:
+    from sparring_serve.cli.serve import add_serve
+
+    add_serve(app)
+
+
+def _add_pull(app: typer.Typer) -> None:
+    from sparring_serve.cli.pull import add_pull
+
+    add_pull(app)
+
+
+def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:
+    from sparring_serve.remote_storage import RemoteStorage
+
+    return RemoteStorage(table, options)
+
+
+def _found_remote(table: TableConfig, _: RemoteOptions) -> TableConfig | None:
+    # Served rows are embeddings alone: no state of any optimizer is behind them.
+    return table

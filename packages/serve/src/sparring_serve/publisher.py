@@ -1,0 +1,182 @@
+"""Turns snapshots of a run into serving snapshots, as deltas where that is possible."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sparring_packed
+from sparring import Snapshot, latest_snapshot, open_place, open_snapshot
+from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
+
+__all__ = ["Published", "PublisherOptions", "publish_newest"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOptions:
+    """How serving snapshots are written.
+
+    Args:
+        quantize: table → dtype of stored rows; the name ``*`` stands for all others.
+        full_every: one in so many is full; those between are deltas. A chain is read whole, so a long
+            one makes lookups slower.
+        keep: serving snapshots that stay, the newest, with all that they are over.
+    """
+
+    quantize: Mapping[str, str]
+    full_every: int = 16
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("full_every", self.full_every, 32), ("keep", self.keep, 10**6)):
+            least = 2 if name == "keep" else 1
+            if not least <= value <= most:
+                raise InvalidArgumentError(
+                    f"publish: {name} must be {least} to {most:,}, found {value}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One serving snapshot that was committed.
+
+    Args:
+        written: what was written.
+        is_delta: over the one before it.
+        removed: names of serving snapshots that went.
+    """
+
+    written: sparring_packed.Written
+    is_delta: bool
+    removed: tuple[str, ...]
+
+
+def publish_newest(
+    run_url: str | os.PathLike[str],
+    out_url: str | os.PathLike[str],
+    options: PublisherOptions,
+) -> Published | None:
+    """Publishes the newest snapshot of a run, unless that was done.
+
+    Args:
+        run_url: of a snapshot, or of a folder of them.
+        out_url: of the folder of serving snapshots; it is made.
+        options: how they are written.
+
+    Returns:
+        None where the newest snapshot is published already.
+
+    Raises:
+        SnapshotError: there is no snapshot, or it is damaged.
+        UnknownTableError: `quantize` names a table that is not in the snapshot.
+        InvalidArgumentError: a dtype is unknown, or does not fit.
+    """
+    snapshot = _snapshot_at(run_url)
+    quantize = _quantize(snapshot, options.quantize)
+    existing = _existing(out_url)
+    if any(each.source.hash == snapshot.manifest_hash for each in existing.values()):
+        return None
+    base = _base(snapshot, existing, options.full_every)
+    out = os.fspath(out_url).rstrip("/")
+    url = f"{out}/{snapshot.name}"
+    written = None
+    if base is not None:
+        try:
+            written = sparring_packed.write(
+                snapshot.url, url, quantize=quantize, base=f"{out}/{base}"
+            )
+        except InvalidArgumentError as error:
+            _log.info("a full serving snapshot is written, no delta: %s", error)
+    is_delta = written is not None
+    if written is None:
+        written = sparring_packed.write(snapshot.url, url, quantize=quantize)
+    return Published(written, is_delta, tuple(_retain(out, options.keep)))
+
+
+def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
+    try:
+        return open_snapshot(url)
+    except SnapshotError as error:
+        newest = latest_snapshot(url)
+        if newest is None:
+            raise SnapshotError(
+                f"{url}: is no snapshot ({error}), and has none in it; give the run a folder with "
+                "snapshots.url, and train"
+            ) from None
+        return newest
+
+
+def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
+    unknown = sorted(set(given) - set(snapshot.tables) - {"*"})
+    if unknown:
+        raise UnknownTableError(
+            f"publish: snapshot {snapshot.url} has no table {unknown[0]!r} to quantize; it has "
+            f"{', '.join(sorted(snapshot.tables))}",
+            table=unknown[0],
+        )
+    chosen = {name: given.get(name, given.get("*")) for name in snapshot.tables}
+    return {name: dtype for name, dtype in chosen.items() if dtype is not None}
+
+
+def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
+    """Serving snapshots of a folder, by name, the newest last."""
+    place = open_place(out_url)
+    found = {}
+    try:
+        names = [each for each in place.names() if place.is_committed(each)]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SnapshotIOError(f"{out_url}: cannot be listed: {error}; mend the folder") from error
+    for name in names:
+        try:
+            found[name] = sparring_packed.read_manifest(f"{os.fspath(out_url).rstrip('/')}/{name}")
+        except SnapshotError as error:
+            _log.warning("%s: is left alone: %s", name, error)
+    return dict(sorted(found.items(), key=lambda each: (each[1].step, each[1].published)))
+
+
+def _base(
+    snapshot: Snapshot,
+    existing: Mapping[str, sparring_packed.ServingManifest],
+    full_every: int,
+) -> str | None:
+    """The serving snapshot that a delta may be over; None: a full one is due."""
+    if not existing:
+        return None
+    name = list(existing)[-1]
+    newest = existing[name]
+    if newest.source.hash not in [each.manifest_hash for each in snapshot.chain[1:]]:
+        return None
+    return name if len(_chain(name, existing)) < full_every else None
+
+
+def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -> list[str]:
+    """A serving snapshot and those that it is over."""
+    chain = [name]
+    while True:
+        manifest = existing.get(chain[-1])
+        if manifest is None or manifest.base is None or manifest.base.name in chain:
+            return chain
+        chain.append(manifest.base.name)
+
+
+def _retain(out_url: str, keep: int) -> list[str]:
+    """Removes all but the newest, and what those are over. Servers go on with files that they mapped."""
+    existing = _existing(out_url)
+    kept = {each for name in list(existing)[-keep:] for each in _chain(name, existing)}
+    place = open_place(out_url)
+    # The newest first: no delta is ever seen without its base.
+    removed = [name for name in reversed(existing) if name not in kept]
+    for name in removed:
+        try:
+            place.remove(name)
+        except OSError as error:
+            raise SnapshotIOError(
+                f"{out_url}: {name} cannot be removed: {error}; mend the folder, or keep more"
+            ) from error
+    return removed

@@ -1,0 +1,71 @@
+"""Tables of the reference page: every key of a configuration, made from the models.
+
+python -m sparring_serve.reference        prints them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
+
+__all__ = ["reference_tables"]
+
+_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("", ServingConfig),
+    ("server", ServerConfig),
+    ("client", ClientConfig),
+    ("tls", TlsFiles),
+)
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+
+
+def reference_tables() -> str:
+    """A table for each section, in Markdown."""
+    return "\n".join("\n".join(_table(name, model)) for name, model in _SECTIONS)
+
+
+def _table(section: str, model: type[BaseModel]) -> Iterator[str]:
+    title = {"": "The file", "tls": "`server.tls` and `client.tls`"}.get(section, f"`{section}`")
+    yield f"### {title}\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    for name, field in model.model_fields.items():
+        if field.description is None:  # a section, which has a table of its own
+            continue
+        default = field.default
+        shown = "" if isinstance(default, BaseModel) else f"`{_yaml(default)}`"
+        yield f"| `{name}` | {_type(field.annotation)} | {shown} | {field.description} |"
+    yield ""
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return f"{value:,}".replace(",", "_") if isinstance(value, int) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    if annotation in _NAMES:
+        return _NAMES[annotation]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{each}`" for each in arguments)
+    if origin in (Union, UnionType):
+        named = [_type(each) for each in arguments if each is not NoneType]
+        return " or ".join([*named, "null"])
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if arguments:  # Annotated
+        return _type(arguments[0])
+    return "section"
+
+
+if __name__ == "__main__":
+    print(reference_tables(), end="")

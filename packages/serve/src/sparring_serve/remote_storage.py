@@ -1,0 +1,145 @@
+"""The rows of a lookup service behind the storage contract, so that models read them as any others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts import (
+    Capabilities,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+    TableConfig,
+)
+from sparring.errors import InvalidArgumentError, UnknownTableError, UnsupportedError
+from sparring_serve.client.lookup_client import LookupClient
+from sparring_serve.remote_options import RemoteOptions
+
+__all__ = ["RemoteStorage"]
+
+
+class RemoteStorage(Storage):
+    """Reads rows of a lookup service; writes are refused.
+
+    A key without a row is not found, and reads as its initial value as anywhere else.
+
+    Args:
+        table: the declaration; its dim must be that of the served table.
+        options: where the service is.
+        client: of the service; None: one by `options`.
+
+    Raises:
+        InvalidArgumentError: the options name no service or two, or the table is another one.
+        UnknownTableError: it is not served.
+        StorageIOError: no server answers.
+    """
+
+    capabilities = Capabilities(shared=True, persistent=True, concurrent_reads=True)
+
+    def __init__(
+        self, table: TableConfig, options: RemoteOptions, client: LookupClient | None = None
+    ) -> None:
+        super().__init__(table)
+        self._options = options
+        self._client = _client(options) if client is None else client
+        try:
+            self._check_table()
+        except BaseException:
+            self._client.close()
+            raise
+
+    @property
+    def memory_bytes(self) -> int:
+        # Rows are elsewhere.
+        return 0
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        name = self.table.name
+        answer = self._client.pull(
+            {name: keys},
+            missing="only_found",
+            deadline_seconds=self._options.deadline_seconds,
+        )
+        found[:] = answer.found[name]
+        rows[:] = answer.rows[name][:, columns.begin : columns.end]
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        self._refuse("upsert")
+
+    def _erase_impl(self, keys: Keys) -> int:
+        self._refuse("erase")
+
+    def _clear_impl(self) -> None:
+        self._refuse("clear")
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        raise UnsupportedError(
+            f"scan of table {self.table.name!r}: a lookup service gives rows by id only; read the "
+            "serving snapshots that it serves",
+            table=self.table.name,
+            operation="scan",
+        )
+
+    def _size_impl(self) -> int:
+        described = self._client.describe(deadline_seconds=self._options.deadline_seconds)
+        return sum(
+            each.rows
+            for answer in described.shards.values()
+            for each in answer.tables
+            if each.name == self.table.name
+        )
+
+    def _close_impl(self) -> None:
+        self._client.close()
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise UnsupportedError(
+            f"{operation} on table {self.table.name!r}: rows of a lookup service are read only; train "
+            "with another storage, and publish its snapshots",
+            table=self.table.name,
+            operation=operation,
+        )
+
+    def _check_table(self) -> None:
+        table = self.table
+        if table.state_width or table.dtype != "float32":
+            raise InvalidArgumentError(
+                f"table {table.name!r}: a lookup service gives float32 embeddings without state, asked "
+                f"were rows of {table.row_label!r}; use the storage `remote` for inference, with a "
+                "float32 table",
+                table=table.name,
+            )
+        dims = self._client.describe(deadline_seconds=self._options.deadline_seconds).dims
+        if table.name not in dims:
+            listed = ", ".join(sorted(dims)) or "none"
+            raise UnknownTableError(
+                f"table {table.name!r} is not served (served: {listed}); declare one of these",
+                table=table.name,
+            )
+        if dims[table.name] != table.dim:
+            raise InvalidArgumentError(
+                f"table {table.name!r} is declared with dim {table.dim}, and served with dim "
+                f"{dims[table.name]}; declare it as it was trained",
+                table=table.name,
+            )
+
+
+def _client(options: RemoteOptions) -> LookupClient:
+    if (options.config is None) == (options.target is None):
+        found = "none" if options.config is None else "both"
+        raise InvalidArgumentError(
+            f"storage remote: needs one of config, a YAML file, and target, host:port; found {found}"
+        )
+    if options.config is not None:
+        return LookupClient.from_config(options.config)
+    return LookupClient(str(options.target))

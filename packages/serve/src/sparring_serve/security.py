@@ -1,0 +1,146 @@
+"""Bearer tokens with roles, and files that are read again when they change."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from sparring.errors import ConfigError
+from sparring_serve.refusal import Refusal, Status
+
+__all__ = ["ROLES", "ChangingFile", "Tokens", "read_token"]
+
+ROLES = ("pull", "admin")
+"""`pull`: rows and descriptions; `admin`: hints to refresh, and all that `pull` may."""
+
+_MOST_TOKENS = 1000
+_MOST_TOKEN = 4096
+
+_Value = TypeVar("_Value")
+
+
+class ChangingFile(Generic[_Value]):
+    """The content of a file, read again when the file was replaced or written.
+
+    A file that cannot be read, or says nothing useful, leaves what was read before.
+
+    Args:
+        path: of the file.
+        read: its bytes → the value; raises `ConfigError`.
+
+    Raises:
+        ConfigError: the first reading fails.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], _Value]) -> None:
+        self.path = path
+        self._read = read
+        self._lock = threading.Lock()
+        self._stamp, self._value = self._load()
+
+    @property
+    def value(self) -> _Value:
+        with self._lock:
+            try:
+                stamp = _stamp_of(self.path)
+                if stamp != self._stamp:
+                    self._stamp, self._value = self._load()
+            except (OSError, ConfigError):
+                pass
+            return self._value
+
+    def _load(self) -> tuple[tuple[int, int, int], _Value]:
+        try:
+            stamp = _stamp_of(self.path)
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from None
+        return stamp, self._read(content)
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+class Tokens:
+    """Roles of callers, by bearer tokens.
+
+    Args:
+        path: of a file with a line for each token: the role, a blank, the token. Lines that begin with
+            ``#`` are left out. It is read again when it changes.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is wrong; the message repeats no token.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = ChangingFile(path, lambda content: _tokens(path, content))
+
+    def check(self, metadata: Mapping[str, str | bytes], role: str) -> None:
+        """Refuses a call whose token is missing, unknown, or of another role.
+
+        Raises:
+            Refusal: UNAUTHENTICATED or PERMISSION_DENIED.
+        """
+        given = metadata.get("authorization", "")
+        text = given if isinstance(given, str) else ""
+        scheme, _, token = text.partition(" ")
+        found: str | None = None
+        # All are compared, each in constant time, so that no time tells how far one fits.
+        for known, of_role in self._file.value.items():
+            if hmac.compare_digest(known.encode(), token.encode(errors="replace")):
+                found = of_role
+        if scheme.lower() != "bearer" or found is None:
+            raise Refusal(
+                Status.UNAUTHENTICATED,
+                "the call has no token that this server knows; set client.token_file",
+                reason="token",
+            )
+        if found not in (role, "admin"):
+            raise Refusal(
+                Status.PERMISSION_DENIED,
+                f"this call needs a token of the role {role}, found one of the role {found}",
+                reason="role",
+            )
+
+
+def _tokens(path: Path, content: bytes) -> dict[str, str]:
+    try:
+        lines = content.decode("ascii").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path}: tokens must be ASCII; make them of letters and digits"
+        ) from None
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MOST_TOKEN:
+            raise ConfigError(
+                f"{path}:{number}: must be a role ({' or '.join(ROLES)}), a blank, and a token of at "
+                "least 16 characters"
+            )
+        tokens[words[1]] = words[0]
+    if not 1 <= len(tokens) <= _MOST_TOKENS:
+        raise ConfigError(
+            f"{path}: has {len(tokens):,} tokens, must have 1 to {_MOST_TOKENS:,}; add a line such as: "
+            "pull <token>"
+        )
+    return tokens
+
+
+def read_token(content: bytes) -> str:
+    """The token in a client's file: its first line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    token = content.partition(b"\n")[0].strip()
+    if not token or len(token) > _MOST_TOKEN or not token.isascii() or len(token.split()) != 1:
+        raise ConfigError("a token file must hold one line, the token, in ASCII; write it again")
+    return token.decode()

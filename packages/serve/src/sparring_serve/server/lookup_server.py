@@ -1,0 +1,171 @@
+"""One process of a lookup service: listens, answers, drains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from sparring.errors import StorageIOError
+from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, split_address
+from sparring_serve.limits import Admission, Limits
+from sparring_serve.metrics import MetricsExporter, ServingMetrics
+from sparring_serve.security import Tokens
+from sparring_serve.server.grpc_methods import Methods, make_handlers
+from sparring_serve.server.refresher import Refresher
+from sparring_serve.service import LookupService, Place
+from sparring_serve.tables import ServingTables
+from sparring_serve.transport_options import CHANNEL_OPTIONS
+
+__all__ = ["LookupServer", "open_server"]
+
+_log = logging.getLogger(__name__)
+
+
+class LookupServer:
+    """Serves tables on a port until `close`.
+
+    Args:
+        tables: that are served; closed with the server.
+        config: of the service.
+        place: shard of this server.
+        address: ``host:port``; port 0 takes a free one.
+
+    Raises:
+        ConfigError: plain text off loopback, or a file of TLS or tokens is wrong.
+        StorageIOError: the port cannot be listened on.
+    """
+
+    def __init__(
+        self, tables: ServingTables, config: ServingConfig, place: Place, address: str
+    ) -> None:
+        server = config.server
+        host, _ = split_address(address)
+        is_encrypted = server.tls.certificate_file is not None
+        check_plain_text(
+            host, is_encrypted=is_encrypted, insecure=server.insecure, what="server address"
+        )
+        tokens = None if server.token_file is None else Tokens(server.token_file)
+        credentials = _credentials(server.tls) if is_encrypted else None
+        self.metrics = ServingMetrics()
+        self.service = LookupService(
+            tables,
+            place,
+            Limits(
+                most_ids=server.most_ids,
+                most_bytes=server.most_bytes,
+                most_deadline_seconds=server.most_deadline_seconds,
+            ),
+            Admission(server.most_bytes_in_flight),
+            self.metrics,
+        )
+        self.metrics.add_gauges(self._gauges)
+        self._drain_seconds = server.drain_seconds
+        self._executor = ThreadPoolExecutor(server.threads, "sparring-serve")
+        self._grpc = grpc.server(
+            self._executor,
+            options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", int(server.workers > 1))],
+            # More than these are answered RESOURCE_EXHAUSTED at once, not queued.
+            maximum_concurrent_rpcs=16 * server.threads,
+        )
+        try:
+            self.port = (
+                self._grpc.add_insecure_port(address)
+                if credentials is None
+                else self._grpc.add_secure_port(address, credentials)
+            )
+        except RuntimeError as error:
+            raise StorageIOError(
+                f"cannot listen on {address} ({error}); see what listens there, or set server.address"
+            ) from None
+        self.address = f"{host}:{self.port}" if ":" not in host else f"[{host}]:{self.port}"
+        self.refresher = Refresher(
+            tables, self.metrics, None if server.pin is not None else server.poll_seconds
+        )
+        methods = Methods(self.service, self.refresher, tokens)
+        self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
+        self.exporter = (
+            None
+            if server.metrics_port is None
+            else MetricsExporter(self.metrics, host, server.metrics_port)
+        )
+        self._is_closed = False
+        self._grpc.start()
+
+    def close(self) -> None:
+        """Drains: is not ready, lets calls under way end, and closes the tables."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.service.is_draining = True
+        self._grpc.stop(self._drain_seconds).wait()
+        self._executor.shutdown(wait=True)
+        self.refresher.close()
+        if self.exporter is not None:
+            self.exporter.close()
+        self.service.tables.close()
+
+    def __enter__(self) -> LookupServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _gauges(self) -> Mapping[str, float]:
+        newest = self.service.tables.versions()[0]
+        return {
+            **self.service.tables.figures(),
+            "version_step": float(newest.step),
+            "staleness_seconds": max(0.0, self.service.clock() - newest.published),
+            "refresh_seconds": self.refresher.last_seconds,
+            "bytes_in_flight": float(self.service.admission.bytes_in_flight),
+        }
+
+
+def open_server(
+    config: ServingConfig, *, shard: int = 0, address: str | None = None
+) -> LookupServer:
+    """Maps the serving snapshots that a configuration names, and serves them until `close`.
+
+    Args:
+        config: of the service.
+        shard: of this server, from 0.
+        address: ``host:port``, port 0 takes a free one; None: `server.address`, or that of the first
+            replica of the shard.
+
+    Raises:
+        SnapshotError: there is none yet, or it is damaged.
+        ConfigError, StorageIOError: as `LookupServer`.
+    """
+    from sparring_serve.packed_tables import open_packed_tables
+
+    place = Place(config.shard_map, shard)
+    tables = open_packed_tables(config, place)
+    try:
+        listening = address or config.server.address or config.shards[shard][0]
+        return LookupServer(tables, config, place, listening)
+    except BaseException:
+        tables.close()
+        raise
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials whose files are read again when they change, for connections from then on."""
+    from sparring_serve.security import ChangingFile
+
+    assert tls.certificate_file is not None
+    assert tls.key_file is not None
+    certificate = ChangingFile(tls.certificate_file, bytes)
+    key = ChangingFile(tls.key_file, bytes)
+    authority = None if tls.ca_file is None else ChangingFile(tls.ca_file, bytes)
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(key.value, certificate.value)], None if authority is None else authority.value
+        )
+
+    return grpc.dynamic_ssl_server_credentials(
+        read(), read, require_client_authentication=authority is not None
+    )

@@ -1,0 +1,108 @@
+"""Takes newer versions while calls are answered: on a timer, and when someone hints that there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from sparring import EventLoop
+from sparring.errors import SparringError
+from sparring_serve.metrics import ServingMetrics
+from sparring_serve.tables import ServingTables
+
+__all__ = ["Refresher", "Refreshed"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """How a look for a newer version ended."""
+
+    is_new: bool
+    refused: str = ""
+    """Why a newer one is not served; the old one is."""
+
+
+class Refresher:
+    """Looks for newer versions from a coroutine on an event loop; tables do the work on a thread.
+
+    A version that is refused is counted, and told once in the log; the next one is tried as any other.
+
+    Args:
+        tables: that are refreshed.
+        metrics: what is counted.
+        poll_seconds: between looks; None: only hints.
+    """
+
+    def __init__(
+        self, tables: ServingTables, metrics: ServingMetrics, poll_seconds: float | None
+    ) -> None:
+        self._tables = tables
+        self._metrics = metrics
+        self._poll_seconds = poll_seconds
+        self._one_at_a_time = threading.Lock()
+        self._last_refused = ""
+        self._events = EventLoop(capacity=4, num_threads=1)
+        self._stopped: Future[None] = Future()
+        self.last_seconds = 0.0
+        """Time that the last newer version took."""
+        if poll_seconds is not None:
+            self._events.submit(self._poll, name="polls for newer versions")
+
+    async def _poll(self) -> None:
+        stopped = asyncio.wrap_future(self._stopped)
+        while not (await asyncio.wait({stopped}, timeout=self._poll_seconds))[0]:
+            await asyncio.to_thread(self.refresh)
+
+    def refresh(self) -> Refreshed:
+        """Looks once, on this thread; looks wait for each other."""
+        with self._one_at_a_time:
+            begin = time.perf_counter()
+            try:
+                is_new = self._tables.refresh()
+            except SparringError as error:
+                refused = str(error)
+                self._metrics.count_refresh("refused")
+                if refused != self._last_refused:
+                    _log.warning(
+                        "a newer version is refused, the old one is served on: %s", refused
+                    )
+                self._last_refused = refused
+                return Refreshed(False, refused)
+            except Exception as error:
+                # Whatever it is, the next look may go better, and what is served is whole.
+                self._metrics.count_refresh("refused")
+                _log.exception("a look for a newer version failed")
+                return Refreshed(False, f"{type(error).__name__} in this server; see its log")
+            self._last_refused = ""
+            self._metrics.count_refresh("taken" if is_new else "unchanged")
+            if is_new:
+                self.last_seconds = time.perf_counter() - begin
+                newest = self._tables.versions()[0]
+                _log.info(
+                    "serves step %d, version %s, taken in %.3f s",
+                    newest.step, newest.hash, self.last_seconds,
+                )  # fmt: skip
+            return Refreshed(is_new)
+
+    def hint(self, timeout_seconds: float) -> Refreshed:
+        """`refresh`, on the thread of background work.
+
+        Raises:
+            DeadlineError: it goes on in the background.
+        """
+        found: Refreshed = self._events.submit(
+            self.refresh, name="refresh", timeout=timeout_seconds, report_failure=False
+        ).result(timeout_seconds)
+        return found
+
+    def close(self) -> None:
+        """Ends looking; waits for a look under way."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        self._events.close()

@@ -1,0 +1,278 @@
+"""The lookup service, without a network: request bytes in, answer bytes out, or a `Refusal`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparring import partition, suggestion
+from sparring_serve.limits import Admission, Limits
+from sparring_serve.metrics import ServingMetrics
+from sparring_serve.refusal import Refusal, Status
+from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.tables import Found, Ids, Looked, ServingTables, TableShape, VersionGoneError
+from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
+from sparring_serve.wire.messages import (
+    DescribeAnswer,
+    Missing,
+    PullAnswer,
+    PullRequest,
+    Replicas,
+    RowDtype,
+    ShardMapMessage,
+    TableMessage,
+    TableRows,
+    VersionMessage,
+)
+from sparring_serve.wire.rows import as_bytes, found_bits, ids_of, row_bytes, rows_on_the_wire
+
+__all__ = ["LookupService", "Place", "checked_ids", "decoded", "version_message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which shard a server is of which map."""
+
+    shards: ShardReplicas
+    shard: int = 0
+
+
+@dataclass(slots=True)
+class LookupService:
+    """Answers pulls from the tables of one server.
+
+    Any thread may call any method.
+
+    Args:
+        tables: that are served.
+        place: the shard of this server; all partitions of others are foreign.
+        limits: of one call.
+        admission: of all calls together.
+        metrics: what is counted.
+    """
+
+    tables: ServingTables
+    place: Place
+    limits: Limits = field(default_factory=Limits)
+    admission: Admission = field(default_factory=lambda: Admission(256 << 20))
+    metrics: ServingMetrics = field(default_factory=ServingMetrics)
+    is_draining: bool = False
+    clock: Callable[[], float] = time.time
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether pulls are answered."""
+        return not self.is_draining
+
+    def pull(self, content: Buffer, remaining_seconds: float) -> bytes:
+        """Answers a PullRequest with a PullAnswer.
+
+        Args:
+            content: the request.
+            remaining_seconds: until the caller's deadline.
+
+        Raises:
+            Refusal: with its status, as `lookup.proto` lists them.
+        """
+        begin = time.perf_counter()
+        names: tuple[str, ...] = ()
+        code, num_ids, num_found = "OK", 0, 0
+        try:
+            self.check_deadline(remaining_seconds)
+            request = decoded(PullRequest, content)
+            names = tuple(each.table for each in request.tables)
+            asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
+            num_ids = sum(len(ids) for _, ids in asked)
+            answer, num_found = self._pull(request, asked, len(content))
+            return answer
+        except Refusal as refusal:
+            code = refusal.status.value
+            self.metrics.count_rejected(refusal.reason)
+            raise
+        finally:
+            known = self.tables.shapes()
+            # Names of strangers would make a series each.
+            counted = {name if name in known else "" for name in names} or ("",)
+            seconds = time.perf_counter() - begin
+            self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
+
+    def _pull(
+        self, request: PullRequest, asked: list[tuple[str, Ids]], request_bytes: int
+    ) -> tuple[bytes, int]:
+        try:
+            dtype, missing = RowDtype(request.row_dtype), Missing(request.missing)
+        except ValueError as error:
+            raise Refusal(Status.INVALID_ARGUMENT, f"{error}; this server is older") from None
+        shapes = self.check_asked(asked)
+        answer_bytes = sum(
+            len(ids) * (row_bytes(shape.dim, dtype) + 1)
+            for shape, (_, ids) in zip(shapes, asked, strict=True)
+        )
+        if answer_bytes > self.limits.most_bytes:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"the answer would have {answer_bytes:,} bytes, the most are "
+                f"{self.limits.most_bytes:,}; ask for fewer ids in a call",
+                reason="most_bytes",
+            )
+        with self.admission.of(request_bytes + answer_bytes):
+            looked = self.lookup(asked, dtype, missing, request.version)
+            age = self.age_of(looked)
+            if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
+                raise Refusal(
+                    Status.FAILED_PRECONDITION,
+                    f"rows are {age:.3g} s old, asked were at most "
+                    f"{request.max_staleness_seconds:.3g} s; see whether versions are still "
+                    "published, or allow more",
+                    reason="stale",
+                )
+            answer = PullAnswer(
+                tuple(
+                    self._table_rows(shape, found, dtype, missing)
+                    for shape, found in zip(shapes, looked.tables, strict=True)
+                ),
+                version_message(looked.version),
+                age,
+                self.tables.versions()[0].hash,
+            )
+            found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
+            return encode(answer), found
+
+    def lookup(
+        self, asked: list[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        """Rows of one version, as `ServingTables.lookup`."""
+        wanted = Missing.INITIAL if missing == Missing.INITIAL else Missing.ZERO
+        try:
+            return self.tables.lookup(asked, dtype, wanted, version)
+        except VersionGoneError as error:
+            raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+
+    def _table_rows(
+        self, shape: TableShape, found: Found, dtype: RowDtype, missing: Missing
+    ) -> TableRows:
+        rows = found.rows[found.found] if missing == Missing.ONLY_FOUND else found.rows
+        is_packed = rows.dtype == np.uint8
+        content = as_bytes(rows) if is_packed else rows_on_the_wire(rows, dtype)
+        return TableRows(shape.name, shape.dim, content, found_bits(found.found))
+
+    def describe(self) -> DescribeAnswer:
+        """Tables, versions, limits and the shard map."""
+        versions = self.tables.versions()
+        return DescribeAnswer(
+            tuple(
+                TableMessage(each.name, each.dim, each.dtype, each.num_rows)
+                for each in self.tables.shapes().values()
+            ),
+            tuple(map(version_message, versions)),
+            max(0.0, self.clock() - versions[0].published),
+            ShardMapMessage(
+                self.place.shards.number, tuple(map(Replicas, self.place.shards.shards))
+            ),
+            self.place.shard,
+            self.limits.most_ids,
+            self.limits.most_bytes,
+            self.limits.most_deadline_seconds,
+            self.is_ready,
+        )
+
+    def age_of(self, looked: Looked) -> float:
+        """Seconds since the version was published."""
+        return max(0.0, self.clock() - looked.version.published)
+
+    def check_deadline(self, remaining_seconds: float) -> None:
+        """Refuses a call without a deadline, with one that is too far, or with one that is over."""
+        most = self.limits.most_deadline_seconds
+        # Deadlines travel rounded up, by up to some percent.
+        if not remaining_seconds <= 1.05 * most:
+            given = "none" if not math.isfinite(remaining_seconds) or remaining_seconds > 1e6 else (
+                f"{remaining_seconds:.3g} s"
+            )  # fmt: skip
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"the call must have a deadline of at most {most:g} s, found {given}; set one",
+                reason="deadline",
+            )
+        if remaining_seconds <= 0:
+            raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+
+    def check_asked(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
+        """The shapes of tables that are asked for.
+
+        Raises:
+            Refusal: a table is unknown, a key is foreign, or there is too much of something.
+        """
+        if not self.is_ready:
+            raise Refusal(Status.UNAVAILABLE, "this server is draining; ask another replica")
+        limits, known = self.limits, self.tables.shapes()
+        num_ids = sum(len(ids) for _, ids in asked)
+        for found, most, what in (
+            (len(asked), limits.most_tables, "tables"),
+            (num_ids, limits.most_ids, "ids"),
+        ):
+            if found > most:
+                raise Refusal(
+                    Status.INVALID_ARGUMENT,
+                    f"{found:,} {what} in one call, the most are {most:,}; divide it",
+                    reason=f"most_{what}",
+                )
+        if len({table for table, _ in asked}) < len(asked):
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                "a table is named twice in one call; put its ids together",
+                reason="repeated_table",
+            )
+        shapes = []
+        for table, _ in asked:
+            if table not in known:
+                raise Refusal(
+                    Status.NOT_FOUND,
+                    f"table {table!r} is not served here; {suggestion(table, known)}",
+                    reason="unknown_table",
+                )
+            shapes.append(known[table])
+        if self.place.shards.num_shards > 1:
+            self._check_partitions(asked)
+        return shapes
+
+    def _check_partitions(self, asked: list[tuple[str, Ids]]) -> None:
+        begin, end = self.place.shards.partitions_of(self.place.shard)
+        for table, ids in asked:
+            found = partition(ids)
+            foreign = np.flatnonzero((found < begin) | (found >= end))
+            if len(foreign):
+                first = int(foreign[0])
+                raise Refusal(
+                    Status.FAILED_PRECONDITION,
+                    f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this "
+                    f"is shard {self.place.shard + 1} of {self.place.shards.num_shards} with partitions "
+                    f"{begin} to {end - 1}; ask by the shard map that is sent along",
+                    reason="foreign_partition",
+                    shard_map=self.place.shards.to_bytes(),
+                )
+
+
+def version_message(version: Any) -> VersionMessage:
+    """A `Version` as it is sent."""
+    return VersionMessage(version.run, version.step, version.hash)
+
+
+def checked_ids(content: Buffer) -> Ids:
+    """Ids from their bytes, or the refusal of a call."""
+    try:
+        return ids_of(content)
+    except MessageError as error:
+        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+
+
+def decoded(message: Any, content: Buffer) -> Any:
+    """A message from its bytes, or the refusal of a call."""
+    try:
+        return decode(message, content)
+    except MessageError as error:
+        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None

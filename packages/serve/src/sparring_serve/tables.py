@@ -1,0 +1,115 @@
+"""The contract between a lookup service and the tables that it serves.
+
+`sparring_serve.packed_tables` fulfils it with mapped files, `sparring_serve.testing` with dictionaries.
+All methods may run at the same time, on any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import SparringError
+from sparring_serve.wire.messages import Missing, RowDtype
+
+__all__ = ["Found", "Ids", "Looked", "ServingTables", "TableShape", "Version", "VersionGoneError"]
+
+Ids = npt.NDArray[np.int64]
+
+
+class VersionGoneError(SparringError):
+    """A version was named that is not kept: ask for the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One consistent state of all tables.
+
+    Args:
+        run: that trained it, or empty.
+        step: of training.
+        hash: of its manifest: it names the version.
+        published: when it was written, in seconds since 1970.
+    """
+
+    run: str
+    step: int
+    hash: str
+    published: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """One table.
+
+    Args:
+        name: of the table.
+        dim: elements of an embedding.
+        dtype: of the stored rows.
+        num_rows: rows, or a bound of them.
+    """
+
+    name: str
+    dim: int
+    dtype: str
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of one table, in the order of the ids."""
+
+    rows: npt.NDArray[Any]
+    """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 where int8 was asked for and is stored."""
+    found: npt.NDArray[np.bool_]
+    """``(n,)``: whether the id has a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Rows of one version, of all tables of a lookup."""
+
+    version: Version
+    tables: Sequence[Found]
+
+
+class ServingTables(Protocol):
+    """Tables of one folder of serving snapshots, in the versions that are kept."""
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        """The tables of the newest version, by name."""
+
+    def versions(self) -> Sequence[Version]:
+        """The versions that are kept, the newest first."""
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        """Rows of tables that exist, all of one version; changes nothing.
+
+        Args:
+            asked: table and ids; ids may repeat.
+            dtype: a hint: rows that are stored as int8 may be given so.
+            missing: INITIAL or ZERO.
+            version: the hash of one that is kept; empty: the newest.
+
+        Raises:
+            VersionGoneError: it is not kept.
+        """
+
+    def refresh(self) -> bool:
+        """Takes the newest version; returns whether there was a newer one.
+
+        Raises:
+            SparringError: a newer one is refused (a gap, another base, damage); the old one serves on.
+        """
+
+    def figures(self) -> Mapping[str, float]:
+        """Gauges of the newest version, as ``layers`` and ``mapped_bytes``."""
+
+    def close(self) -> None:
+        """Frees everything. No other call may be under way, and none may follow."""

@@ -1,0 +1,84 @@
+"""A transport without a network, whose replicas fail as they are told, on a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.refusal import Refusal
+from sparring_serve.service import LookupService
+from sparring_serve.wire.fields import encode
+
+__all__ = ["FaultyTransport", "TransportClock"]
+
+
+@dataclass(slots=True)
+class TransportClock:
+    """Seconds, which pass where the transport says so."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FaultyTransport:
+    """Replicas that answer from services of this process.
+
+    Args:
+        services: of each address.
+        fault: an attempt → ``""``: it is answered; ``cut``: the connection fails at once; ``hang``: it is
+            never answered; ``lost``: it is answered, and the answer is lost; ``damaged``: the answer is
+            cut short; ``busy``: it is refused for want of room.
+        clock: which hangs move to the end of the attempt.
+    """
+
+    def __init__(
+        self,
+        services: Mapping[str, LookupService],
+        fault: Callable[[Send], str] = lambda _: "",
+        clock: TransportClock | None = None,
+    ) -> None:
+        self.services = services
+        self.fault = fault
+        self.clock = TransportClock() if clock is None else clock
+        self.sent: list[Send] = []
+        self.is_closed = False
+
+    def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]:
+        begin = self.clock.now
+        ends, outcomes = [begin], []
+        for each in sends:
+            outcome, seconds = self._one(each)
+            outcomes.append(outcome)
+            ends.append(begin + seconds)
+        self.clock.now = max(ends)
+        return outcomes
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _one(self, send: Send) -> tuple[Outcome, float]:
+        self.sent.append(send)
+        fault = self.fault(send)
+        if fault == "cut" or send.address not in self.services:
+            if send.waits:
+                return Outcome(None, "DEADLINE_EXCEEDED", "deadline"), send.timeout_seconds
+            return Outcome(None, "UNAVAILABLE", "connection refused"), 0.001
+        if fault == "busy":
+            return Outcome(None, "RESOURCE_EXHAUSTED", "too much in flight"), 0.001
+        if fault == "hang":
+            return Outcome(None, "DEADLINE_EXCEEDED", "deadline"), send.timeout_seconds
+        service = self.services[send.address]
+        try:
+            answer = (
+                encode(service.describe())
+                if send.method == "Describe"
+                else service.pull(send.request, send.timeout_seconds)
+            )
+        except Refusal as refusal:
+            return Outcome(None, refusal.status.value, str(refusal), refusal.shard_map), 0.001
+        if fault == "lost":
+            return Outcome(None, "UNAVAILABLE", "connection reset"), 0.001
+        return Outcome(answer[:-1] if fault == "damaged" else answer), 0.001

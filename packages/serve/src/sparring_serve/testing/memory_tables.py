@@ -1,0 +1,116 @@
+"""Serving tables in dictionaries: slow, and obviously right."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import initial_rows
+from sparring.contracts import TableConfig
+from sparring.errors import SparringError
+from sparring_serve.tables import Found, Ids, Looked, TableShape, Version, VersionGoneError
+from sparring_serve.wire.messages import Missing, RowDtype
+
+__all__ = ["MemoryTables"]
+
+Rows = npt.NDArray[np.float32]
+
+
+class MemoryTables:
+    """Versions of tables that a test puts in.
+
+    Args:
+        tables: their declarations.
+        rows: of the first version, by table and key.
+        keep: versions that a lookup may name.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        rows: Mapping[str, Mapping[int, npt.ArrayLike]],
+        *,
+        keep: int = 2,
+        published: float = 0.0,
+    ) -> None:
+        self._tables = {each.name: each for each in tables}
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._kept: list[tuple[Version, Mapping[str, Mapping[int, Rows]]]] = []
+        self._next: list[tuple[Version, Mapping[str, Mapping[int, Rows]]] | SparringError] = []
+        self.is_closed = False
+        self.publish(1, rows, published=published)
+        self.refresh()
+
+    def publish(
+        self,
+        step: int,
+        rows: Mapping[str, Mapping[int, npt.ArrayLike]],
+        *,
+        published: float = 0.0,
+    ) -> Version:
+        """Adds a version that the next refresh takes; its hash is of its step."""
+        version = Version("", step, f"{step:032x}", published)
+        kept = {
+            table: {key: np.asarray(row, np.float32) for key, row in of_table.items()}
+            for table, of_table in rows.items()
+        }
+        self._next.append((version, kept))
+        return version
+
+    def damage_next(self, error: SparringError) -> None:
+        """Lets the next refresh fail."""
+        self._next.append(error)
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        newest = self._kept[0][1]
+        return {
+            name: TableShape(name, each.dim, "float32", len(newest.get(name, {})))
+            for name, each in self._tables.items()
+        }
+
+    def versions(self) -> Sequence[Version]:
+        return [version for version, _ in self._kept]
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        kept = self._kept
+        chosen = [each for each in kept if not version or each[0].hash == version]
+        if not chosen:
+            listed = ", ".join(each.hash for each, _ in kept)
+            raise VersionGoneError(f"version {version} is not kept; ask for one of {listed}")
+        found_version, rows = chosen[0]
+        return Looked(
+            found_version,
+            [self._found(table, ids, rows.get(table, {}), missing) for table, ids in asked],
+        )
+
+    def _found(self, name: str, ids: Ids, rows: Mapping[int, Rows], missing: Missing) -> Found:
+        table = self._tables[name]
+        out = np.zeros((len(ids), table.dim), np.float32)
+        if missing == Missing.INITIAL and len(ids):
+            out[:] = initial_rows(ids, table)
+        found = np.array([int(each) in rows for each in ids], np.bool_)
+        for place in np.flatnonzero(found):
+            out[place] = rows[int(ids[place])]
+        return Found(out, found)
+
+    def refresh(self) -> bool:
+        with self._lock:
+            if not self._next:
+                return False
+            newer = self._next.pop(0)
+            if isinstance(newer, SparringError):
+                raise newer
+            self._kept = [newer, *self._kept][: self._keep]
+            return True
+
+    def figures(self) -> Mapping[str, float]:
+        return {"layers": 1.0}
+
+    def close(self) -> None:
+        self.is_closed = True

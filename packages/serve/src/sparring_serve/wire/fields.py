@@ -1,0 +1,333 @@
+"""Protobuf's wire format: frozen dataclasses to bytes and back, within bounds.
+
+A message is a dataclass whose fields carry their number and kind, made by `text`, `data`, `number`,
+`real`, `flag`, `one`, `many`, `texts`, `datas` and `numbers`. `decode` raises nothing but `MessageError`,
+whatever bytes it is given; nothing is allocated that the bytes do not hold. Fields of bytes are views
+into the message. https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NoReturn, TypeVar
+
+from sparring.errors import SparringError
+
+__all__ = [
+    "MOST_BYTES",
+    "Buffer",
+    "MessageError",
+    "data",
+    "datas",
+    "decode",
+    "encode",
+    "flag",
+    "many",
+    "number",
+    "numbers",
+    "one",
+    "real",
+    "text",
+    "texts",
+]
+
+MOST_BYTES = 64 << 20
+"""The longest message."""
+
+_MOST_ITEMS = 8192
+"""The most items of a repeated field, and the most fields of a message."""
+
+_MOST_TEXT = 4096
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes; a memoryview is of single bytes."""
+
+_VARINT, _FIXED_64, _DELIMITED, _FIXED_32 = 0, 1, 2, 5
+_MASK = (1 << 64) - 1
+
+
+class MessageError(SparringError, ValueError):
+    """Bytes are no message of the expected kind: send what the `.proto` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    number: int
+    form: str
+    is_repeated: bool = False
+    message: type[Any] | None = None
+
+
+def text(number: int) -> Any:
+    """A string; empty if absent."""
+    return field(default="", metadata={"kind": _Kind(number, "text")})
+
+
+def data(number: int) -> Any:
+    """Bytes; empty if absent."""
+    return field(default=b"", metadata={"kind": _Kind(number, "data")})
+
+
+def number(number: int) -> Any:
+    """A whole number or an enumerator, int64 or uint64; 0 if absent. Read as int64."""
+    return field(default=0, metadata={"kind": _Kind(number, "number")})
+
+
+def real(number: int) -> Any:
+    """A double; 0 if absent."""
+    return field(default=0.0, metadata={"kind": _Kind(number, "real")})
+
+
+def flag(number: int) -> Any:
+    """A bool; False if absent."""
+    return field(default=False, metadata={"kind": _Kind(number, "flag")})
+
+
+def one(number: int, message: type[Any]) -> Any:
+    """A message; one of defaults if absent."""
+    return field(
+        default_factory=message, metadata={"kind": _Kind(number, "message", False, message)}
+    )
+
+
+def many(number: int, message: type[Any]) -> Any:
+    """Messages, a tuple."""
+    return field(default=(), metadata={"kind": _Kind(number, "message", True, message)})
+
+
+def texts(number: int) -> Any:
+    """Strings, a tuple."""
+    return field(default=(), metadata={"kind": _Kind(number, "text", True)})
+
+
+def datas(number: int) -> Any:
+    """Pieces of bytes, a tuple."""
+    return field(default=(), metadata={"kind": _Kind(number, "data", True)})
+
+
+def numbers(number: int) -> Any:
+    """Whole numbers, a tuple; written packed, read packed or not."""
+    return field(default=(), metadata={"kind": _Kind(number, "number", True)})
+
+
+# -- writing ------------------------------------------------------------------------------
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of a message. Large fields are copied once."""
+    return b"".join(_pieces(message))
+
+
+def _pieces(message: Any) -> list[Buffer]:
+    pieces: list[Buffer] = []
+    kind_of_message: Any = type(message)
+    for name, kind in _fields(kind_of_message):
+        value = getattr(message, name)
+        if not kind.is_repeated:
+            # The default of a message is its absence, too.
+            if kind.form == "message" or value:
+                _put(pieces, kind, value)
+        elif kind.form == "number":
+            if value:
+                packed = b"".join(map(_varint, value))
+                pieces += (_tag(kind.number, _DELIMITED), _varint(len(packed)), packed)
+        else:
+            for each in value:
+                _put(pieces, kind, each)
+    return pieces
+
+
+def _put(pieces: list[Buffer], kind: _Kind, value: Any) -> None:
+    form = kind.form
+    if form == "data":
+        pieces += (_tag(kind.number, _DELIMITED), _varint(len(value)), value)
+    elif form == "text":
+        content = value.encode()
+        pieces += (_tag(kind.number, _DELIMITED), _varint(len(content)), content)
+    elif form == "message":
+        inner = _pieces(value)
+        length = sum(map(len, inner))
+        if length or kind.is_repeated:
+            pieces += (_tag(kind.number, _DELIMITED), _varint(length))
+            pieces += inner
+    elif form == "real":
+        pieces += (_tag(kind.number, _FIXED_64), struct.pack("<d", value))
+    else:
+        pieces += (_tag(kind.number, _VARINT), _varint(int(value)))
+
+
+@cache
+def _tag(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+_SHORT = tuple(bytes((value,)) for value in range(0x80))
+
+
+def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return _SHORT[value]
+    value &= _MASK
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+# -- reading ------------------------------------------------------------------------------
+
+_Message = TypeVar("_Message")
+
+
+def decode(message: type[_Message], content: Buffer) -> _Message:
+    """A message from its bytes; unknown fields are skipped.
+
+    Raises:
+        MessageError: `content` is none, or is beyond the bounds.
+    """
+    view = memoryview(content)
+    if len(view) > MOST_BYTES:
+        _refuse(message, f"{len(view):,} bytes, more than {MOST_BYTES:,}")
+    found: _Message = _decode(message, view)
+    return found
+
+
+def _decode(message: Any, view: memoryview) -> Any:
+    kinds = _kinds(message)
+    values: dict[str, Any] = {}
+    for num_fields, (number, wire_type, value) in enumerate(_split(message, view)):
+        if num_fields >= _MOST_ITEMS:
+            _refuse(message, f"more than {_MOST_ITEMS:,} fields")
+        if number not in kinds:
+            continue
+        name, kind = kinds[number]
+        if kind.is_repeated:
+            items = values.setdefault(name, [])
+            if kind.form == "number" and wire_type == _DELIMITED:
+                items.extend(_packed(message, value))
+            else:
+                items.append(_read(message, name, kind, wire_type, value))
+            if len(items) > _MOST_ITEMS:
+                _refuse(message, f"more than {_MOST_ITEMS:,} items of {name}")
+        else:
+            values[name] = _read(message, name, kind, wire_type, value)
+    return message(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+    )
+
+
+def _read(message: type[Any], name: str, kind: _Kind, wire_type: int, value: Any) -> Any:
+    form = kind.form
+    if wire_type != _WIRE_TYPES[form]:
+        _refuse(message, f"field {name} has the wire type {wire_type}")
+    if form == "data":
+        return value
+    if form == "number":
+        return value - (1 << 64) if value >> 63 else value
+    if form == "flag":
+        return bool(value)
+    if form == "real":
+        return struct.unpack("<d", value)[0]
+    if form == "text":
+        if len(value) > _MOST_TEXT:
+            _refuse(message, f"field {name} has {len(value):,} bytes, more than {_MOST_TEXT:,}")
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            _refuse(message, f"field {name} is not UTF-8")
+    # Messages hold messages of other kinds, so depth has an end.
+    assert kind.message is not None
+    return _decode(kind.message, value)
+
+
+_WIRE_TYPES = {
+    "number": _VARINT,
+    "flag": _VARINT,
+    "real": _FIXED_64,
+    "data": _DELIMITED,
+    "text": _DELIMITED,
+    "message": _DELIMITED,
+}
+
+
+def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any]]:
+    """Number, wire type and content of each field: an int of a varint, a view of all others."""
+    at, end = 0, len(view)
+    while at < end:
+        # Nearly all numbers have one byte.
+        key = view[at]
+        if key < 0x80:
+            at += 1
+        else:
+            key, at = _read_varint(message, view, at)
+        number, wire_type = key >> 3, key & 7
+        if number == 0 or number >= 1 << 29:
+            _refuse(message, f"a field has the number {number}")
+        if wire_type == _VARINT:
+            value, at = _read_varint(message, view, at)
+            yield number, wire_type, value
+            continue
+        if wire_type == _DELIMITED:
+            if at < end and view[at] < 0x80:
+                length = view[at]
+                at += 1
+            else:
+                length, at = _read_varint(message, view, at)
+        elif wire_type in (_FIXED_64, _FIXED_32):
+            length = 8 if wire_type == _FIXED_64 else 4
+        else:
+            _refuse(message, f"field {number} has the wire type {wire_type}")
+        if length > end - at:
+            _refuse(
+                message, f"field {number} has {length:,} bytes, of which {end - at:,} are there"
+            )
+        yield number, wire_type, view[at : at + length]
+        at += length
+
+
+def _packed(message: type[Any], view: memoryview) -> Iterator[int]:
+    at = 0
+    # A number takes at least a byte.
+    if len(view) > _MOST_ITEMS * 10:
+        _refuse(message, f"a packed field has {len(view):,} bytes")
+    while at < len(view):
+        value, at = _read_varint(message, view, at)
+        yield value - (1 << 64) if value >> 63 else value
+
+
+def _read_varint(message: type[Any], view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        if at >= len(view):
+            break
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value & _MASK, at
+    _refuse(message, f"a number ends in no byte at {at:,}")
+
+
+def _refuse(message: type[Any], found: str) -> NoReturn:
+    raise MessageError(
+        f"no {message.__name__}: {found}; send one as wire/lookup.proto of sparring-serve describes it"
+    )
+
+
+@cache
+def _fields(message: Any) -> tuple[tuple[str, _Kind], ...]:
+    return tuple((each.name, each.metadata["kind"]) for each in dataclasses.fields(message))
+
+
+@cache
+def _kinds(message: Any) -> dict[int, tuple[str, _Kind]]:
+    return {kind.number: (name, kind) for name, kind in _fields(message)}

@@ -1,0 +1,141 @@
+"""Messages of the lookup service; `lookup.proto` describes each field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sparring_serve.wire.fields import (
+    Buffer,
+    data,
+    flag,
+    many,
+    number,
+    one,
+    real,
+    text,
+    texts,
+)
+
+__all__ = [
+    "SERVICE",
+    "DescribeAnswer",
+    "DescribeRequest",
+    "Missing",
+    "PullAnswer",
+    "PullRequest",
+    "RefreshAnswer",
+    "RefreshRequest",
+    "Replicas",
+    "RowDtype",
+    "ShardMapMessage",
+    "TableIds",
+    "TableMessage",
+    "TableRows",
+    "VersionMessage",
+]
+
+SERVICE = "sparring.serving.v1.Lookup"
+
+
+class RowDtype(IntEnum):
+    """The dtype of rows on the wire."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    INT8 = 2
+
+
+class Missing(IntEnum):
+    """Rows of keys that have none."""
+
+    INITIAL = 0
+    ZERO = 1
+    ONLY_FOUND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMessage:
+    run: str = text(1)
+    step: int = number(2)
+    hash: str = text(3)
+
+
+@dataclass(frozen=True, slots=True)
+class TableIds:
+    table: str = text(1)
+    ids: Buffer = data(2)
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    tables: tuple[TableIds, ...] = many(1, TableIds)
+    row_dtype: int = number(2)
+    missing: int = number(3)
+    version: str = text(4)
+    max_staleness_seconds: float = real(5)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    table: str = text(1)
+    dim: int = number(2)
+    rows: Buffer = data(3)
+    found: Buffer = data(4)
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    tables: tuple[TableRows, ...] = many(1, TableRows)
+    version: VersionMessage = one(2, VersionMessage)
+    age_seconds: float = real(3)
+    newest: str = text(4)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRequest:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TableMessage:
+    name: str = text(1)
+    dim: int = number(2)
+    dtype: str = text(3)
+    rows: int = number(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    addresses: tuple[str, ...] = texts(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMapMessage:
+    number: int = number(1)
+    shards: tuple[Replicas, ...] = many(2, Replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeAnswer:
+    tables: tuple[TableMessage, ...] = many(1, TableMessage)
+    versions: tuple[VersionMessage, ...] = many(2, VersionMessage)
+    age_seconds: float = real(3)
+    shard_map: ShardMapMessage = one(4, ShardMapMessage)
+    shard: int = number(5)
+    most_ids: int = number(6)
+    most_bytes: int = number(7)
+    most_deadline_seconds: float = real(8)
+    is_ready: bool = flag(9)
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRequest:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshAnswer:
+    version: VersionMessage = one(1, VersionMessage)
+    is_new: bool = flag(2)
+    refused: str = text(3)

@@ -1,0 +1,154 @@
+"""Messages of other protocols on the same port: the Open Inference Protocol, and grpc.health.v1.
+
+The part that is served; other fields are skipped. Ids are the one input, raw or as `int64_contents`.
+https://github.com/kserve/open-inference-protocol · https://github.com/grpc/grpc-proto
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sparring_serve.wire.fields import (
+    Buffer,
+    datas,
+    flag,
+    many,
+    number,
+    numbers,
+    one,
+    text,
+    texts,
+)
+
+__all__ = [
+    "HEALTH",
+    "INFERENCE",
+    "HealthAnswer",
+    "HealthRequest",
+    "InferAnswer",
+    "InferRequest",
+    "InferTensor",
+    "Live",
+    "ModelMetadata",
+    "ModelRequest",
+    "NoFields",
+    "Ready",
+    "ServerMetadata",
+    "ServingStatus",
+    "TensorContents",
+    "TensorMetadata",
+]
+
+HEALTH = "grpc.health.v1.Health"
+INFERENCE = "inference.GRPCInferenceService"
+
+
+class ServingStatus(IntEnum):
+    """Status of a service in grpc.health.v1."""
+
+    SERVING = 1
+    NOT_SERVING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRequest:
+    service: str = text(1)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAnswer:
+    status: int = number(1)
+
+
+@dataclass(frozen=True, slots=True)
+class NoFields:
+    """ServerLiveRequest, ServerReadyRequest and ServerMetadataRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    live: bool = flag(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    ready: bool = flag(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    name: str = text(1)
+    version: str = text(2)
+    extensions: tuple[str, ...] = texts(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """ModelReadyRequest and ModelMetadataRequest."""
+
+    name: str = text(1)
+    version: str = text(2)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    name: str = text(1)
+    datatype: str = text(2)
+    shape: tuple[int, ...] = numbers(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    name: str = text(1)
+    versions: tuple[str, ...] = texts(2)
+    platform: str = text(3)
+    inputs: tuple[TensorMetadata, ...] = many(4, TensorMetadata)
+    outputs: tuple[TensorMetadata, ...] = many(5, TensorMetadata)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorContents:
+    """InferTensorContents, of which ids need one field."""
+
+    int64_contents: tuple[int, ...] = numbers(3)
+
+
+@dataclass(frozen=True, slots=True)
+class InferTensor:
+    """InferInputTensor, InferOutputTensor, and the name in InferRequestedOutputTensor."""
+
+    name: str = text(1)
+    datatype: str = text(2)
+    shape: tuple[int, ...] = numbers(3)
+    contents: TensorContents = one(5, TensorContents)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """InferRequestedOutputTensor."""
+
+    name: str = text(1)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """ModelInferRequest."""
+
+    model_name: str = text(1)
+    model_version: str = text(2)
+    id: str = text(3)
+    inputs: tuple[InferTensor, ...] = many(5, InferTensor)
+    outputs: tuple[RequestedOutput, ...] = many(6, RequestedOutput)
+    raw_input_contents: tuple[Buffer, ...] = datas(7)
+
+
+@dataclass(frozen=True, slots=True)
+class InferAnswer:
+    """ModelInferResponse."""
+
+    model_name: str = text(1)
+    model_version: str = text(2)
+    id: str = text(3)
+    outputs: tuple[InferTensor, ...] = many(5, InferTensor)
+    raw_output_contents: tuple[Buffer, ...] = datas(6)

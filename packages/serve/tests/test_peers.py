@@ -1,0 +1,59 @@
+"""Clients of other makers, in an environment of their own: generated code, probes, tritonclient."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pytest
+
+from sparring.contracts import TableConfig
+from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve.testing import MemoryTables
+
+PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
+PROGRAM = Path(__file__).parent / "peers/generated_client.py"
+
+
+@pytest.mark.skipif(
+    PYTHON is None,
+    reason="SPARRING_SERVE_PEERS_PYTHON names no Python with grpcio-tools, grpcio-health-checking and "
+    "tritonclient[grpc]; nox -s serving_peers makes one",
+)
+def test_generated_code_health_probes_and_tritonclient_work_with_the_service() -> None:
+    rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
+    tables = MemoryTables([TableConfig("item", 4)], rows)
+    place = Place(ShardReplicas((("a:1", "b:1"),), number=7))
+    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
+    with (
+        LookupServer(tables, config, place, "127.0.0.1:0") as server,
+        as_file(files("sparring_serve.wire") / "lookup.proto") as proto,
+    ):
+        # None of our packages: only what the proto says is known there.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        ran = subprocess.run(
+            [str(PYTHON), str(PROGRAM), server.address, str(proto)],
+            capture_output=True, text=True, timeout=120, check=False, env=environment,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    version = f"{1:032x}"
+    assert found.pop("age_seconds") > 1e9  # of a version of 1970
+    assert found == {
+        "rows": [[1, 7, -7, 0.5], [0, 0, 0, 0], [1, 99, -99, 0.5], [0, 0, 0, 0]],
+        "found": [True, False, True, False],
+        "version": [1, version, version],
+        "tables": [["item", 4, "float32", 100]],
+        "shards": [["a:1", "b:1"]],
+        "limits": [1_000_000, 64 << 20, 10.0],
+        "is_ready": True,
+        "refreshed": [version, False],
+        "refused": "NOT_FOUND",
+        "health": 1,
+        "triton": [[1, 7, -7, 0.5], [True, False, True, False]],
+        "metadata": ["rows", "found"],
+        "server": "sparring",
+    }

@@ -1,0 +1,489 @@
+"""Snapshots of a run, published, served from mapped files, and asked for: also by real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
+from sparring.cli.application import main
+from sparring.errors import (
+    DeadlineError,
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    UnknownTableError,
+)
+from sparring_serve import (
+    ClientConfig,
+    LookupClient,
+    LookupServer,
+    Place,
+    ReplicasFailedError,
+    ServerConfig,
+    ServingConfig,
+    ShardReplicas,
+)
+from sparring_serve.publisher import PublisherOptions, publish_newest
+
+pytest.importorskip("sparring_packed")
+
+from sparring_serve.packed_tables import open_packed_tables
+
+ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 8)
+KEYS = np.arange(500, dtype=np.int64)
+
+
+class Run:
+    """A run that saves its tables; every element of a row of step s is s, but one, which is the key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.out = str(folder / "runs"), str(folder / "served")
+        self.container = StepContainer()
+        for table in (ITEM, USER):
+            self.container.declare(table, StorageChoice("memory"))
+        self.step = 0
+
+    def save(
+        self, keys: np.ndarray = KEYS, erased: Sequence[int] = (), *, is_delta: bool = False
+    ) -> None:
+        self.step += 1
+        for table in (ITEM, USER):
+            rows = np.full((len(keys), table.dim), self.step, np.float32)
+            rows[:, 1] = keys
+            self.container.assign(table.name, keys, rows)
+            if len(erased):
+                self.container.storage(table.name).erase(np.array(erased, np.int64))
+        base = f"{self.url}/step-{self.step - 1:03d}" if is_delta else None
+        self.container.counters.steps = self.step
+        options = SaveOptions(is_base=True)
+        self.container.save(f"{self.url}/step-{self.step:03d}", base=base, options=options)
+
+    def publish(self, *, full_every: int = 16, keep: int = 3, **quantize: str) -> Any:
+        return publish_newest(self.url, self.out, PublisherOptions(quantize, full_every, keep))
+
+    def config(self, **server: Any) -> ServingConfig:
+        return ServingConfig(
+            snapshots=self.out, server=ServerConfig(**{"poll_seconds": 3600, **server})
+        )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.container.close()
+
+
+LONG = ClientConfig(deadline_seconds=9.0)
+ONE = Place(ShardReplicas((("127.0.0.1:1",),)))
+
+
+def serve(run: Run, place: Place = ONE, **server: Any) -> LookupServer:
+    config = run.config(**server)
+    return LookupServer(open_packed_tables(config, place), config, place, "127.0.0.1:0")
+
+
+def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
+    assert np.array_equal(rows[:, 1], keys.astype(np.float32))
+    assert (np.delete(rows, 1, axis=1) == step).all()
+
+
+def test_what_a_run_saved_is_served_bit_for_bit(run: Run) -> None:
+    run.save()
+    published = run.publish()
+    assert not published.is_delta
+    ids = np.array([7, -1, 499, 500, 7, -(2**63)])
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        answer = client.pull({"item": ids, "user": ids})
+    for table in ("item", "user"):
+        trained = run.container.lookup(table, ids)
+        expected = np.asarray(trained.rows)[np.asarray(trained.inverse)]
+        assert np.array_equal(answer.rows[table], expected)
+        assert answer.found[table].tolist() == [True, False, True, False, True, False]
+    assert answer.version is not None
+    assert (answer.version.hash, answer.version.step) == (
+        published.written.hash,
+        published.written.step,
+    )
+    assert answer.age_seconds < 600
+
+
+def test_a_delta_is_taken_while_the_server_answers(run: Run) -> None:
+    run.save()
+    run.publish()
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        old = client.pull({"item": KEYS}).versions[0].hash
+        run.save(KEYS[100:200], erased=[0, 1], is_delta=True)
+        assert run.publish().is_delta
+        assert server.refresher.refresh().is_new
+        answer = client.pull({"item": KEYS})
+        check(answer.rows["item"][100:200], KEYS[100:200], 2)
+        check(answer.rows["item"][200:], KEYS[200:], 1)
+        assert answer.found["item"].tolist() == [False, False] + [True] * 498
+        # The one before is kept, and may be asked for.
+        before = client.pull({"item": KEYS}, version=old)
+        check(before.rows["item"], KEYS, 1)
+        assert before.versions[0].hash == old
+        assert server.service.tables.figures()["layers"] == 2
+        assert server.metrics.gauges()["version_step"] == server.service.tables.versions()[0].step
+
+
+def test_a_damaged_delta_is_refused_and_the_next_full_one_is_taken(run: Run) -> None:
+    run.save()
+    run.publish()
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        run.save(KEYS[:9], is_delta=True)
+        run.publish()
+        # The last bytes of a file are of rows.
+        [path] = Path(run.out).glob("step-002/*rows.item.*")
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(content)
+        assert "damaged" in server.refresher.refresh().refused
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+        assert server.metrics.value("refreshes_total", result="refused") == 1
+        run.save()
+        assert not run.publish().is_delta
+        assert server.refresher.refresh().is_new
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 3)
+
+
+def test_pulls_see_one_version_while_versions_come(run: Run) -> None:
+    run.save()
+    run.publish()
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        seen, failures, done = [], [], threading.Event()
+
+        def ask() -> None:
+            while not done.is_set():
+                try:
+                    answer = client.pull({"item": KEYS, "user": KEYS[:50]})
+                    steps = {int(answer.rows["item"][0, 0]), int(answer.rows["user"][0, 0])}
+                    assert len(steps) == 1
+                    check(answer.rows["item"], KEYS, *steps)
+                    check(answer.rows["user"], KEYS[:50], *steps)
+                    seen.extend(steps)
+                except BaseException as error:
+                    failures.append(error)
+                    return
+
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for each in asking:
+            each.start()
+        for _ in range(6):
+            run.save(is_delta=True)
+            run.publish(full_every=3)
+            assert server.refresher.refresh().is_new
+        while not failures and 7 not in seen:
+            pass
+        done.set()
+        for each in asking:
+            each.join()
+    assert failures == []
+    assert set(seen) >= {7}
+
+
+def test_int8_rows_are_sent_as_they_are_stored(run: Run) -> None:
+    run.save()
+    error = run.publish(item="int8").written.relative_error
+    assert 0 < error["item"] < 0.01
+    assert error["user"] == 0
+    with serve(run) as server:
+        with LookupClient(server.address, LONG) as client:
+            stored = client.pull({"item": KEYS}).rows["item"]
+            described = {each.name: each.dtype for each in client.describe().shards[0].tables}
+            assert described == {"item": "int8", "user": "fp32"}
+        packed = ClientConfig(deadline_seconds=9.0, row_dtype="int8")
+        with LookupClient(server.address, packed) as client:
+            # Stored so, they are the same bits; of a table that is not, they are rounded.
+            assert np.array_equal(client.pull({"item": KEYS}).rows["item"], stored)
+            both = client.pull({"item": KEYS, "user": KEYS})
+            assert np.allclose(both.rows["user"][:, 1], KEYS, atol=2)
+
+
+def test_shards_map_their_partitions_alone(run: Run) -> None:
+    run.save()
+    run.publish()
+    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    with serve(run, Place(shards, 0)) as first, serve(run, Place(shards, 1)) as second:
+        with LookupClient([[first.address], [second.address]], LONG) as client:
+            check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+        with (
+            LookupClient(first.address, LONG) as client,
+            pytest.raises(ReplicasFailedError, match=r"shard 1: no replica answered .127.0.0.1:1"),
+        ):
+            # It takes the map of the server, whose addresses are others.
+            client.pull({"item": KEYS})
+
+
+def test_a_pinned_version_stays(run: Run) -> None:
+    run.save()
+    run.publish()
+    run.save()
+    run.publish()
+    with serve(run, pin="step-001") as server, LookupClient(server.address, LONG) as client:
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+    with pytest.raises(InvalidArgumentError, match="must be the name of a folder"):
+        serve(run, pin="../runs")
+
+
+def test_a_folder_without_a_version_names_the_command(run: Run) -> None:
+    with pytest.raises(SnapshotError, match=r"sparring publish RUN .*/served"):
+        serve(run)
+
+
+def test_published_snapshots_go_when_newer_ones_came(run: Run) -> None:
+    run.save()
+    run.publish(keep=2)
+    assert run.publish() is None
+    kinds, removed = [], []
+    for _ in range(5):
+        run.save(KEYS[:9], is_delta=True)
+        published = run.publish(full_every=3, keep=2)
+        kinds.append(published.is_delta)
+        removed += published.removed
+        names = sorted(
+            each.name for each in Path(run.out).iterdir() if not each.name.startswith(".")
+        )
+        assert f"step-{run.step:03d}" in names
+        with serve(run) as server:
+            assert server.service.tables.versions()[0].hash == published.written.hash
+    assert kinds == [True, True, False, True, True]
+    # Each with its base, the newest first.
+    assert removed == ["step-003", "step-002", "step-001"]
+
+
+def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
+    with pytest.raises(SnapshotError, match="and has none in it"):
+        run.publish()
+    run.save()
+    with pytest.raises(
+        UnknownTableError, match="has no table 'itm' to quantize; it has item, user"
+    ):
+        run.publish(itm="int8")
+    with pytest.raises(InvalidArgumentError, match="cannot be stored as 'int7'"):
+        run.publish(item="int7")
+    for wrong in ({"full_every": 0}, {"full_every": 99}, {"keep": 1}):
+        with pytest.raises(InvalidArgumentError, match="must be"):
+            run.publish(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
+    run.save()
+    [path] = Path(run.url).glob("step-001/*rows*item*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    with pytest.raises(SnapshotDamagedError):
+        run.publish()
+    assert [each for each in Path(run.out).iterdir() if not each.name.startswith(".")] == []
+
+
+def test_the_commands_say_what_they_did(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.save()
+    assert (
+        main(
+            ["publish", run.url, run.out, "--quantize", "int8", "--quantize", "user=fp32", "--json"]
+        )
+        == 0
+    )
+    line = json.loads(capsys.readouterr().out)
+    assert (line["is_delta"], line["tables"]["item"]["rows"]) == (False, 500)
+    assert line["tables"]["item"]["bytes"] < line["tables"]["user"]["bytes"]
+    assert main(["publish", run.url, run.out]) == 0
+    assert "has the newest snapshot already" in capsys.readouterr().out
+    assert main(["publish", run.url, run.out, "--quantize", "item="]) == 2
+    assert "must be TABLE=DTYPE" in capsys.readouterr().err
+    with serve(run) as server:
+        assert main(["pull", server.address, "item", "7", "-1", "--json"]) == 0
+        line = json.loads(capsys.readouterr().out)
+        assert line["found"] == [True, False]
+        assert line["version"] == server.service.tables.versions()[0].hash
+        assert np.allclose(line["rows"][0], [1, 7, 1, 1], atol=0.05)
+        assert main(["pull", server.address, "item", "-1"]) == 1
+        assert "-1 (no row): " in capsys.readouterr().out
+        assert main(["pull", server.address, "itm", "1"]) == 2
+        assert "did you mean 'item'" in capsys.readouterr().err
+
+
+# -- real processes --------------------------------------------------------------------------
+
+
+class Replica:
+    """``sparring serve`` on a free port."""
+
+    def __init__(self, config: Path, *options: str) -> None:
+        self._config, self._options = config, options
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "sparring", "serve", str(self._config)]
+        command += [f"server.address={self.address}", *self._options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        lines = []
+        for line in self.process.stderr:
+            lines.append(line)
+            if "ready on" in line:
+                self.address = line.split("ready on ")[1].split(": step")[0]
+                return
+        raise AssertionError("".join(lines))
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+StartReplica = Callable[..., Replica]
+
+
+@pytest.fixture
+def start_replica(run: Run, tmp_path: Path) -> Iterator[StartReplica]:
+    run.save()
+    run.publish()
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"snapshots: {run.out}\nserver: {{poll_seconds: 0.05, threads: 2}}\n")
+    started: list[Replica] = []
+
+    def start(*options: str) -> Replica:
+        started.append(Replica(config, *options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.end()
+
+
+def test_a_replica_that_is_killed_or_stopped_is_not_noticed(start_replica: StartReplica) -> None:
+    replicas = [start_replica(), start_replica()]
+    addresses = [each.address for each in replicas]
+    patient = ClientConfig(deadline_seconds=5.0)
+    with LookupClient(addresses, patient) as client:
+        for number in (0, 1):
+            check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+            # Where it is the one that is asked first, its connection breaks, or it never answers.
+            os.kill(replicas[number].process.pid, signal.SIGSTOP)
+            check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+            replicas[number].end(signal.SIGKILL)
+            for _ in range(20):
+                check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+            if number == 0:
+                replicas[0].start()
+                with LookupClient(replicas[0].address, patient) as probe:
+                    probe.pull({"item": [1]})
+
+
+def test_a_shard_whose_replicas_are_gone_is_told_within_the_deadline(
+    start_replica: StartReplica,
+) -> None:
+    replica = start_replica()
+    short = {"deadline_seconds": 2.0}
+    with (
+        LookupClient(replica.address, ClientConfig(**short)) as raising,
+        LookupClient(replica.address, ClientConfig(**short, on_failure="flag")) as flagging,
+    ):
+        for client in (raising, flagging):
+            client.pull({"item": KEYS}, deadline_seconds=9.0)
+        os.kill(replica.process.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(DeadlineError, match="shard 1: no replica answered"):
+            raising.pull({"item": KEYS})
+        assert time.monotonic() - begin < 10  # and not the minutes of a connection
+        replica.end(signal.SIGKILL)
+        with pytest.raises(ReplicasFailedError, match="UNAVAILABLE"):
+            raising.pull({"item": KEYS})
+        answer = flagging.pull({"item": KEYS})
+        assert np.isnan(answer.rows["item"]).all()
+        assert not answer.answered["item"].any()
+        replica.start()
+        begin = time.monotonic()
+        while not flagging.pull({"item": KEYS}).is_complete:
+            assert time.monotonic() - begin < 30
+
+
+def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
+    run: Run, start_replica: StartReplica
+) -> None:
+    # Two processes on one port.
+    replica = start_replica("--workers", "2")
+    with LookupClient(replica.address, LONG) as client:
+        client.pull({"item": KEYS})
+        run.save()
+        run.publish()
+        begin = time.monotonic()
+        while client.pull({"item": KEYS}).rows["item"][0, 0] != 2:
+            assert time.monotonic() - begin < 30
+    assert replica.end(signal.SIGTERM) == 0
+
+
+def test_publishing_goes_on_until_sigterm(run: Run) -> None:
+    command = [sys.executable, "-m", "sparring", "publish", run.url, run.out]
+    command += ["--watch", "--json", "--poll-seconds", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        for step in (1, 2):
+            run.save()
+            line = json.loads(watching.stdout.readline())
+            assert line["url"].endswith(f"step-{step:03d}")
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--shard", "2/8"], "the configuration has 1 shards; list the replicas of each of 8"),
+        (["--shard", "0/1"], "must be the shard and how many there are, as 2/8"),
+        (["--replica", "2"], "shard 1 has 1 replicas under `shards`; add its address there"),
+        (["server.adress=a:1"], "did you mean address"),
+        (["server.address=a"], "must be host:port"),
+        (["shards=[[]]"], "needs an address of a replica"),
+        (["shards=[[a:1],[b:1]]"], "say which one this server is, as --shard 1/2"),
+        (["snapshots=https://me:secret@host/a"], "must hold no password"),
+    ],
+)
+def test_wrong_servers_are_refused(
+    run: Run, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"snapshots: {run.out}\n")
+    assert main(["serve", str(config), *options]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "secret" not in shown
+
+
+def test_a_serving_process_keeps_its_pages() -> None:
+    program = (
+        "import resource\n"
+        "from sparring_serve.server.heap import keep_freed_memory\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(50): bytearray(4 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "before = faults(); assert keep_freed_memory(); faults(); after = faults()\n"
+        "assert after * 10 < before, (before, after)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

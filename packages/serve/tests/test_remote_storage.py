@@ -1,0 +1,98 @@
+"""A lookup service behind the storage contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    StorageIOError,
+    UnknownTableError,
+    UnsupportedError,
+)
+from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve.testing import MemoryTables
+
+ITEM = TableConfig("item", 4, seed=3)
+ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
+
+
+@pytest.fixture
+def server() -> LookupServer:
+    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
+    place = Place(ShardReplicas((("127.0.0.1:1",),)))
+    with LookupServer(MemoryTables([ITEM], ROWS), config, place, "127.0.0.1:0") as started:
+        yield started
+
+
+def test_rows_are_found_by_key_and_columns(server: LookupServer) -> None:
+    with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
+        result = storage.find([7, -1, 3])
+        assert result.found.tolist() == [True, False, True]
+        assert result.rows.tolist() == [[1, 7, -7, 0.5], [0, 0, 0, 0], [1, 3, -3, 0.5]]
+        assert storage.find([7], columns=(1, 3)).rows.tolist() == [[7, -7]]
+        assert storage.size == 100
+        assert storage.memory_bytes == 0
+        assert storage.capabilities.shared
+    with pytest.raises(ClosedError):
+        storage.find([7])
+
+
+def test_a_service_is_named_by_its_file(server: LookupServer, tmp_path: Path) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"shards: [['{server.address}']]\nclient: {{deadline_seconds: 9}}\n")
+    with open_storage("remote", ITEM, config=config) as storage:
+        assert storage.find([7]).found.tolist() == [True]
+
+
+def test_a_model_reads_a_service_as_any_storage(server: LookupServer) -> None:
+    with StepContainer() as container:
+        options = {"target": server.address, "deadline_seconds": 9}
+        container.declare(ITEM, StorageChoice("remote", options))
+        found = container.lookup("item", np.array([7, -1, 7]), is_registered=False)
+    rows = np.asarray(found.rows)[np.asarray(found.inverse)]
+    assert rows[[0, 2]].tolist() == [[1, 7, -7, 0.5]] * 2
+    with StepContainer() as container:
+        container.declare(ITEM, StorageChoice("memory"))
+        initial = container.lookup("item", np.array([-1]), is_registered=False)
+    assert np.array_equal(rows[1], np.asarray(initial.rows)[0])
+
+
+def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
+    with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
+        for write in (
+            lambda: storage.upsert([1], np.zeros((1, 4), np.float32)),
+            lambda: storage.erase([1]),
+            storage.clear,
+        ):
+            with pytest.raises(UnsupportedError, match="train with another storage, and publish"):
+                write()
+        with pytest.raises(UnsupportedError, match="gives rows by id only"):
+            list(storage.scan())
+        for refused in (lambda: storage.touch([1]), lambda: storage.evict(1)):
+            with pytest.raises(UnsupportedError):
+                refused()
+
+
+def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
+    def open_with(table: TableConfig) -> None:
+        open_storage("remote", table, target=server.address, deadline_seconds=9)
+
+    with pytest.raises(UnknownTableError, match=r"'itm' is not served .served: item."):
+        open_with(TableConfig("itm", 4))
+    with pytest.raises(InvalidArgumentError, match="declared with dim 8, and served with dim 4"):
+        open_with(TableConfig("item", 8))
+    with pytest.raises(InvalidArgumentError, match="without state"):
+        open_with(ITEM.with_state(4, "adagrad"))
+    with pytest.raises(InvalidArgumentError, match="float32"):
+        open_with(TableConfig("item", 4, "float16"))
+    for options in ({}, {"target": "a:1", "config": Path("a.yaml")}):
+        with pytest.raises(InvalidArgumentError, match="needs one of config"):
+            open_storage("remote", ITEM, **options)
+    with pytest.raises(StorageIOError, match="no replica answered"):
+        open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)
