@@ -135,7 +135,11 @@ def _theirs(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
 
 def _turns(runs: list[Run]) -> Run:
     number = iter(range(1 << 60))
-    return lambda: runs[next(number) % len(runs)]()
+
+    def run() -> object:
+        return runs[next(number) % len(runs)]()
+
+    return run
 
 
 def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
@@ -143,9 +147,8 @@ def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
         yield Figure("calls of the C library", "not measured", detail="needs cmake and ninja")
         return
-    from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
-
     import sparring_packed
+    from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
 
     count = scale.rows(100_000)
     rows = np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
