@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from sparring_plan.planning.storages import storage_models
 from sparring_plan.planning.tier_hits import TierHits
 from sparring_plan.planning.unique_keys import zipf_bins
 
-DATA = Path("/work/shared/data/ml-latest-small/ratings.csv")
+ROOT = Path(__file__).parents[3]
+DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
+RATINGS = DATA / "ml-latest-small" / "ratings.csv"
 
 INPUTS = """
 topology:
@@ -384,10 +387,13 @@ def test_unique_keys_of_a_sketch_are_those_counted_in_other_batches(skew: float)
         assert told == pytest.approx(counted(fresh, size), rel=within)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+@pytest.mark.skipif(
+    not RATINGS.exists(),
+    reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
+)
 @pytest.mark.parametrize("column", ["movieId", "userId"])
 def test_unique_keys_of_real_data(column: str) -> None:
-    ids = np.concatenate(list(column_ids(DATA, [column])))
+    ids = np.concatenate(list(column_ids(RATINGS, [column])))
     ids = np.random.default_rng(0).permutation(ids)
     half = len(ids) // 2
     sketch = sketch_ids([ids[:half]])
