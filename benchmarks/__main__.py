@@ -41,6 +41,7 @@ BENCHMARKS = (
     "redis",
     "serving",
     "tiers",
+    "serving_lookup",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

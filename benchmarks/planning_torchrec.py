@@ -1,4 +1,4 @@
-"""Plans of ours beside those of TorchRec 1.8.0, by TorchRec's costs: steps, seconds, gaps.
+"""Plans of ours and of TorchRec 1.8.0, by TorchRec's costs: steps, seconds, gaps.
 
 ``python -m benchmarks.planning_torchrec [--large] [NAME …]``: the cases of `planning_cases`, or those
 whose names begin with a NAME. TorchRec's enumerator makes the options, its estimator their costs, and

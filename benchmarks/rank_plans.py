@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rank_exchange import join, slowest_of_each_round
+from benchmarks.rank_exchange import join
 from sparring import (
     EnvironmentOptions,
     EnvironmentRendezvous,
@@ -34,7 +34,7 @@ from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_plan import Plan
 
 NUM_BATCHES, COSTS_ROUNDS = 3, 9
-DIM, LARGE = 64, 1 << 20
+DIM, LARGE, SWEPT_BYTES = 64, 1 << 20, 96 << 20
 
 
 def _choice(method: str) -> MethodChoice:
@@ -86,12 +86,33 @@ def _plans(
         for name, each in containers.items()
     }
     costs = _costs(given, batches, meeting)
-    seconds = slowest_of_each_round(meeting, contenders, given["rounds"])
+    seconds, processor = _rounds(meeting, contenders, given["rounds"])
     gathered = {
         name: np.asarray(meeting.all_gather(np.asarray(each, np.float64))).tolist()
         for name, each in sent.items()
     }
-    return {"seconds": seconds, "sent": gathered, "costs": costs}
+    return {"seconds": seconds, "processor": processor, "sent": gathered, "costs": costs}
+
+
+def _rounds(
+    meeting: Collective, contenders: dict[str, Callable[[], object]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Plan → seconds of each round, and seconds of a processor, of the slowest rank. Plans take turns."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            meeting.barrier()
+            begin = time.perf_counter(), time.process_time()
+            step()
+            taken[name].append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
+    slowest = {
+        name: np.max(meeting.all_gather(np.asarray(each, np.float64)), axis=0)
+        for name, each in taken.items()
+    }
+    return (
+        {name: each[:, 0].tolist() for name, each in slowest.items()},
+        {name: each[:, 1].tolist() for name, each in slowest.items()},
+    )
 
 
 def _container(
@@ -219,12 +240,17 @@ def _pass_message(meeting: Collective, num_rows: int) -> None:
 
 
 def _median(call: Callable[[], object], rounds: int = COSTS_ROUNDS) -> float:
+    """Processor time, with cold caches, as steps of other plans leave them.
+
+    A rank has one core, and what else the machine does is no cost of ours.
+    """
     call()
-    times = []
+    times, others = [], np.zeros(SWEPT_BYTES, np.uint8)
     for _ in range(rounds):
-        begin = time.perf_counter()
+        others += 1
+        begin = time.process_time()
         call()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return median(times)
 
 

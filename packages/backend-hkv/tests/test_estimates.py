@@ -1,4 +1,4 @@
-"""Estimates of tables by their options, beside those of the kit."""
+"""Estimates of tables by their options, next to those of the kit."""
 
 from __future__ import annotations
 

@@ -25,15 +25,16 @@ from sparring_torch.optimizer import Optimizer
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
 
-PLAN = {"user": TableSharding("column_wise", (1, 0), columns=2)}
 
-
-def container_of(collective: Collective | None, *, is_divided: bool = True) -> StepContainer:
+def container_of(
+    collective: Collective | None, *, is_divided: bool = True, transfer: Any = "rows"
+) -> StepContainer:
+    plan = {"user": TableSharding("column_wise", (1, 0), transfer, columns=2)}
     return StepContainer(
         collective=collective,
         rendezvous=ThreadRendezvous(2) if collective else None,
         reduction=Reduction.SUM,
-        plan=PLAN if collective and is_divided else None,
+        plan=plan if collective and is_divided else None,
     )
 
 
@@ -107,6 +108,26 @@ def test_modules_and_optimizers_give_the_bits_of_one_process(
     assert len(expected) > 20
     for step, read in enumerate(seen):
         assert np.concatenate([each[1][step] for each in found]).tobytes() == read.tobytes()
+
+
+def test_bags_are_pooled_by_the_owners_of_blocks() -> None:
+    """Gradients are exact, and so rows are the same bits; pools of one id each are too."""
+
+    def body(collective: Collective, transfer: str) -> Any:
+        with container_of(collective, transfer=transfer) as held:
+            ranks = [collective.rank]
+            found = train("EmbeddingBagCollection", torch.optim.Adam, {}, ranks, held)[:2]
+            assert held.transfer("user")[0] == transfer
+            return found
+
+    by_rows, pooled = (
+        run_ranks(2, lambda collective, transfer=transfer: body(collective, transfer))
+        for transfer in ("rows", "pooled")
+    )
+    assert joined([rows for rows, _ in pooled]) == joined([rows for rows, _ in by_rows])
+    for (_, mine), (_, theirs) in zip(pooled, by_rows, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
@@ -186,11 +207,15 @@ def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: P
     assert joined(after) == joined([each[0] for each in found])
 
 
-@pytest.mark.parametrize("plan", [PLAN, {"user": TableSharding("table_wise", (0,))}], ids=str)
+@pytest.mark.parametrize(
+    "sharding",
+    [TableSharding("column_wise", (1, 0), columns=2), TableSharding("table_wise", (0,))],
+    ids=str,
+)
 def test_an_optimizer_goes_on_where_a_rank_keeps_no_row_or_no_first_block(
-    plan: Any, tmp_path: Path
+    sharding: TableSharding, tmp_path: Path
 ) -> None:
-    url = str(tmp_path / "saved")
+    url, plan = str(tmp_path / "saved"), {"user": sharding}
 
     def opened(collective: Collective) -> StepContainer:
         made = ThreadRendezvous(2)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,3 +252,51 @@ def test_an_unknown_kind_of_a_plan_written_by_hand_is_refused() -> None:
     plan = torchrec.ShardingPlan({"bags": {"item": torchrec.ParameterSharding("tabel_wise")}})
     with pytest.raises(PluginError, match="did you mean 'table_wise'"):
         torchrec.DistributedModelParallel(Model(), plan=plan)
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from sparring_torch.torchrec import *
+
+dist.init_process_group("gloo")
+tables = [EmbeddingBagConfig(name=name, embedding_dim=4) for name in ("item", "user")]
+bags = EmbeddingBagCollection(tables)
+wise = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
+given = {"item": wise, "user": wise, **({"itme": wise} if "--wrong" in sys.argv else {})}
+planner = EmbeddingShardingPlanner(batch_size=8, constraints=given)
+plan = planner.collective_plan(bags, get_default_sharders(), dist.group.WORLD)
+model = DistributedModelParallel(bags, plan=plan, sharders=get_default_sharders())
+features = KeyedJaggedTensor(["item", "user"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+model.eval()(features)
+print(sorted((name, each.ranks) for name, each in plan.plan[""].items()), flush=True)
+model.close()
+"""
+
+
+@pytest.mark.long
+def test_ranks_of_torchrun_get_the_plan_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr"]
+    command += ["127.0.0.1", "--nproc-per-node", "2", "script.py"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options],
+            check=False,  # the assertions below show what it wrote
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert {"item", "user"} == {name for name, _ in ast.literal_eval(first)}
+    refused = run("--wrong")
+    assert "there is no table 'itme'; did you mean 'item'?" in refused.stderr
+    assert "the planner of rank 0 failed: constraints: there is no table 'itme'" in refused.stderr

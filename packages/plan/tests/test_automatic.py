@@ -63,6 +63,10 @@ def test_what_is_assumed_is_said_by_table() -> None:
     assert size.startswith("table user: no size is given, so 10,000 new ids a day for 100 days")
     assert method == "tables user, item: planned with the optimizer state of adagrad"
     assert memory.startswith("table shop: memory is not counted")
+    unknown = TableWorkload(TableConfig("bag", 4), (FeatureWorkload(),), 9, "adam")
+    assert automatic.plan_of_request(request(unknown)).assumed == (
+        "table bag: planned with one id of each feature in a sample",
+    )
     many = automatic.plan_of_request(request(*(table(f"t{each}") for each in range(5))))
     assert many.assumed[0].startswith("5 tables (t0, t1, t2, …): no size is given")
 

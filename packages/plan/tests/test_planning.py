@@ -137,7 +137,9 @@ def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibra
         assert bags <= 100 * min(20, owners) / owners * (1 + 1e-9)
 
 
-def test_what_training_cannot_execute_is_not_offered(calibration: Calibration) -> None:
+def test_column_blocks_are_offered_in_storages_that_training_allows(
+    calibration: Calibration,
+) -> None:
     value = random_inputs(3).model_dump()
     value["kinds"] = list(KINDS)
     value["topology"]["memory"]["disk"] = 1 << 40
@@ -146,7 +148,6 @@ def test_what_training_cannot_execute_is_not_offered(calibration: Calibration) -
     for option in range(len(options)):
         shape = options.shape_of(option)
         if shape.num_columns > 1:
-            assert shape.transfer == "rows"
             assert options.storages[options.storage[option]] == "hkv"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from sparring_plan.planning.storages import storage_models
 from sparring_plan.planning.tier_hits import TierHits
 from sparring_plan.planning.unique_keys import zipf_bins
 
-DATA = Path("/work/shared/data/ml-latest-small/ratings.csv")
+ROOT = Path(__file__).parents[3]
+DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
+RATINGS = DATA / "ml-latest-small" / "ratings.csv"
 
 INPUTS = """
 topology:
@@ -216,6 +219,22 @@ def test_bytes_of_a_plan_are_those_of_real_storages(
         assert told == pytest.approx(opened.memory_bytes, rel=0.1)
 
 
+def test_bytes_of_many_tables_are_about_those_of_each(calibration: Calibration) -> None:
+    rows = np.geomspace(1e4, 3e8, 200)
+    value = inputs_of({"dim": 16, "rows": 10, "features": {"f": {"ids": 1}}}).model_dump()
+    table = value["tables"].pop("t")
+    value["tables"] = {f"t{at:03}": {**table, "dim": 8 << at % 3} for at in range(len(rows))}
+    (model,) = storage_models(
+        PlanInputs.model_validate(value | {"storages": ["hkv"]}), calibration, list(value["tables"])
+    )
+    tables = np.arange(len(rows))
+    each = [model.bytes(rows[at : at + 1], tables[at : at + 1], 1)[0] for at in tables]
+    many = model.bytes(rows, tables, 1)
+    large = rows > 1e6
+    np.testing.assert_allclose(many[large], np.asarray(each)[large], rtol=0.05)
+    np.testing.assert_allclose(many, each, rtol=0.35)
+
+
 def test_where_a_backend_says_nothing_the_calibration_does(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +299,8 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
         ("hkv: 10 %", "hkv: 110 %", "storages"),
         ("start: 2026-11-23", "start: tomorrow", "start: "),
         ("horizon_days: 90", "horizon_days: 90, expire_days: 0", "expire_days"),
+        ("rows: 100000}", "rows: 100000, skew: -1}", "skew.exponent: input should be greater than"),
+        ("rows: 100000}", "rows: 100000, skew: {skech: a}}", "skech (did you mean sketch?)"),
         (
             "    storages: [{",
             "    skew: {sketch: none.yaml}\n    storages: [{",
@@ -366,10 +387,13 @@ def test_unique_keys_of_a_sketch_are_those_counted_in_other_batches(skew: float)
         assert told == pytest.approx(counted(fresh, size), rel=within)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+@pytest.mark.skipif(
+    not RATINGS.exists(),
+    reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
+)
 @pytest.mark.parametrize("column", ["movieId", "userId"])
 def test_unique_keys_of_real_data(column: str) -> None:
-    ids = np.concatenate(list(column_ids(DATA, [column])))
+    ids = np.concatenate(list(column_ids(RATINGS, [column])))
     ids = np.random.default_rng(0).permutation(ids)
     half = len(ids) // 2
     sketch = sketch_ids([ids[:half]])

@@ -17,10 +17,8 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import NonFinite, StepContainer
-from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.kernels.functions import pool, pool_backward
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks
@@ -221,85 +219,6 @@ def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_st
             container.drop_state("user")
             container.set_state("user", adam, "adam")
             train(container, [collective.rank], "adam")
-
-    run_ranks(2, body)
-
-
-POOLED = {
-    "column_wise": TableSharding("column_wise", (1, 0), "pooled", 2),
-    "grid": TableSharding("grid", (1, 0, 0, 1), "pooled", 2),
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", POOLED)
-def test_owners_of_blocks_pool_their_columns_of_bags(kind: str, dtype: str) -> None:
-    method = resolve_method("adagrad")
-
-    def bags_of(step: int, ranks: Any) -> tuple[Any, Any, Any]:
-        """Two ids a bag; the gradient of a bag is that of the first of them."""
-        ids, gradients = batch_of(step, ranks)
-        num_bags = len(ids) // 2
-        return ids[: 2 * num_bags], np.arange(num_bags + 1) * 2, gradients[:num_bags]
-
-    def train_pooled(container: StepContainer, ranks: Any) -> list[Any]:
-        seen = []
-        for step in range(3):
-            ids, offsets, gradient = bags_of(step, ranks)
-            if container.transfer("user")[0] == "pooled":
-                wanted = [BagLookup("user", ids, offsets)]
-                (found,) = look_up_bags(container.state, wanted, is_training=True)
-                assert found.shadow_id is not None
-                seen.append(found.pools)
-                # Of two parts, as of two uses of the pools.
-                container.resources.accumulate_bags(found.shadow_id, gradient / 2)
-                container.resources.accumulate_bags(found.shadow_id, gradient / 2)
-                assert container.resources.has_gradient("user")
-            else:
-                rows = container.lookup("user", ids)
-                assert rows.shadow_id is not None
-                seen.append(pool(rows.rows, rows.inverse, offsets))
-                by_key = pool_backward(gradient, rows.inverse, offsets, len(rows.keys))
-                container.resources.accumulate(rows.shadow_id, by_key)
-            choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), step + 1)
-            container.apply_methods({"user": choice})
-        return seen
-
-    with opened(None, "", dtype=dtype) as alone:
-        pools, rows = train_pooled(alone, [0]), joined([stored(alone)])
-
-    def body(collective: Collective) -> Any:
-        with opened(collective, "", sharding=POOLED[kind], dtype=dtype) as container:
-            assert container.transfer("user")[0] == "pooled"
-            # All samples are of rank 0.
-            mine = train_pooled(container, [0] if collective.rank == 0 else [])
-            assert container.exchange.pooling.num_kept == 0
-            return mine, stored(container)
-
-    found = run_ranks(2, body)
-    assert joined([each[1] for each in found]) == rows
-    assert len(rows) > 10
-    for mine, whole in zip(found[0][0], pools, strict=True):
-        np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-6)
-
-
-def test_gradients_of_weights_of_bags_are_of_all_columns() -> None:
-    def body(collective: Collective) -> None:
-        with opened(collective, "", "sgd", sharding=POOLED["column_wise"]) as container:
-            ids, offsets = np.array([3, 4, 5]), np.array([0, 2, 3])
-            weights, gradient = np.full(3, 0.5, np.float32), np.ones((2, DIM), np.float32)
-            wanted = [BagLookup("user", ids, offsets, "sum", weights, trains_weights=True)]
-            lookups = look_up_bags(container.state, wanted, is_training=True)
-            (found,) = bag_weight_gradients(container.state, lookups, [gradient])
-            rows = container.lookup("user", ids, is_registered=False)
-            np.testing.assert_allclose(found, rows.rows[rows.inverse].sum(axis=1), atol=1e-6)
-            (none,) = bag_weight_gradients(container.state, lookups, [None])
-            assert not none.any()
-            with pytest.raises(InvalidArgumentError, match=r"must be \(2, 4\) float32"):
-                container.resources.accumulate_bags(lookups[0].shadow_id or 0, gradient[:, :2])
-            container.resources.accumulate_bags(lookups[0].shadow_id or 0, gradient)
-            container.resources.drop("user")
-            assert not container.resources.has_gradient("user")
 
     run_ranks(2, body)
 

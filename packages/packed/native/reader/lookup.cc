@@ -234,6 +234,20 @@ class BagSums {
   std::vector<float> initial_;
 };
 
+// Calls body(view, bucket, hash) for the ids of a request, in the newest layer of its table.
+template <class Body>
+void for_newest(const Version& version, const SparringPackedRequest& request, const Body& body) {
+  const Table& table = version.tables[static_cast<size_t>(request.table)];
+  if (table.layers.empty() || table.layers[0]->rows.is_empty()) return;
+  for (int64_t i = 0; i < request.count; ++i) {
+    const PackedFile* const file = table.layers[0]->rows.file_of(request.ids[i]);
+    if (file == nullptr) continue;
+    const FileView& view = file->view();
+    const uint64_t hash = view.hash_of(request.ids[i]);
+    body(view, view.buckets[bucket_of(hash, view.num_buckets)], hash);
+  }
+}
+
 void note_found(const SparringPackedRequest& request, int64_t at, const Group& group) {
   if (request.found == nullptr) return;
   for (int64_t i = 0; i < group.count; ++i) request.found[at + i] = group.rows[i] != nullptr;
@@ -270,16 +284,24 @@ void write_row(const Table& table, const LookupOptions& options, int64_t id, con
   }
 }
 
-const void* find_row(const Version& version, const Table& table, int64_t id) {
-  check_partition(version, id);
-  for (const TableLayer* layer : table.layers) {
-    const PackedFile* file = layer->rows.is_empty() ? nullptr : layer->rows.file_of(id);
-    const uint8_t* const record = file == nullptr ? nullptr : file->find(id);
-    if (record != nullptr) return PackedFile::row_of(record);
-    file = layer->erased.is_empty() ? nullptr : layer->erased.file_of(id);
-    if (file != nullptr && file->find(id) != nullptr) return nullptr;
-  }
-  return nullptr;
+void prefetch_buckets(const Version& version, const SparringPackedRequest& request) {
+  for_newest(version, request, [](const FileView&, const Bucket& bucket, uint64_t) {
+    __builtin_prefetch(&bucket);
+  });
+}
+
+void prefetch_records(const Version& version, const SparringPackedRequest& request) {
+  const int64_t bytes = 8 + version.tables[static_cast<size_t>(request.table)].row_bytes;
+  for_newest(version, request,
+             [&](const FileView& view, const Bucket& bucket, uint64_t hash) {
+               const uint32_t matches = FileView::matches(bucket, hash);
+               if (!view.has(bucket) || matches == 0) return;
+               const uint8_t* const record =
+                   view.record(bucket.start + static_cast<uint64_t>(__builtin_ctz(matches)));
+               for (int64_t at = 0; at < std::min(bytes, kMostPrefetchedBytes); at += 64) {
+                 __builtin_prefetch(record + at);
+               }
+             });
 }
 
 size_t layer_of(const Table& table, int64_t id) {

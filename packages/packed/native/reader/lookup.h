@@ -20,8 +20,10 @@ void look_up(const Version& version, const LookupOptions& options,
 void pool(const Version& version, const LookupOptions& options,
           const SparringPackedRequest& request);
 
-// The stored row of an id, or NULL.
-const void* find_row(const Version& version, const Table& table, int64_t id);
+// Asks for what a request reads first, of the newest layer: the buckets of its ids, then, in a
+// later call, their records. For requests of few ids, which are answered one after the other.
+void prefetch_buckets(const Version& version, const SparringPackedRequest& request);
+void prefetch_records(const Version& version, const SparringPackedRequest& request);
 
 // The first layer, from the newest, that has the id as a row or as erased; the number of
 // layers where none has.

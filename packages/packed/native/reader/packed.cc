@@ -39,6 +39,9 @@ namespace {
 
 using Hold = CountedState<SparringPacked::State>::Hold;
 
+// Ids of a request, on average, that are too few to fill the time that memory takes.
+constexpr int64_t kFewIds = 8;
+
 constexpr char kOutOfMemory[] = "out of memory; nothing was changed";
 
 template <class Arguments, class Body>
@@ -182,17 +185,26 @@ void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool ar
                               arguments.missing};
   const Hold state(packed.state);
   const Version& version = named_version(*state, arguments.version);
-  for (int64_t i = 0; i < arguments.num_requests; ++i) {
-    const SparringPackedRequest& request = arguments.requests[i];
+  const auto for_requests = [&](const auto& body) {
+    for (int64_t i = 0; i < arguments.num_requests; ++i) body(arguments.requests[i]);
+  };
+  int64_t num_ids = 0;
+  for_requests([&](const SparringPackedRequest& request) {
     const Table& table = numbered_table(version, request.table);
     check_request(request, table, options.dtype);
+    num_ids += request.count;
     if (are_sums) {
       check_bags(request, table);
     } else {
       sparring::border::check_array(request.rows, request.count, "rows");
     }
-    answer(version, options, request);
+  });
+  if (arguments.num_requests > 1 && num_ids <= kFewIds * arguments.num_requests) {
+    // Their reads of memory go on at the same time.
+    for_requests([&](const SparringPackedRequest& each) { prefetch_buckets(version, each); });
+    for_requests([&](const SparringPackedRequest& each) { prefetch_records(version, each); });
   }
+  for_requests([&](const SparringPackedRequest& each) { answer(version, options, each); });
   note_version(arguments, version);
 }
 

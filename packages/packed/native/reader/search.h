@@ -29,7 +29,9 @@ class Search {
         only_file_(files.only_file()),
         keys_(keys),
         count_(count),
-        bytes_(static_cast<uint64_t>(std::min(record_bytes, kMostPrefetchedBytes))) {}
+        bytes_(static_cast<uint64_t>(std::min(record_bytes, kMostPrefetchedBytes))),
+        ahead_(std::min(count, kAhead)),
+        next_(-2 * ahead_) {}
 
   // found (count): the records of the next `count` keys, or NULL. REQUIRES: there are so many.
   // Throws StatusError(SPARRING_CORRUPT).
@@ -62,17 +64,18 @@ class Search {
   template <class FileOf, class ViewOf>
   __attribute__((always_inline)) void advance(int64_t count, const uint8_t** found,
                                               const FileOf& file_of, const ViewOf& view_of) {
+    const int64_t ahead = ahead_;
     const int64_t first = std::max<int64_t>(next_, 0);
     const int64_t end = first + count;
     for (int64_t i = next_; i < end; ++i) {
-      if (const int64_t at = i + 2 * kAhead; at < count_) {
+      if (const int64_t at = i + 2 * ahead; at < count_) {
         Slot& slot = slots_[at % kSlots];
         const FileView& view = view_of(at);
         slot.hash = view.hash_of(keys_[at]);
         slot.bucket = view.buckets + bucket_of(slot.hash, view.num_buckets);
         __builtin_prefetch(slot.bucket);
       }
-      if (const int64_t at = i + kAhead; at >= 0 && at < count_) {
+      if (const int64_t at = i + ahead; at >= 0 && at < count_) {
         Slot& slot = slots_[at % kSlots];
         const FileView& view = view_of(at);
         if (!view.has(*slot.bucket)) [[unlikely]] {
@@ -105,7 +108,8 @@ class Search {
   const int64_t* const keys_;
   const int64_t count_;
   const uint64_t bytes_;
-  int64_t next_ = -2 * kAhead;
+  const int64_t ahead_;
+  int64_t next_;
   Slot slots_[kSlots];
 };
 

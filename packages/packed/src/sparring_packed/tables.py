@@ -1,4 +1,7 @@
-"""Tables of a serving snapshot, mapped: lookups, sums, and newer versions while they go on."""
+"""Tables of a serving snapshot, mapped: lookups, sums, and newer versions while they go on.
+
+Longer than other files, because one class is the whole of what a reader calls.
+"""
 
 from __future__ import annotations
 

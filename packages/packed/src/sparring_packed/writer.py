@@ -4,6 +4,8 @@
     all files → manifest → rename
 
 A window is as large as a file may be, so that memory does not grow with the table.
+
+Longer than other files, because a full snapshot and a delta share all but how a window is read.
 """
 
 from __future__ import annotations

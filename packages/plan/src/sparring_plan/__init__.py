@@ -1,7 +1,8 @@
 """Plans and simulates how tables are shared out among ranks.
 
-`read_plan` reads the file of a plan; `Plan.sharding` gives it to training. Both are imported when they
-are asked for: listing plugins imports `sparring_plan.plugin`.
+`read_plan` reads the file of a plan; `Plan.sharding` gives it to training. `sketch_ids` counts how often
+keys are asked for. They are imported when they are asked for: listing plugins imports
+`sparring_plan.plugin`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_plan.planning.plan import Plan, read_plan
+    from sparring_plan.planning.sketch import Sketch, sketch_ids
 
-__all__ = ["Plan", "read_plan"]
+__all__ = ["Plan", "Sketch", "read_plan", "sketch_ids"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'sparring_plan' has no attribute {name!r}")
-    from sparring_plan.planning import plan
+    from sparring_plan.planning import plan, sketch
 
-    return getattr(plan, name)
+    return getattr(sketch if name in sketch.__all__ else plan, name)

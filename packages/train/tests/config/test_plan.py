@@ -139,7 +139,7 @@ GOOD = ("row_wise", "all")
         (
             plan(("tabel_wise", [1]), GOOD),
             "23:5",
-            "table user: there is no tabel_wise; choose one of",
+            "tabel_wise; choose one of column_wise",
         ),
         (plan(("table_wise", [0, 1]), GOOD), "24:5", "on one rank; found ranks [0, 1]"),
         (divided([0, 1, 0], 3), "24:5", "has dim 4, which 3 blocks of columns do not divide"),

@@ -51,7 +51,7 @@ def anneal(before: Placement, alive: Ints, prices: Floats, bound: float) -> Plac
 
 @dataclass(slots=True)
 class _Kept:
-    """What a round that is refused brings back."""
+    """State that a round which is refused brings back."""
 
     option: Ints
     ranks: list[Ints]

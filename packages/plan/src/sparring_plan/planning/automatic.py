@@ -112,6 +112,13 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
     unknown = [each.table.name for each in request.tables if _method_of(each) is None]
     if unknown:
         assumed.append(f"{_names(unknown)}: planned with the optimizer state of {_METHOD}")
+    single = [
+        each.table.name
+        for each in request.tables
+        if any(feature.ids is None for feature in each.features)
+    ]
+    if single:
+        assumed.append(f"{_names(single)}: planned with one id of each feature in a sample")
     elsewhere = [each.table.name for each in request.tables if not each.is_in_memory]
     memory = _NO_LIMIT if elsewhere else request.memory_bytes or _memory_share(per_node)
     if elsewhere:

@@ -10,7 +10,7 @@ With W ranks, n ids of a rank's batch, u = U(n) distinct keys of it and v = U(W�
 D elements of s bytes, gradients of 4 bytes an element, a shard with the share q of rows and one of C
 column blocks moves, for each rank that asks: u·q keys of 8 bytes there, u·q rows of D·s/C + 1 bytes back,
 u·q keys and gradients there. A pooling owner takes n·q ids instead, and a length, a pool back and a
-gradient there for each bag that it has an id of. Owners of column blocks do not pool.
+gradient there for each bag that it has an id of.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _shapes(inputs: PlanInputs) -> Iterator[Shape]:
                 for span in spans:
                     yield Shape(kind, Span.NODES, span, span * within, 1, transfer)
             else:
-                for blocks in _COLUMN_BLOCKS if transfer == "rows" else ():
+                for blocks in _COLUMN_BLOCKS:
                     if kind == "column_wise" and blocks <= ranks:
                         yield Shape(kind, Span.RANKS, blocks, blocks, blocks, transfer)
                     elif kind == "table_column_wise" and blocks <= within and nodes > 1:

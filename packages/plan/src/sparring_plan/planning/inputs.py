@@ -12,7 +12,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from sparring import Document, DocumentModel, read_document, resolve_method
 from sparring.contracts import UpdateMethod
@@ -211,6 +211,22 @@ Storages = Annotated[list[str | Stack], Field(min_length=1)]
 """Names of the calibration's storages, and stacks of them."""
 
 
+def _form_of_skew(value: Any) -> str:
+    if isinstance(value, dict):
+        return "sketch" if "bins" in value else "file"
+    if isinstance(value, SketchFile):
+        return "file"
+    return "sketch" if isinstance(value, Sketch) else "exponent"
+
+
+Skew = Annotated[
+    Annotated[float, Field(ge=0, le=4), Tag("exponent")]
+    | Annotated[SketchFile, Tag("file")]
+    | Annotated[Sketch, Tag("sketch")],
+    Discriminator(_form_of_skew),
+]
+
+
 class TableSpec(DocumentModel):
     """A table: its rows, its update method, and the ids that a sample asks for."""
 
@@ -220,7 +236,7 @@ class TableSpec(DocumentModel):
     state_elements: int | None = Field(default=None, ge=0)
     """Elements of state a row; where missing, the update method says."""
     features: dict[str, Feature] = Field(min_length=1)
-    skew: Annotated[float, Field(ge=0, le=4)] | SketchFile | Sketch = 1.05
+    skew: Skew = 1.05
     """The exponent of Zipf's law, 0 where all ids are alike; or a sketch of the table's ids."""
     rows: int | None = Field(default=None, gt=0, le=10**15)
     growth: Growth | None = None

@@ -52,7 +52,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What pins cost, in milliseconds of the step.
+    """Cost of pins, in milliseconds of the step.
 
     Args:
         names: tables that are pinned or were edited.
@@ -106,7 +106,7 @@ def make_plan(
 
 
 def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
-    """What the pinned and edited tables of a plan cost.
+    """Costs of the pinned and edited tables of a plan.
 
     Raises:
         ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.

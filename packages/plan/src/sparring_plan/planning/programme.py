@@ -17,7 +17,7 @@ __all__ = ["Programme", "Solution"]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What HiGHS found: the value of each column, and a bound of the objective."""
+    """Values of the columns that HiGHS found, and its bound of the objective."""
 
     values: Floats
     bound: float
@@ -54,7 +54,7 @@ class Programme:
         self.num_columns = self._last + (1 if goal is None else options.num_ranks)
 
     def model(self, module: Any, scale: float, prices: Floats | None = None) -> Any:
-        """As HiGHS takes it; times are divided by `scale`, `prices` of options are added."""
+        """Makes the model of HiGHS; times are divided by `scale`, `prices` of options are added."""
         options, alive, rows = self._options, self._alive, Rows()
         table = options.table[alive]
         of_table = np.unique(table, return_index=True)[1]
@@ -75,7 +75,7 @@ class Programme:
         return model
 
     def _add_places(self, rows: Rows, place: int) -> None:
-        """As many nodes and ranks as the option has, where it is taken."""
+        """Adds that an option which is taken has as many nodes and ranks as its shape says."""
         options, span = self._options, self._spans[place]
         shape = options.shape_of(int(self._alive[place]))
         nodes = self._node_at[place] + np.arange(self._num_nodes)
@@ -91,7 +91,7 @@ class Programme:
                 rows.add([*inside, column], [*np.ones(len(inside)), -shape.num_places], 0, 0)
 
     def _add_rank(self, rows: Rows, rank: int, scale: float) -> None:
-        """What a rank bears of each resource, and of each memory."""
+        """Adds the limits of a rank, of each resource and of each memory."""
         options, alive, rest = self._options, self._alive, self._rest
         at = np.searchsorted(self._ranks, rank)
         is_free = at < len(self._ranks) and self._ranks[at] == rank

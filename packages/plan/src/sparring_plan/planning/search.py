@@ -94,7 +94,7 @@ def search(options: Options, pins: Placement | None = None) -> Found | None:
 def _proven(
     options: Options, best: Placement, bound: Bound, most_columns: int
 ) -> tuple[Placement, Bound]:
-    """What the integer programme makes of both, where it has at most so many columns."""
+    """Improves both by the integer programme, where it has at most so many columns."""
     proof = None
     if _gap(best, bound) > _target(options):
         proof = prove(options, best, _worth_trying(options, bound, best), most_columns)

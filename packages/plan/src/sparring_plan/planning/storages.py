@@ -27,6 +27,8 @@ __all__ = ["StorageModel", "storage_models"]
 
 _POINTS_PER_OCTAVE = 4
 _MOST_POINTS = 64 * _POINTS_PER_OCTAVE
+_FEW_TABLES = 32
+"""So many are estimated one by one."""
 
 Ints = NDArray[np.int64]
 
@@ -94,7 +96,7 @@ class StorageModel:
         self._memories = list(memories)
         self._specs = specs
         self._updates = [_update_costs(costs, specs) for costs in self.costs]
-        self._bytes: dict[tuple[_Layout, int], Floats | None] = {}
+        self._bytes: dict[tuple[_Layout, int], Floats] = {}
         self._full: dict[tuple[int, _Layout], float] = {}
         self._layouts: dict[int, tuple[list[_Layout], Ints]] = {}
 
@@ -152,23 +154,29 @@ class StorageModel:
 
     def bytes(self, rows: Floats, tables: Ints, blocks: int) -> Floats:
         """(tables, memories): of a shard with `rows`; infinite where it cannot have as many."""
+        layouts, which = self._layouts_of(tables, blocks)
+        if len(rows) <= _FEW_TABLES:
+            whole = rows.astype(np.int64).tolist()
+            each = [
+                self._estimated(layouts[at], int(one)) for at, one in zip(which, whole, strict=True)
+            ]
+            return np.asarray(each).reshape(len(rows), len(self._memories))
         position = np.log2(np.maximum(rows, 1.0)) * _POINTS_PER_OCTAVE
         point = np.floor(position).astype(np.int64)
-        layouts, which = self._layouts_of(tables, blocks)
         # Between two points of a few for each layout, as tables are many.
         pairs, inverse = np.unique(which * _MOST_POINTS + point, return_inverse=True)
-        ends = np.full((2, len(pairs), len(self._memories)), np.inf)
+        ends = np.empty((2, len(pairs), len(self._memories)))
         for at, pair in enumerate(pairs.tolist()):
+            layout, begin = layouts[pair // _MOST_POINTS], pair % _MOST_POINTS
             for end in (0, 1):
-                told = self._point(layouts[pair // _MOST_POINTS], pair % _MOST_POINTS + end)
-                ends[end, at] = np.inf if told is None else told
+                told_rows = int(2.0 ** ((begin + end) / _POINTS_PER_OCTAVE))
+                ends[end, at] = self._estimated(layout, told_rows)
         low, high = ends[:, inverse]
         first, last = (2.0 ** ((point + each) / _POINTS_PER_OCTAVE) for each in (0, 1))
         with np.errstate(invalid="ignore"):
             found: Floats = low + (high - low) * ((rows - first) / (last - first))[:, None]
         for at in np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist():
-            exact = self._estimate(layouts[which[at]], int(rows[at]))
-            found[at] = np.inf if exact is None else exact
+            found[at] = self._estimated(layouts[which[at]], int(rows[at]))
         return found
 
     def _layouts_of(self, tables: Ints, blocks: int) -> tuple[list[_Layout], Ints]:
@@ -181,10 +189,12 @@ class StorageModel:
         layouts, which = self._layouts[blocks]
         return layouts, which[tables]
 
-    def _point(self, layout: _Layout, point: int) -> Floats | None:
-        key = layout, point
+    def _estimated(self, layout: _Layout, rows: int) -> Floats:
+        """(memories,): of one storage with so many rows; infinite where there is no such storage."""
+        key = layout, rows
         if key not in self._bytes:
-            self._bytes[key] = self._estimate(layout, int(2.0 ** (point / _POINTS_PER_OCTAVE)))
+            told = self._estimate(layout, rows)
+            self._bytes[key] = np.full(len(self._memories), np.inf) if told is None else told
         return self._bytes[key]
 
     def _estimate(self, layout: _Layout, rows: int) -> Floats | None:

@@ -85,9 +85,9 @@ def rows_on_the_wire(rows: Rows, dtype: int) -> Buffer:
     count, dim = rows.shape
     packed = np.empty((count, dim + 4), np.uint8)
     with np.errstate(over="ignore", invalid="ignore"):
-        bias = rows.min(axis=1).astype(np.float16)
+        bias = _of_rows(np.minimum, rows).astype(np.float16)
         least = bias.astype(np.float32)
-        scale = ((rows.max(axis=1) - least) / 255).astype(np.float16)
+        scale = ((_of_rows(np.maximum, rows) - least) / 255).astype(np.float16)
         divisor = scale.astype(np.float32)
         divisor[divisor == 0] = 1
         steps = rows - least[:, None]
@@ -97,6 +97,16 @@ def rows_on_the_wire(rows: Rows, dtype: int) -> Buffer:
         packed[:, :dim] = steps
     packed[:, dim:] = np.stack([scale, bias], axis=1).view(np.uint8)
     return as_bytes(packed)
+
+
+def _of_rows(least_or_most: np.ufunc, rows: Rows) -> npt.NDArray[np.float32]:
+    """``(n,)``: of each row the least or greatest; by halves, which is much faster than ``axis=1``."""
+    while (width := rows.shape[1]) > 1:
+        half = width // 2
+        # Of an odd width the middle is in both parts.
+        rows = least_or_most(rows[:, : width - half], rows[:, half:])
+    found: npt.NDArray[np.float32] = rows[:, 0]
+    return found
 
 
 def read_rows(content: Buffer, dim: int, dtype: int, out: Rows) -> None:

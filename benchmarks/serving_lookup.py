@@ -1,0 +1,174 @@
+"""Lookups of a serving snapshot: against FBGEMM's quantized tables, and against plain random reads.
+
+One thread, in this process, files on disk that are in memory; FBGEMM has dense rows by place, ours are
+found by a hash of 64-bit ids. Answers are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.measuring import Figure, alternate, ratios
+from benchmarks.programs import built, running
+from benchmarks.scale import Scale
+
+__all__ = ["measure"]
+
+NUM_ROWS, DIM, NUM_IDS, BAG, BATCHES, ROUNDS = 2_000_000, 64, 65_536, 4, 6, 15
+PACKAGE = Path(__file__).parent.parent / "packages/packed"
+# What is to be reached, not pooled and pooled.
+BARS = {"fp32": (1.0, 0.9), "fp16": (None, None), "int8": (0.8, 0.8), "int4": (None, 0.8)}
+
+Run = Callable[[], object]
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """Ratios of FBGEMM's time to ours by dtype; the time of a call through the C functions."""
+    if find_spec("sparring_packed") is None:
+        return [Figure("serving lookups", "not measured", detail="needs sparring-packed")]
+    with tempfile.TemporaryDirectory(prefix="sparring-serving-") as folder:
+        return [*_against_fbgemm(Path(folder), scale), *_through_c(Path(folder), scale)]
+
+
+def _snapshot(folder: Path, count: int, name: str = "item") -> tuple[Path, npt.NDArray[Any]]:
+    from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
+
+    rows = np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
+    writer = SnapshotWriter(str(folder / "run/step-1"), step=1)
+    chunk = ScanChunk(np.arange(count), rows, np.zeros(count, np.uint64))
+    writer.write_table(TableDescription.of(TableConfig(name, dim=DIM)), [chunk])
+    writer.finish()
+    writer.commit()
+    return folder / "run/step-1", rows
+
+
+def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
+    try:
+        import torch
+        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (  # noqa: F401
+            IntNBitTableBatchedEmbeddingBagsCodegen,
+        )
+    except Exception as error:
+        yield Figure("FBGEMM", "not measured", detail=f"{type(error).__name__}: {error}")
+        return
+    import sparring_packed
+
+    torch.set_num_threads(1)
+    count = scale.rows(NUM_ROWS)
+    snapshot, _ = _snapshot(folder, count)
+    rng = np.random.default_rng(1)
+    batches = [rng.integers(0, count, scale.rows(NUM_IDS) // BAG * BAG) for _ in range(BATCHES)]
+    for dtype, bars in BARS.items():
+        options = sparring_packed.WriteOptions(file_bytes=1 << 32, filter_rate=None)
+        url = folder / dtype / "step-1"
+        sparring_packed.write(snapshot, url, quantize={"item": dtype}, options=options)
+        with sparring_packed.open(url) as tables:
+            for is_pooled, bar in zip((False, True), bars, strict=True):
+                ours = _ours(tables, batches, is_pooled)
+                theirs = _theirs(tables, batches, is_pooled)
+                for our, their in zip(ours, theirs, strict=True):
+                    np.testing.assert_allclose(our(), np.asarray(their()), rtol=1e-5, atol=1e-5)
+                timed = alternate(
+                    {"ours": _turns(ours), "theirs": _turns(theirs)},
+                    rounds=scale.rounds(ROUNDS * BATCHES), warm_up=BATCHES,
+                )  # fmt: skip
+                ratio = median(ratios(timed["theirs"], timed["ours"]))
+                rate = len(batches[0]) / timed["ours"].median / 1e6
+                yield Figure(
+                    what=f"{dtype}, {'sums of ' + str(BAG) if is_pooled else 'not pooled'}: "
+                    f"{len(batches[0]):,} uniform ids of {count:,} x {DIM}",
+                    value=f"{ratio:.2f} x ({rate:.1f} M ids/s)",
+                    bar=None if bar is None else f"{bar} x",
+                    is_reached=None if bar is None else ratio >= bar,
+                    detail="FBGEMM's IntNBit table, dense, one thread",
+                    ratio=ratio,
+                )
+        shutil.rmtree(url)
+
+
+def _ours(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
+    offsets = np.arange(0, len(batches[0]) + 1, BAG)
+    if is_pooled:
+        return [lambda ids=ids: tables.pool("item", ids, offsets) for ids in batches]  # type: ignore[misc]
+    return [lambda ids=ids: tables.lookup("item", ids) for ids in batches]  # type: ignore[misc]
+
+
+def _theirs(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
+    """FBGEMM's module over the rows as we have stored them."""
+    import torch
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+        IntNBitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    table = tables.tables["item"]
+    kinds = {"fp32": "FP32", "fp16": "FP16", "int8": "INT8", "int4": "INT4"}
+    count = table.num_rows
+    module = IntNBitTableBatchedEmbeddingBagsCodegen(
+        [("item", count, DIM, SparseType[kinds[table.dtype]], EmbeddingLocation.HOST)],
+        pooling_mode=PoolingMode.SUM if is_pooled else PoolingMode.NONE,
+        device="cpu",
+        output_dtype=SparseType.FP32,
+    )
+    module.initialize_weights()
+    stored = tables.pull({"item": np.arange(count)}, dtype="stored").rows["item"]
+    if table.dtype in {"int8", "int4"}:
+        # They have scale and bias in front.
+        stored = np.concatenate([stored[:, -4:], stored[:, :-4]], axis=1)
+    ((weights, *_),) = module.split_embedding_weights(split_scale_shifts=False)
+    weights[:, : stored.shape[1]].copy_(torch.from_numpy(stored))
+    step = BAG if is_pooled else 1
+    offsets = torch.arange(0, len(batches[0]) + 1, step, dtype=torch.int32)
+    indices = [torch.from_numpy(ids).int() for ids in batches]
+    return [lambda ids=ids: module(ids, offsets) for ids in indices]  # type: ignore[misc]
+
+
+def _turns(runs: list[Run]) -> Run:
+    number = iter(range(1 << 60))
+
+    def run() -> object:
+        return runs[next(number) % len(runs)]()
+
+    return run
+
+
+def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
+    """26 tables in one call of the C library, against as many prefetched random reads."""
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        yield Figure("calls of the C library", "not measured", detail="needs cmake and ninja")
+        return
+    import sparring_packed
+    from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
+
+    count = scale.rows(100_000)
+    rows = np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
+    writer = SnapshotWriter(str(folder / "many/step-1"), step=1)
+    for table in range(26):
+        chunk = ScanChunk(np.arange(count), rows, np.zeros(count, np.uint64))
+        writer.write_table(TableDescription.of(TableConfig(f"t{table}", dim=DIM)), [chunk])
+    writer.finish()
+    writer.commit()
+    options = sparring_packed.WriteOptions(filter_rate=None)
+    sparring_packed.write(folder / "many/step-1", folder / "served/step-1", options=options)
+    program = built("calls", PACKAGE, folder / "build", ["-DSPARRING_PACKED_BENCHMARKS=ON"])
+    with running(program, folder / "served", count) as run:
+        for num_ids in (1, 100):
+            ours, reads = run(str(num_ids))
+            bar = 2 * reads + 1
+            yield Figure(
+                what=f"one call of the C library, 26 tables x {num_ids} ids",
+                value=f"{ours:.2f} µs",
+                bar=f"{bar:.2f} µs",
+                is_reached=ours <= bar,
+                detail=f"2 x {reads:.2f} µs, of as many prefetched random reads, + 1 µs",
+            )
