@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.contracts import FeatureWorkload, PlanRequest, TableConfig, TableWorkload
+from sparring.contracts import (
+    FeatureWorkload,
+    PlanRequest,
+    TableConfig,
+    TableWorkload,
+)
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring_plan.planning import automatic
 
@@ -90,6 +95,20 @@ def test_kinds_that_are_allowed_hold() -> None:
     assert kinds["some"] in ("table_row_wise", "table_wise")
     with pytest.raises(InvalidArgumentError, match=r"'one' may be no_kind, and .* are offered"):
         automatic.plan_of_request(request(table("one", rows=10, kinds=("no_kind",))))
+
+
+def test_columns_are_divided_only_where_that_is_asked_for() -> None:
+    found = automatic.plan_of_request(
+        request(
+            table("asked", rows=10_000, kinds=("column_wise",)),
+            table("free", rows=10_000, kinds=()),
+        )
+    )
+    sharding = found.sharding
+    assert sharding is not None
+    asked, free = sharding.sharding_of("asked"), sharding.sharding_of("free")
+    assert (asked.kind, asked.columns, len(asked.ranks)) == ("column_wise", 2, 2)
+    assert free.columns is None
 
 
 def test_tables_that_may_not_be_replicated_are_not() -> None:

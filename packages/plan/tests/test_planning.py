@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -336,8 +337,12 @@ def test_bad_inputs_are_refused_by_line(
     ("old", "new", "told"),
     [
         ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: kind un"),
-        ("ranks: 4", "ranks: 8", "the plan is for 8 ranks, the topology has 4"),
-        ("  country:", "  land:", "the plan lacks the tables country"),
+        ("ranks: 4", "ranks: 8", "plan.yaml:5:1: the plan is for 8 ranks, the topology has 4"),
+        (
+            "  country:",
+            "  land:",
+            "plan.yaml:14:3: the plan lacks country and has land, which the inputs lack",
+        ),
         ("    columns: 1", "    columns: 3", "is offered with columns 1"),
         ("version: 1", "version: 2", ":1:1: version: input should be 1"),
     ],
@@ -352,6 +357,45 @@ def test_plans_that_do_not_fit_are_refused_by_line(
     plan.write_text(text.replace(old, new, 1))
     assert main(["plan", "check", str(plan), str(written)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"method": "lamb"}, "table t: column_wise would divide its columns, and lamb couples"),
+        ({"dim": 63}, "and its 63 columns do not divide into equal blocks of at least 8"),
+        ({"storages": ["rocksdb"]}, "and rocksdb cannot hold blocks of columns"),
+        ({"features": {"f": {"ids": 1, "pooling": "none"}}}, "add rows to transfers"),
+        ({"ranks": 1}, "kinds: nothing can be column_wise on nodes 1, ranks_per_node 1"),
+    ],
+)
+def test_tables_without_an_option_are_refused_with_the_reason(
+    changed: dict[str, Any], told: str, calibration: Calibration
+) -> None:
+    ranks = changed.pop("ranks", 4)
+    table = {"dim": 64, "method": "adam", "features": {"f": {"ids": 1}}, "rows": 1000} | changed
+    memory = {"host": 2**30, "disk": 2**40}
+    topology = {"nodes": 1, "ranks_per_node": ranks, "memory": memory}
+    inputs = PlanInputs.model_validate(
+        {"topology": topology, "samples": 8, "tables": {"t": table}, "kinds": ["column_wise"],
+         "transfers": ["pooled"]}
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        make_plan(inputs, calibration)
+
+
+def test_a_method_that_couples_columns_is_no_way_out_of_kinds_that_divide_them(
+    calibration: Calibration,
+) -> None:
+    topology = {"nodes": 1, "ranks_per_node": 4, "memory": {"host": 2**30}}
+    table = {"dim": 64, "method": "adam", "features": {"f": {"ids": 1}}, "rows": 16_000_000}
+    inputs = PlanInputs.model_validate(
+        {"topology": topology, "samples": 8, "tables": {"t": table}, "kinds": ["column_wise"]}
+    )
+    with pytest.raises(CapacityError) as caught:
+        make_plan(inputs, calibration)
+    assert "are missing on each of 4 ranks" in str(caught.value)
+    assert "rowwise_adagrad" not in str(caught.value)
 
 
 def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

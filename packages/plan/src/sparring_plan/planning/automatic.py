@@ -13,6 +13,7 @@ from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkloa
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_plan.planning.inputs import (
     DEFAULT_KINDS,
+    KINDS,
     Calibration,
     Feature,
     Growth,
@@ -51,8 +52,10 @@ def plan_of_request(request: PlanRequest) -> MadePlan:
         each.table.name: each.kinds for each in request.tables if each.kinds
     }
     for each in request.tables:
-        if not each.may_replicate and not each.kinds:
-            allowed[each.table.name] = [kind for kind in DEFAULT_KINDS if kind != "data_parallel"]
+        if not each.kinds:
+            allowed[each.table.name] = [
+                kind for kind in DEFAULT_KINDS if each.may_replicate or kind != "data_parallel"
+            ]
     try:
         plan = make_plan(inputs, calibration, allowed)
     except CapacityError as error:
@@ -138,11 +141,13 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
     transfers: list[Transfer] = ["rows"]
     if any(each.may_pool for each in request.tables):
         transfers = ["rows", "pooled"]
+    asked = {kind for each in request.tables for kind in each.kinds}
     inputs = PlanInputs(
         topology=topology,
         samples=request.samples or _SAMPLES,
         tables=tables,
-        kinds=list(DEFAULT_KINDS),
+        # Kinds that divide columns only where they are asked for by name.
+        kinds=[kind for kind in KINDS if kind in DEFAULT_KINDS or kind in asked],
         transfers=transfers,
     )
     return inputs, assumed

@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.errors import CapacityError
+from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology, Transfer
 from sparring_plan.planning.key_bins import key_bins
 from sparring_plan.planning.storages import StorageModel, storage_models
@@ -153,7 +153,12 @@ class Options:
 
 
 def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
-    """Costs of all options that `inputs` allows."""
+    """Costs of all options that `inputs` allows.
+
+    Raises:
+        ConfigError: the kinds, transfers and storages leave a table without an option.
+        CapacityError: no storage can number the rows of a table.
+    """
     topology = inputs.topology
     names = sorted(inputs.tables)
     memories = sorted(topology.memory)
@@ -175,14 +180,11 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
                 (part.tables[found], indexes, part.base[found], part.shard[found],
                  part.memory[:, found], part.hits[found])
             )  # fmt: skip
-    table = np.concatenate([part[0] for part in parts])
+    table = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in parts)])
     order = np.argsort(table, kind="stable")
     without = np.setdiff1d(np.arange(len(names)), table)
     if len(without):
-        raise CapacityError(
-            f"table {names[without[0]]}: no storage that it may have can number its rows on a rank; "
-            "plan more ranks, or a stack whose first tier lets rows go"
-        )
+        raise _no_option(inputs, names, int(without[0]), model, storages)
     indexes = np.concatenate([part[1] for part in parts], axis=1)[:, order]
     memory = np.concatenate([part[4] for part in parts], axis=1)[:, order]
     table = table[order]
@@ -218,6 +220,51 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
         fixed,
         capacity,
         np.concatenate([part[5] for part in parts])[order],
+    )
+
+
+def _no_option(
+    inputs: PlanInputs,
+    names: Sequence[str],
+    table: int,
+    model: _CostModel,
+    storages: Sequence[StorageModel],
+) -> SparringError:
+    """The error that says why a table has no option, and what would give it one."""
+    name, kinds, topology = names[table], ", ".join(inputs.kinds), inputs.topology
+    spec = inputs.tables[name]
+    shapes = list(_shapes(inputs))
+    if not shapes:
+        return ConfigError(
+            f"kinds: nothing can be {kinds} on nodes {topology.nodes}, ranks_per_node "
+            f"{topology.ranks_per_node}; add row_wise, or more of them"
+        )
+    unpooled = [shape for shape in shapes if spec.is_pooled or shape.transfer == "rows"]
+    if not unpooled:
+        return ConfigError(
+            f"table {name}: owners pool only sums and means, and it has other features; add rows to "
+            "transfers"
+        )
+    offered = [shape for shape in unpooled if model.offers(shape)[table]]
+    if not offered:
+        if spec.couples_columns:
+            why = f"{spec.method} couples columns"
+        else:
+            why = f"its {spec.dim} columns do not divide into equal blocks of at least {_FEWEST_COLUMNS}"
+        return ConfigError(
+            f"table {name}: {kinds} would divide its columns, and {why}; add row_wise to kinds"
+        )
+    blocks_only = all(shape.num_columns > 1 for shape in offered)
+    allowed = [storage for storage in storages if storage.is_allowed[table]]
+    if blocks_only and not any(storage.holds_blocks for storage in allowed):
+        return ConfigError(
+            f"table {name}: {kinds} would divide its columns, and "
+            f"{', '.join(storage.name for storage in allowed)} cannot hold blocks of columns; add "
+            "row_wise to kinds, or a storage in memory"
+        )
+    return CapacityError(
+        f"table {name}: no storage that it may have can number its rows on a rank; "
+        "plan more ranks, or a stack whose first tier lets rows go"
     )
 
 

@@ -38,17 +38,6 @@ __all__ = [
     "read_inputs",
 ]
 
-KINDS = (
-    "column_wise",
-    "data_parallel",
-    "grid",
-    "row_wise",
-    "table_column_wise",
-    "table_row_wise",
-    "table_wise",
-)
-"""Kinds of sharding that the cost model knows, and training executes."""
-
 Kind = Literal[
     "column_wise",
     "data_parallel",
@@ -58,6 +47,17 @@ Kind = Literal[
     "table_row_wise",
     "table_wise",
 ]
+
+KINDS: tuple[Kind, ...] = (
+    "column_wise",
+    "data_parallel",
+    "grid",
+    "row_wise",
+    "table_column_wise",
+    "table_row_wise",
+    "table_wise",
+)
+"""Kinds of sharding that the cost model knows, and training executes."""
 
 DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
 """Kinds that `plan="auto"` looks at: rows stay whole, in any storage and by any update."""

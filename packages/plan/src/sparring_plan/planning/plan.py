@@ -125,8 +125,11 @@ class Plan(DocumentModel):
 
     def refuse(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
-        place = "" if self._document is None else self.place("tables", table, key) + ": "
-        return ConfigError(f"{place}table {table}: {message}")
+        return ConfigError(f"{self.prefix('tables', table, key)}table {table}: {message}")
+
+    def prefix(self, *path: str) -> str:
+        """``file:line:column: `` of a key in the file that the plan is from; empty without one."""
+        return "" if self._document is None else f"{self.place(*path)}: "
 
     @property
     def kept(self) -> list[str]:

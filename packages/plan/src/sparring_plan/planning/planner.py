@@ -137,7 +137,8 @@ def _pins_of(plan: Plan, options: Options) -> Placement | None:
 def _check_ranks(plan: Plan, options: Options) -> None:
     if plan.ranks != options.num_ranks:
         raise ConfigError(
-            f"the plan is for {plan.ranks} ranks, the topology has {options.num_ranks}; make it again"
+            f"{plan.prefix('ranks')}the plan is for {plan.ranks} ranks, the topology has "
+            f"{options.num_ranks}; make it again"
         )
 
 
@@ -226,8 +227,14 @@ def placement_of(plan: Plan, options: Options) -> Placement:
     missing = sorted(set(options.table_names) - set(plan.tables))
     others = sorted(set(plan.tables) - set(options.table_names))
     if missing or others:
-        word, names = ("lacks", missing) if missing else ("has, but the inputs lack,", others)
-        raise ConfigError(f"the plan {word} the tables {', '.join(names[:5])}; make it again")
+        found = []
+        if missing:
+            found.append(f"lacks {', '.join(missing[:5])}")
+        if others:
+            found.append(f"has {', '.join(others[:5])}, which the inputs lack")
+        raise ConfigError(
+            f"{plan.prefix('tables', *others[:1])}the plan {' and '.join(found)}; make it again"
+        )
     placement = Placement(options)
     for name in options.table_names:
         _put(placement, plan, name)

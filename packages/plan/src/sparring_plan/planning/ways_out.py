@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparring.errors import ConfigError
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.search import fits, search
@@ -77,5 +78,10 @@ def _fewest_nodes(inputs: PlanInputs, calibration: Calibration) -> int | None:
 
 
 def _step_seconds(inputs: PlanInputs, calibration: Calibration) -> float | None:
-    found = search(option_costs(inputs, calibration))
+    try:
+        options = option_costs(inputs, calibration)
+    except ConfigError:
+        # As rowwise_adagrad couples columns, it is no way out where all kinds divide them.
+        return None
+    found = search(options)
     return None if found is None else found.placement.seconds
