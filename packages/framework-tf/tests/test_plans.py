@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow")
+
+import keras
 
 from sparring.adapter import StepContainer
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
