@@ -56,7 +56,7 @@ class Pull:
 
 @dataclass(slots=True)
 class Seen:
-    """What the client saw; times are seconds since 1970."""
+    """Records of what the client saw; times are seconds since 1970."""
 
     pulls: list[Pull] = field(default_factory=list)
     errors: list[tuple[float, str]] = field(default_factory=list)
