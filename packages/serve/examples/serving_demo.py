@@ -3,8 +3,8 @@
     python serving_demo.py configs/quickstart.yaml reports/serving.html
 
 `sparring train` saves a snapshot every few steps; `sparring publish --watch` turns each into a serving
-snapshot, full or a delta; two `sparring serve` processes, each with half of the partitions, take it; and a
-client here goes on asking both. All of them are processes of their own, on loopback.
+snapshot, full or a delta; two `sparring serve` processes, each with half of the partitions, take it; and
+a client here goes on asking both. All of them are processes of their own, on loopback.
 """
 
 from __future__ import annotations

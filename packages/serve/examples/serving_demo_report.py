@@ -37,8 +37,8 @@ def write_report(path: Path, seen: Seen) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>sparring: serving while training</title><style>{_STYLE}</style></head><body>"
         "<h1>Serving while training</h1>"
-        "<p>A model trained and saved snapshots; each was published, as a delta where one was due, and taken by "
-        "two servers, a shard each, while a client went on asking both.</p>"
+        "<p>A model trained and saved snapshots; each was published, as a delta where one was due, "
+        "and taken by two servers, a shard each, while a client went on asking both.</p>"
         f"{_figure(seen)}<table>{rows}</table>"
         f"{'<h2>Errors</h2><ul>' + errors + '</ul>' if errors else ''}</body></html>\n",
         "utf-8",
