@@ -210,6 +210,17 @@ def quickstart(session: nox.Session) -> None:
     session.run("sparring", "train", str(ROOT / "configs/quickstart.yaml"), *overrides)
 
 
+@nox.session
+def serving_demo(session: nox.Session) -> None:
+    """Serves tables while they are trained, writes reports/serving.html; a minute after set-up."""
+    session.install(TORCH, silent=True)
+    made = ("backend-hkv", "packed", "serve", "framework-torch", "train")
+    install_family(session, *made, extras={"train": "[report]"})
+    program = PACKAGES / "serve/examples/serving_demo.py"
+    given = (str(ROOT / "configs/quickstart.yaml"), "reports/serving.html", *session.posargs)
+    session.run("python", str(program), *given)
+
+
 # What `tests` tries at the size that is enough to prove it, `tests_long` tries at these. A value of the
 # caller's own goes first.
 AT_LENGTH = {

@@ -266,6 +266,24 @@ def test_published_snapshots_go_when_newer_ones_came(run: Run) -> None:
     assert removed == ["step-003", "step-002", "step-001"]
 
 
+def test_a_full_one_is_due_when_deltas_have_grown(run: Run) -> None:
+    options = PublisherOptions({}, full_every=9, most_delta_share=0.25)
+    run.save()
+    publish_newest(run.url, run.out, options)
+    kinds = []
+    # 2 tables of 500 rows: 100 and 104 changed or erased in each, then a quarter is passed.
+    for erased in ((), range(4), (), ()):
+        run.save(KEYS[100:200], erased=list(erased), is_delta=True)
+        published = publish_newest(run.url, run.out, options)
+        assert published is not None
+        kinds.append(published.is_delta)
+    assert kinds == [True, True, False, True]
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        answer = client.pull({"item": KEYS})
+        check(answer.rows["item"][100:200], KEYS[100:200], 5)
+        assert answer.found["item"].tolist() == [False] * 4 + [True] * 496
+
+
 def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
     with pytest.raises(SnapshotError, match="and has none in it"):
         run.publish()
@@ -279,6 +297,9 @@ def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
     for wrong in ({"full_every": 0}, {"full_every": 99}, {"keep": 1}):
         with pytest.raises(InvalidArgumentError, match="must be"):
             run.publish(**wrong)  # type: ignore[arg-type]
+    for share in (-0.1, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="most_delta_share must be a number"):
+            PublisherOptions({}, most_delta_share=share)
 
 
 def test_a_damaged_snapshot_is_not_published(run: Run) -> None:

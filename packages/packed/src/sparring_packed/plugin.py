@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparring.contracts import StorageDescriptor, hookimpl
+from sparring.contracts import API_VERSION, CommandDescriptor, StorageDescriptor, hookimpl
 from sparring_packed.options import PackedOptions
 
 if TYPE_CHECKING:
+    import typer
+
     from sparring.contracts import Storage, TableConfig
+
+
+@hookimpl
+def sparring_register_commands() -> Sequence[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="inspect-served",
+            api_version=API_VERSION,
+            summary="Show and verify a serving snapshot.",
+            register=_add_inspect_served,
+        )
+    ]
 
 
 @hookimpl
@@ -24,6 +38,12 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             found=_found,
         )
     ]
+
+
+def _add_inspect_served(app: typer.Typer) -> None:
+    from sparring_packed.cli import add_inspect_served
+
+    add_inspect_served(app)
 
 
 def _open(table: TableConfig, options: PackedOptions) -> Storage:

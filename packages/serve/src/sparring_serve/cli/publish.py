@@ -39,8 +39,8 @@ def publish(
         float, typer.Option(help="With --watch: between looks for a newer snapshot.", min=0.01)
     ] = 1.0,
     full_every: Annotated[
-        int, typer.Option(help="One in so many is full, the others are deltas.")
-    ] = 16,
+        int, typer.Option(help="One in so many is full at least, the others are deltas.")
+    ] = 4,
     keep: Annotated[int, typer.Option(help="Serving snapshots that stay, at least 2.")] = 3,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each serving snapshot.")

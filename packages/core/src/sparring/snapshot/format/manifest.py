@@ -480,6 +480,9 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
     if not isinstance(plain, dict):
         raise ValueError("it is no JSON object")
     plain.pop("hash", None)
+    wanted = kind.model_fields["format"].default
+    if plain.get("format", wanted) != wanted:
+        raise ValueError(f"it is a {plain['format']!r}, asked was a {wanted!r}")
     version = plain.get("version")
     if isinstance(version, int) and version > VERSION:
         raise NewerFormatError(version, plain.get("read_by"))

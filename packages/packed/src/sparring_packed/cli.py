@@ -1,0 +1,152 @@
+"""``sparring inspect-served``: shows and verifies a serving snapshot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sparring import make_console, print_json
+from sparring_packed.manifest import ServingManifest, read_manifest
+from sparring_packed.tables import PackedTable
+from sparring_packed.tables import open as open_tables
+
+__all__ = ["add_inspect_served"]
+
+
+def add_inspect_served(application: typer.Typer) -> None:
+    application.command("inspect-served")(inspect_served)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Of one table in one serving snapshot, without those that it is over."""
+
+    num_rows: int
+    num_erased: int
+    size_bytes: int
+
+
+def inspect_served(
+    url: Annotated[
+        str, typer.Argument(metavar="SERVED", help="A serving snapshot, or a folder of them.")
+    ],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all files and check every hash.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Show a serving snapshot's tables, rows, bytes and chain; exit with 1 if it is damaged."""
+    # Maps what a server would, so that it is read by the code that answers lookups.
+    with open_tables(url, verify="all" if verify else "open") as opened:
+        newest, tables = opened.snapshot_url, opened.tables
+    chain = _chain(newest)
+    if as_json:
+        print_json(_facts(newest, tables, chain, is_verified=verify))
+    else:
+        _print(newest, tables, chain, is_verified=verify)
+
+
+def _chain(url: str) -> dict[str, ServingManifest]:
+    """Manifests by name, the newest first, down to a full one."""
+    folder, name = os.path.split(url.rstrip("/"))
+    chain = {name: read_manifest(url)}
+    while (base := next(reversed(chain.values())).base) is not None:
+        chain[base.name] = read_manifest(f"{folder}/{base.name}")
+    return chain
+
+
+def _own(manifest: ServingManifest, table: str) -> _Own:
+    files = [each for each in manifest.files if each.table == table]
+
+    def keys(kind: str) -> int:
+        return sum(each.num_keys for each in files if each.kind == kind)
+
+    return _Own(keys("rows"), keys("erased"), sum(each.size_bytes for each in files))
+
+
+def _facts(
+    url: str,
+    tables: Mapping[str, PackedTable],
+    chain: Mapping[str, ServingManifest],
+    *,
+    is_verified: bool,
+) -> dict[str, Any]:
+    return {
+        "url": url,
+        "verified": is_verified,
+        "chain": [
+            {
+                "name": name,
+                "version": each.hash,
+                "step": each.step,
+                "published": each.published,
+                "is_delta": each.base is not None,
+                "source": each.source.name,
+                "tables": {
+                    table: {"rows": own.num_rows, "erased": own.num_erased, "bytes": own.size_bytes}
+                    for table in tables
+                    for own in [_own(each, table)]
+                },
+            }
+            for name, each in chain.items()
+        ],
+        "tables": {
+            name: {
+                "dim": each.dim,
+                "dtype": each.dtype,
+                "trained_dtype": each.trained_dtype,
+                "row_bytes": each.row_bytes,
+                "most_rows": each.num_rows,
+            }
+            for name, each in tables.items()
+        },
+    }
+
+
+def _print(
+    url: str,
+    tables: Mapping[str, PackedTable],
+    chain: Mapping[str, ServingManifest],
+    *,
+    is_verified: bool,
+) -> None:
+    console = make_console()
+    console.print(Text(url, style="bold"))
+    for depth, (name, each) in enumerate(chain.items()):
+        kind = "full" if each.base is None else "delta"
+        when = datetime.fromtimestamp(each.published, timezone.utc)
+        console.print(
+            f"{'  ' * depth}{kind} {name}, step {each.step:,}, version {each.hash}, published "
+            f"{when:%Y-%m-%d %H:%M:%S} UTC, {_mib(each.files)}",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+    shown = Table(
+        "table", "dim", "dtype", "rows", "bytes of a row", "rows of deltas", "erased", "MiB"
+    )
+    for column in (1, 3, 4, 5, 6, 7):
+        shown.columns[column].justify = "right"
+    layers = list(chain.values())
+    for name, table in tables.items():
+        own = [_own(each, name) for each in layers]
+        bound = "" if len(layers) == 1 else "≤ "
+        shown.add_row(
+            name, f"{table.dim:,}", table.dtype, f"{bound}{table.num_rows:,}",
+            f"{table.row_bytes:,}", f"{sum(each.num_rows for each in own[:-1]):,}",
+            f"{sum(each.num_erased for each in own):,}",
+            f"{sum(each.size_bytes for each in own) / 2**20:,.2f}",
+        )  # fmt: skip
+    console.print(shown)
+    if is_verified:
+        num_files = sum(len(each.files) for each in layers)
+        console.print(Text(f"verified: {num_files:,} files, all as written", style="green"))
+
+
+def _mib(files: Sequence[Any]) -> str:
+    return f"{sum(each.size_bytes for each in files) / 2**20:,.2f} MiB"

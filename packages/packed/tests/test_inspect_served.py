@@ -1,0 +1,65 @@
+"""``sparring inspect-served`` on a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.cli.application import main
+
+
+def _chain(training: Any) -> None:
+    training.save(training.draw(range(20), 1))
+    training.publish(quantize={"item": "int8"})
+    base = training.served_url()
+    training.save(training.draw(range(15, 25), 2), erased=[0, 1])
+    training.publish(base=base)
+
+
+def test_it_shows_tables_and_the_chain(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _chain(training)
+    assert main(["inspect-served", str(training.served), "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert f"delta {Path(training.served_url(2)).name}, step 2" in shown
+    assert f"  full {Path(training.served_url(1)).name}, step 1" in shown
+    assert "int8" in shown
+    assert "all as written" in shown
+
+
+def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _chain(training)
+    # One of the chain by its own name.
+    for step, rows in ((1, [(20, 0)]), (2, [(10, 2), (20, 0)])):
+        assert main(["inspect-served", training.served_url(step), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["verified"] is False
+        own = [each["tables"]["item"] for each in told["chain"]]
+        assert [(each["rows"], each["erased"]) for each in own] == rows
+        assert [each["is_delta"] for each in told["chain"]] == [True] * (step - 1) + [False]
+        assert told["tables"]["item"]["dtype"] == "int8"
+        for each, layer in zip(told["chain"], own, strict=True):
+            files = (training.served / each["name"]).glob("*item*")
+            assert layer["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_damage_is_found(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _chain(training)
+    [rows] = Path(training.served_url(1)).glob("rows.item.*")
+    data = bytearray(rows.read_bytes())
+    data[-70] ^= 1
+    rows.write_bytes(data)
+    assert main(["inspect-served", training.served_url(2), "--verify"]) == 1
+    assert rows.name in capsys.readouterr().err
+
+
+def test_no_serving_snapshot_is_said_so(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _chain(training)
+    assert main(["inspect-served", str(training.folder / "none")]) == 1
+    assert "there is no serving snapshot" in capsys.readouterr().err
+    assert main(["inspect", training.served_url(1)]) == 1
+    assert "it is a 'sparring serving snapshot', asked was a 'sparring snapshot'" in (
+        capsys.readouterr().err
+    )
