@@ -64,7 +64,7 @@ class InitialValueSpec(_Entry):
 class ServingTable(_Entry):
     """A table.
 
-    Args:
+    Attributes:
         name: of the table.
         dim: elements of an embedding.
         dtype: how rows are stored.
@@ -84,7 +84,7 @@ class ServingTable(_Entry):
 class ServingFile(_Entry):
     """A data file.
 
-    Args:
+    Attributes:
         name: in the snapshot's folder.
         kind: ``rows`` and ``erased`` are mapped; ``existing`` and ``changed`` are Bloom filters.
         table: whose keys it has.
@@ -112,7 +112,7 @@ class ServingFile(_Entry):
 class ServingManifest(_Entry):
     """All that a committed serving snapshot holds.
 
-    Args:
+    Attributes:
         step: of training whose rows these are.
         published: when it was written, in seconds since 1970.
         source: the snapshot of training that it was made of.

@@ -290,7 +290,7 @@ class PackedTables(Closable):
             ``(b, dim)`` float32; zeros for an empty bag.
 
         Raises:
-            As `lookup`.
+            SparringError: as `lookup`.
         """
         number = self._number(table)
         keys = _checked_ids(ids, table)

@@ -65,7 +65,8 @@ class PlanRequest:
         ranks_per_node: node n has the ranks from n times this number on.
         samples: of a rank's batch; None: unknown.
         memory_bytes: that tables of a rank may take; None: a rank's share of this machine.
-        near_gbit, far_gbit: Gbit/s of a rank within its node, and of a node to others; None: unknown.
+        near_gbit: Gbit/s of a rank within its node; None: unknown.
+        far_gbit: Gbit/s of a node to others; None: unknown.
     """
 
     tables: tuple[TableWorkload, ...]

@@ -90,7 +90,9 @@ def own_chunks(
     """Streams the whole rows that a snapshot holds itself: of a delta, those that it changed.
 
     Args:
-        snapshot, table, partitions: as of `merged_chunks`.
+        snapshot: whose own rows.
+        table: its name.
+        partitions: those that are wanted; None: all.
 
     Raises:
         SparringError: as `merged_chunks`.
