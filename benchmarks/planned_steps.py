@@ -1,4 +1,4 @@
-"""`python -m benchmarks.planned_steps [--rounds N]`: predictions of plans beside two real ranks.
+"""`python -m benchmarks.planned_steps [--rounds N]`: predictions of plans, compared with two real ranks.
 
 A dozen plans of the same tables run in turn on two processes of this machine. Bytes and messages are
 compared with the exchange's counters, and times, as ratios to row_wise, with simulated ones. The costs

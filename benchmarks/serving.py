@@ -1,4 +1,4 @@
-"""The lookup service beside a bare echo of the same bytes over gRPC, and beside Redis.
+"""The lookup service against a bare echo of the same bytes over gRPC, and against Redis.
 
 Server and client are processes of their own on one machine, over loopback. The echo answers a request
 of as many bytes with as many bytes in one call, through the same gRPC, and does nothing else: it is the
@@ -88,7 +88,7 @@ def _measure(
     slower = median(ratios(timings["ours"], timings["echo"]))
     found = [
         Figure(
-            f"{what}: time beside a bare echo", f"{slower:.2f} x", f"<= {ECHO_BAR}",
+            f"{what}: time against a bare echo", f"{slower:.2f} x", f"<= {ECHO_BAR}",
             slower <= ECHO_BAR, detail,
         )
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def _measure(
         faster, bar = median(ratios(timings["redis"], timings["ours"])), REDIS_BARS.get(len(ids))
         found.append(
             Figure(
-                f"{what}: beside Redis, pipelined HMGET", f"{faster:.2f} x",
+                f"{what}: against Redis, pipelined HMGET", f"{faster:.2f} x",
                 None if bar is None else f">= {bar}", None if bar is None else faster >= bar,
                 detail, faster,
             )
@@ -105,7 +105,7 @@ def _measure(
     is_large = len(ids) == BATCHES[-1]
     found.append(
         Figure(
-            f"{what}: int8 on the wire beside float32", f"{faster:.2f} x",
+            f"{what}: int8 on the wire against float32", f"{faster:.2f} x",
             f">= {INT8_BAR}" if is_large else None, faster >= INT8_BAR if is_large else None,
             detail, faster,
         )

@@ -1,4 +1,7 @@
-"""Tables whose owners pool train as those whose rows travel, and as one process does."""
+"""Tables whose owners pool train as those whose rows travel, and as one process does.
+
+Long because both transfers are tried on the same ranks and bags, through steps, failures and refusals.
+"""
 
 from __future__ import annotations
 
