@@ -16,7 +16,7 @@ from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning.costs import RESOURCES, Span, option_costs
-from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
+from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.unique_keys import unique_keys
@@ -163,7 +163,7 @@ def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
 ) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
     options = option_costs(PlanInputs.model_validate(value), calibration)
-    assert {shape.kind for shape in options.shapes} >= set(DEFAULT_KINDS) | {"column_wise"}
+    assert {shape.kind for shape in options.shapes} >= set(WHOLE_ROW_KINDS) | {"column_wise"}
     assert {shape.transfer for shape in options.shapes} == {"rows", "pooled"}
     fewer = value | {"kinds": ["row_wise"], "transfers": ["rows"]}
     options = option_costs(PlanInputs.model_validate(fewer), calibration)
