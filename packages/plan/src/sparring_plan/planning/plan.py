@@ -152,7 +152,7 @@ class Plan(DocumentModel):
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
-                f"the plan is for {self.ranks} ranks, found {world_size}; make one whose topology has "
+                f"{self.prefix('ranks')}the plan is for {self.ranks} ranks, found {world_size}; make one whose topology has "
                 f"{world_size} (sparring plan make)",
                 planned=self.ranks,
                 found=world_size,
