@@ -263,7 +263,7 @@ def tests_long(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
-    session.install(TORCH, "pytest-xdist", silent=True)
+    session.install(TORCH, "pytest-xdist", "kubernetes-validate", silent=True)
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
