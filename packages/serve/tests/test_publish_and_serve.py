@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig, initial_rows
 from sparring.cli.application import main
 from sparring.errors import (
     DeadlineError,
@@ -31,6 +31,7 @@ from sparring_serve import (
     LookupServer,
     Place,
     ReplicasFailedError,
+    RowStatus,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -438,6 +439,33 @@ def test_a_shard_whose_replicas_are_gone_is_told_within_the_deadline(
         replica.start()
         begin = time.monotonic()
         while not flagging.pull({"item": KEYS}).is_complete:
+            assert time.monotonic() - begin < 30
+
+
+def test_rows_of_a_server_that_is_gone_are_stale_or_initial(
+    run: Run, start_replica: StartReplica
+) -> None:
+    replica = start_replica()
+    chosen = ClientConfig(deadline_seconds=2.0, on_failure="stale_or_initial")
+    unseen = np.array([-1, 499])
+    with LookupClient(replica.address, chosen) as client:
+        client.pull({"item": KEYS[:400]}, deadline_seconds=9.0)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            os.kill(replica.process.pid, number)
+            begin = time.monotonic()
+            answer = client.pull({"item": KEYS[:400], "user": unseen})
+            assert time.monotonic() - begin < 10
+            is_stale = answer.status["item"] == RowStatus.STALE
+            assert is_stale.sum() > 390  # of 100,000 places a few have two keys
+            check(answer.rows["item"][is_stale], KEYS[:400][is_stale], 1)
+            assert (answer.stale_seconds["item"][is_stale] >= 0).all()
+            assert (answer.status["user"] == RowStatus.INITIAL).all()
+            expected = initial_rows(unseen, USER)
+            assert np.array_equal(answer.rows["user"], expected)
+        replica.end()
+        replica.start()
+        begin = time.monotonic()
+        while not client.pull({"item": KEYS}).is_complete:
             assert time.monotonic() - begin < 30
 
 

@@ -18,9 +18,11 @@ from sparring_serve.tables import (
     Version,
     VersionGoneError,
 )
-from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
 __all__ = ["PackedServingTables", "open_packed_tables"]
+
+_TRAINED = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTables:
@@ -60,13 +62,24 @@ class PackedServingTables:
 
     def __init__(self, packed: sparring_packed.PackedTables) -> None:
         self._packed = packed
+        # Newer versions have the same.
+        self._initial = {
+            each.name: InitialValues(
+                each.initializer.kind,
+                each.initializer.first,
+                each.initializer.second,
+                each.seed,
+                _TRAINED[each.trained_dtype],
+            )
+            for each in sparring_packed.read_manifest(packed.snapshot_url).tables
+        }
         self._remember()
 
     def _remember(self) -> None:
         """Copies what each call asks for: to ask the library costs a call for each table."""
         packed = self._packed
         self._shapes = {
-            name: TableShape(name, each.dim, each.dtype, each.num_rows)
+            name: TableShape(name, each.dim, each.dtype, each.num_rows, self._initial[name])
             for name, each in packed.tables.items()
         }
         self._versions = tuple(map(_version, packed.versions))
