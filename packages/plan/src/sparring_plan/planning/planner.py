@@ -266,7 +266,7 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
 
 
 def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
-    """The option that a plan names. Its keys narrow the choice in turn: the first that cannot is refused."""
+    """The option that a plan names. Its keys narrow the choice in turn; refuses the first that cannot."""
     entry = plan.tables[name]
     num_ranks = "all" if entry.ranks == "all" else len(entry.ranks)
     left = [(option, options.shape_of(option)) for option in options.of(table)]
