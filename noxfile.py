@@ -675,10 +675,14 @@ def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
     Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
-    of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
+    of the C library, breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many.
     """
-    storages = [each for each in FAMILY if each.startswith("backend-") or each == "testing"]
-    install_family(session, *system_packages(session, *storages))
+    needed = [each for each in FAMILY if each.startswith("backend-")] + [
+        "testing",
+        "packed",
+        "serve",
+    ]
+    install_family(session, *system_packages(session, *needed))
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
