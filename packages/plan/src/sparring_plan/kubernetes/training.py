@@ -38,7 +38,7 @@ _SCRATCH = """        - name: scratch              # rows on disk: gone with the
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a plan does not say.
+    """Names and needs of a Job that no plan says.
 
     Args:
         image: that has sparring and what the run needs.
