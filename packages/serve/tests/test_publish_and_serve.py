@@ -536,3 +536,26 @@ def test_a_serving_process_keeps_its_pages() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_newer_version_is_warmed_up_with_the_ids_that_were_asked_lately(run: Run) -> None:
+    run.save()
+    run.publish()
+    with serve(run, verify="open") as server, LookupClient(server.address, LONG) as client:
+        for _ in range(3):
+            client.pull({"item": KEYS[:40], "user": KEYS[:7]})
+        assert not server.refresher.refresh().is_new
+        assert "warm_up_ids" not in server.metrics.gauges()
+        run.save()
+        run.publish()
+        assert server.refresher.refresh().is_new
+        gauges = server.metrics.gauges()
+        assert gauges["warm_up_ids"] == 47
+        assert gauges["warm_up_bytes"] > 0
+        assert gauges["warm_up_seconds"] < 1.0
+    with serve(run, warm_up_seconds=0) as server, LookupClient(server.address, LONG) as client:
+        client.pull({"item": KEYS[:40]})
+        run.save()
+        run.publish()
+        assert server.refresher.refresh().is_new
+        assert "warm_up_ids" not in server.metrics.gauges()

@@ -85,6 +85,11 @@ class ServerConfig(DocumentModel):
     poll_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         1.0, description="How often the folder is searched for a newer version."
     )
+    warm_up_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        1.0,
+        description="How long at most a newer version is read before it is served: rows of ids asked "
+        "lately, then directories; 0: not at all.",
+    )
     keep_versions: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Versions that a client may name."
     )
