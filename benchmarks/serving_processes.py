@@ -1,8 +1,9 @@
 """Two workers of `sparring serve` beside one: processor time a call, and memory of a worker's own.
 
 Both services serve the same folder, and are asked in turns: one call at a time, and by all clients at
-once, where a single process that never sleeps saves wake-ups. Processor time is that of all processes of a service, from /proc. Private
-memory is that of a worker after the calls, without the pages of the tables, which all workers map.
+once, where a single process that never sleeps saves wake-ups. Processor time is that of all processes
+of a service, from /proc. Private memory is that of a worker after the calls, without the pages of the
+tables, which all workers map.
 """
 
 from __future__ import annotations
