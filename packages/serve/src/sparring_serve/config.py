@@ -138,7 +138,7 @@ class ClientConfig(DocumentModel):
         "float32", description="Of rows on the wire."
     )
     most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
-        1 << 20, description="Bytes of rows in an answer; a pull of more is divided."
+        8 << 20, description="Bytes of rows in an answer; a pull of more is divided."
     )
     consistency: Literal["newest", "one_version"] = Field(
         "newest",
