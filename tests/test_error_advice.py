@@ -86,7 +86,7 @@ OWNERS = {
     "reason": ["overrides_kit"],
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],
-    "semantics": ["sparring_torch.distribute"],
+    "semantics": ["distribute"],
     "share": ["SaveOptions"],
     "state_width": ["sparring.TableConfig"],
     "stddev": ["sparring.Normal"],

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import SparringError
-from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
 __all__ = ["Found", "Ids", "Looked", "ServingTables", "TableShape", "Version", "VersionGoneError"]
 
@@ -51,12 +51,14 @@ class TableShape:
         dim: elements of an embedding.
         dtype: of the stored rows.
         num_rows: rows, or a bound of them.
+        initial: what keys without a row read as.
     """
 
     name: str
     dim: int
     dtype: str
     num_rows: int
+    initial: InitialValues
 
 
 @dataclass(frozen=True, slots=True)
