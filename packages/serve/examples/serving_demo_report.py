@@ -40,7 +40,8 @@ def write_report(path: Path, seen: Seen) -> str:
         "<h1>Serving while training</h1>"
         "<p>A model trained and saved snapshots; each was published, as a delta where one was due, "
         "and taken by two servers, a shard each, while a client went on asking both. All of them ran on "
-        f"one machine with {os.cpu_count()} cores: latency has the time that training took from the servers.</p>"
+        f"one machine with {os.cpu_count()} cores: latency has the time that training took from the "
+        "servers.</p>"
         f"{_figure(seen)}<table>{rows}</table>"
         f"{'<h2>Errors</h2><ul>' + errors + '</ul>' if errors else ''}</body></html>\n",
         "utf-8",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TlsFiles,
         read_serving_config,
     )
+    from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
@@ -32,10 +33,12 @@ __all__ = [
     "AnsweredVersion",
     "AsyncLookupClient",
     "ClientConfig",
+    "EvaluatorDescriptor",
     "LookupClient",
     "LookupServer",
     "LookupService",
     "Place",
+    "Quality",
     "ReplicasFailedError",
     "RowStatus",
     "ServerConfig",
@@ -56,10 +59,12 @@ _HOMES = {
     "AnsweredVersion": "client.answer",
     "AsyncLookupClient": "client.lookup_client",
     "ClientConfig": "config",
+    "EvaluatorDescriptor": "hookspecs",
     "LookupClient": "client.lookup_client",
     "LookupServer": "server.lookup_server",
     "LookupService": "service",
     "Place": "service",
+    "Quality": "hookspecs",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",
