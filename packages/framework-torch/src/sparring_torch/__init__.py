@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparring_torch.embedding_bag import EmbeddingBag
     from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
     from sparring_torch.embedding_collection import EmbeddingCollection
+    from sparring_torch.inference_module import inference_module, quantize_embeddings
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
@@ -69,6 +70,8 @@ __all__ = [
     "dense_parameters",
     "gather_random_state",
     "gather_state",
+    "inference_module",
+    "quantize_embeddings",
     "restore_random_state",
     "restore_state",
     "shared_rows",
@@ -101,6 +104,8 @@ _HOMES = {
     "dense_parameters": "row_gradients",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
+    "inference_module": "inference_module",
+    "quantize_embeddings": "inference_module",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "shared_rows": "row_copies",

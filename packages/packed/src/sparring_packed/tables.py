@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import BloomFilter, Closable, closest_name
-from sparring.contracts import FindResult, Keys
-from sparring.errors import ClosedError, InvalidArgumentError, UnknownTableError
+from sparring.contracts import NUM_PARTITIONS, FindResult, Keys
+from sparring.errors import ClosedError, InvalidArgumentError, SparringError, UnknownTableError
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
+from sparring_packed.warm_up import WarmedUp, WarmUp, warm
 
 __all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
 
@@ -138,6 +139,9 @@ class PackedTables(Closable):
         partitions: tuple[int, int] | None = None,
     ) -> None:
         self.url = _local_path(url)
+        self.partitions = partitions or (0, NUM_PARTITIONS)
+        self.warmed_up: WarmedUp | None = None
+        """Of the newest version, if it was warmed up."""
         begin, end = partitions or (0, 0)
         arguments = native.Open(
             path=os.fsencode(self.url),
@@ -151,6 +155,7 @@ class PackedTables(Closable):
         native.call("open", arguments)
         self._handle: _Handle | None = _Handle(arguments.packed)
         self._verify: Verify = verify
+        self._warmed_names: list[str] = []
         described = native.Version()
         self._call("version", described)
         self._tables = tuple(self._described(number) for number in range(described.num_tables))
@@ -347,7 +352,11 @@ class PackedTables(Closable):
     # -- newer versions -----------------------------------------------------------
 
     def refresh(
-        self, url: str | os.PathLike[str] | None = None, *, verify: Verify | None = None
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        verify: Verify | None = None,
+        warm_up: WarmUp | None = None,
     ) -> bool:
         """Takes a newer version, of which a delta maps its own files alone.
 
@@ -356,6 +365,7 @@ class PackedTables(Closable):
         Args:
             url: of a serving snapshot, or of a folder of them; None: as it was opened.
             verify: as `open`, of the files that are mapped now; None: as it was opened.
+            warm_up: what to read of it before it is served; `warmed_up` then says what was.
 
         Returns:
             Whether there was a newer one.
@@ -366,11 +376,14 @@ class PackedTables(Closable):
             SnapshotIOError: there is none, its base is missing, or the file system failed.
             ClosedError: it was closed.
         """
+        path = self.url if url is None else _local_path(url)
         arguments = native.Refresh(
-            path=None if url is None else os.fsencode(_local_path(url)),
-            verify=_choice("verify", verify or self._verify, _VERIFY),
+            path=os.fsencode(path), verify=_choice("verify", verify or self._verify, _VERIFY)
         )
+        warmed_up = None if warm_up is None else self._warm(path, warm_up)
         self._call("refresh", arguments)
+        if arguments.is_changed:
+            self.warmed_up = warmed_up
         return bool(arguments.is_changed)
 
     def verify(self) -> None:
@@ -404,6 +417,19 @@ class PackedTables(Closable):
         if handle is None:
             raise ClosedError(f"the serving snapshot {self.url} is closed; open it again")
         native.call(function, arguments, handle.pointer)
+
+    def _warm(self, path: str, wanted: WarmUp) -> WarmedUp | None:
+        """Warms the version at `path` up, if it is a newer one."""
+        hashes = {each.hash for each in self.versions}
+        names = sorted(each.name for each in Path(path).glob("*"))
+        if names == self._warmed_names:
+            return None  # nothing was published: a snapshot is never written twice
+        try:
+            newer = PackedTables(path, verify="open", partitions=self.partitions)
+        except SparringError:
+            return None  # refused when it is taken, and told there
+        self._warmed_names = names
+        return None if newer.version.hash in hashes else warm(newer, hashes, wanted)
 
     def _all_versions(self) -> list[native.Version]:
         found = [native.Version()]

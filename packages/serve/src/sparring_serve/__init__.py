@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_serve.client.answer import Answer, AnsweredVersion
+    from sparring_serve.client.answer import Answer, AnsweredVersion, RowStatus
     from sparring_serve.client.failures import AccessError, ReplicasFailedError, StaleRowsError
     from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
     from sparring_serve.config import (
@@ -50,6 +50,7 @@ __all__ = [
     "LookupService",
     "Place",
     "ReplicasFailedError",
+    "RowStatus",
     "ServerConfig",
     "ServingConfig",
     "ServingMetrics",
@@ -78,6 +79,7 @@ _HOMES = {
     "PushFailedError": "parameters.pushing",
     "Pushed": "parameters.pushing",
     "ReplicasFailedError": "client.failures",
+    "RowStatus": "client.answer",
     "ServerConfig": "config",
     "ServingConfig": "config",
     "ServingMetrics": "metrics",

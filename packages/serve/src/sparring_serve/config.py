@@ -86,6 +86,11 @@ class ServerConfig(DocumentModel):
     poll_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         1.0, description="How often the folder is searched for a newer version."
     )
+    warm_up_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        1.0,
+        description="How long at most a newer version is read before it is served: rows of ids asked "
+        "lately, then directories; 0: not at all.",
+    )
     keep_versions: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Versions that a client may name."
     )
@@ -132,15 +137,22 @@ class ClientConfig(DocumentModel):
         10.0, description="Of a push, attempts after lost answers and full queues included."
     )
     most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
-        1 << 20, description="Bytes of rows in an answer; a pull of more is divided."
+        8 << 20, description="Bytes of rows in an answer; a pull of more is divided."
     )
     consistency: Literal["newest", "one_version"] = Field(
         "newest",
         description="`one_version`: all rows of a pull are of one version, over shards and calls.",
     )
-    on_failure: Literal["raise", "flag"] = Field(
+    on_failure: Literal["raise", "flag", "stale", "initial", "stale_or_initial"] = Field(
         "raise",
-        description="If no replica of a shard answers: an error, or rows of NaN that are flagged.",
+        description="If no replica of a shard answers: an error; or rows that are flagged, which are "
+        "NaN, those that the client saw last (NaN where it saw none), initial values, or, of the last "
+        "two, the first that there is.",
+    )
+    stale_rows: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
+        100_000,
+        description="With `on_failure: stale`: places for rows of each table that the client keeps; a "
+        "row takes the place of another.",
     )
     max_staleness_seconds: Annotated[float, Field(ge=0)] = Field(
         0.0, description="Refuse rows of an older version; 0: any age."

@@ -169,7 +169,7 @@ class LookupService:
         versions = self.tables.versions()
         return DescribeAnswer(
             tuple(
-                TableMessage(each.name, each.dim, each.dtype, each.num_rows)
+                TableMessage(each.name, each.dim, each.dtype, each.num_rows, each.initial)
                 for each in self.tables.shapes().values()
             ),
             tuple(map(version_message, versions)),

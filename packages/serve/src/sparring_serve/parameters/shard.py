@@ -16,7 +16,15 @@ from sparring.errors import PartialStepError
 from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.service import Place
-from sparring_serve.tables import Found, Ids, Looked, TableShape, Version, VersionGoneError
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+    initial_values,
+)
 from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
 
 __all__ = ["Gradients", "ParameterShard"]
@@ -85,8 +93,10 @@ class ParameterShard:
 
     def shapes(self) -> Mapping[str, TableShape]:
         return {
-            name: TableShape(name, each.dim, each.dtype, self._container.num_rows(name))
-            for name, each in self.config.tables.items()
+            name: TableShape(
+                name, each.dim, each.dtype, self._container.num_rows(name), initial_values(each)
+            )
+            for name, each in self._container.tables.items()
         }
 
     def versions(self) -> Sequence[Version]:

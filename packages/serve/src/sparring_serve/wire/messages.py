@@ -23,6 +23,7 @@ __all__ = [
     "DescribeRequest",
     "FlushAnswer",
     "FlushRequest",
+    "InitialValues",
     "Missing",
     "ParametersMessage",
     "PullAnswer",
@@ -106,11 +107,21 @@ class DescribeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialValues:
+    kind: str = text(1)
+    first: float = real(2)
+    second: float = real(3)
+    seed: int = number(4)
+    dtype: str = text(5)
+
+
+@dataclass(frozen=True, slots=True)
 class TableMessage:
     name: str = text(1)
     dim: int = number(2)
     dtype: str = text(3)
     rows: int = number(4)
+    initial: InitialValues = one(5, InitialValues)
 
 
 @dataclass(frozen=True, slots=True)
