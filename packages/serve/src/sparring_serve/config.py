@@ -94,6 +94,11 @@ class ServerConfig(DocumentModel):
     keep_versions: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Versions that a client may name."
     )
+    cache: Path | None = Field(
+        None,
+        description="Local folder for copies, where `snapshots` is a URL: files are copied and hashed "
+        "before they are mapped.",
+    )
     pin: str | None = Field(
         None, description="Serve the version in this folder of `snapshots`, and no newer one."
     )
@@ -168,7 +173,9 @@ class ServingConfig(DocumentModel):
     """The whole file."""
 
     snapshots: str = Field(
-        "served", min_length=1, description="The folder that `sparring publish` writes."
+        "served",
+        min_length=1,
+        description="The folder that `sparring publish` writes: a path, or a URL of fsspec, as s3://bucket/served.",
     )
     shards: tuple[tuple[str, ...], ...] = Field(
         (("127.0.0.1:7433",),),
