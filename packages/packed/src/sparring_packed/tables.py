@@ -22,6 +22,7 @@ from sparring.contracts import NUM_PARTITIONS, FindResult, Keys
 from sparring.errors import ClosedError, InvalidArgumentError, SparringError, UnknownTableError
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
+from sparring_packed.mirror import Mirror
 from sparring_packed.warm_up import WarmedUp, WarmUp, warm
 
 __all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
@@ -104,23 +105,29 @@ def open(  # noqa: A001 - it is read as sparring_packed.open
     verify: Verify = "all",
     keep_versions: int = 2,
     partitions: tuple[int, int] | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> PackedTables:
     """Maps a serving snapshot.
 
     Args:
-        url: of a serving snapshot, or of a folder of them, of which the newest is taken; local.
+        url: of a serving snapshot, or of a folder of them, of which the newest is taken: a path, or
+            any URL of fsspec.
         verify: ``all``: every byte is hashed before the first answer. ``open``: manifest, sizes and
             headers are checked, in a time that does not depend on the size; `PackedTables.verify`
             hashes the rest. Damage that was not looked for gives wrong numbers, never a crash.
         keep_versions: how many versions a call may name, 1 to 8.
         partitions: half-open range of the 4,096 partitions of ids that are asked for; None: all.
+        cache: a local folder for copies, where `url` is on another file system: files are copied and
+            hashed before they are mapped. Processes may share it.
 
     Raises:
-        InvalidArgumentError: an argument out of range.
+        InvalidArgumentError: an argument out of range; a URL without `cache`.
         SnapshotDamagedError: damage, with the file.
         SnapshotIOError: there is none, or the file system failed.
     """
-    return PackedTables(url, verify=verify, keep_versions=keep_versions, partitions=partitions)
+    return PackedTables(
+        url, verify=verify, keep_versions=keep_versions, partitions=partitions, cache=cache
+    )
 
 
 class PackedTables(Closable):
@@ -137,9 +144,13 @@ class PackedTables(Closable):
         verify: Verify = "all",
         keep_versions: int = 2,
         partitions: tuple[int, int] | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.url = _local_path(url)
         self.partitions = partitions or (0, NUM_PARTITIONS)
+        self._mirror: Mirror | None = None
+        if cache is not None and _is_remote(url):
+            self._mirror = Mirror(os.fspath(url), Path(cache), self.partitions, keep_versions)
+        self.url = _local_path(url if self._mirror is None else self._mirror.path)
         self.warmed_up: WarmedUp | None = None
         """Of the newest version, if it was warmed up."""
         begin, end = partitions or (0, 0)
@@ -376,6 +387,9 @@ class PackedTables(Closable):
             SnapshotIOError: there is none, its base is missing, or the file system failed.
             ClosedError: it was closed.
         """
+        self._check_open()
+        if url is None and self._mirror is not None:
+            self._mirror.refresh()
         path = self.url if url is None else _local_path(url)
         arguments = native.Refresh(
             path=os.fsencode(path), verify=_choice("verify", verify or self._verify, _VERIFY)
@@ -412,10 +426,13 @@ class PackedTables(Closable):
 
     # -- inner parts -----------------------------------------------------------------
 
-    def _call(self, function: str, arguments: Any) -> None:
-        handle = self._handle
-        if handle is None:
+    def _check_open(self) -> _Handle:
+        if self._handle is None:
             raise ClosedError(f"the serving snapshot {self.url} is closed; open it again")
+        return self._handle
+
+    def _call(self, function: str, arguments: Any) -> None:
+        handle = self._check_open()
         native.call(function, arguments, handle.pointer)
 
     def _warm(self, path: str, wanted: WarmUp) -> WarmedUp | None:
@@ -526,6 +543,11 @@ def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
     return np.ascontiguousarray(given, np.int64)
 
 
+def _is_remote(url: str | os.PathLike[str]) -> bool:
+    scheme, is_url, _ = os.fspath(url).partition("://")
+    return bool(is_url) and scheme != "file"
+
+
 def _local_path(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     scheme, is_url, path = text.partition("://")
@@ -533,6 +555,7 @@ def _local_path(url: str | os.PathLike[str]) -> str:
         return text
     if scheme != "file":
         raise InvalidArgumentError(
-            f"serving snapshot {text}: files are mapped, which takes a local folder; copy it there"
+            f"serving snapshot {text}: files are mapped, which takes local ones; name a folder "
+            "for copies with cache, server.cache of a service"
         )
     return path

@@ -45,6 +45,7 @@ def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTabl
             url,
             verify=server.verify,
             keep_versions=server.keep_versions,
+            cache=server.cache,
             partitions=None if partitions == (0, NUM_PARTITIONS) else partitions,
         )
     except SnapshotError as error:
