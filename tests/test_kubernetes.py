@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from sparring import make_plugin_manager
-from sparring.cli.application import make_application
+from sparring import make_plugin_manager, read_document
+from sparring.cli.application import main, make_application
 
 from .manifests import FOLDER, Manifest, containers_of, manifests, pod_of, secret_names
 
@@ -35,13 +35,16 @@ def pod(manifest: Manifest) -> dict[str, Any]:
 
 @pytest.mark.parametrize("manifest", NATIVE, ids=named)
 def test_the_last_three_releases_of_kubernetes_take_a_manifest(manifest: Manifest) -> None:
+    validated(manifest.body)
+
+
+def validated(body: dict[str, Any]) -> None:
     validator = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    releases = sorted(set(validator.utils.all_versions()), key=lambda text: text.split(".")[1])[-3:]
-    assert len(releases) == 3
-    for release in releases:
-        validator.validate(manifest.body, release, strict=True)
+    releases = {tuple(map(int, each.split("."))) for each in validator.utils.all_versions()}
+    for release in sorted(releases)[-3:]:
+        validator.validate(body, ".".join(map(str, release)), strict=True)
 
 
 def test_a_misspelled_field_would_be_seen() -> None:
@@ -51,6 +54,46 @@ def test_a_misspelled_field_would_be_seen() -> None:
     body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
     with pytest.raises(validator.ValidationError):
         validator.validate(body, validator.utils.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "manifest", [each for each in manifests() if each not in NATIVE], ids=named
+)
+def test_resources_of_the_trainer_have_the_fields_that_it_knows(manifest: Manifest) -> None:
+    schemas = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    known = read_document(Path(__file__).parent / "schemas/trainer-v1alpha1.yaml").value
+    schemas.validate(manifest.body, known[manifest.kind])
+    if manifest.kind == "TrainingRuntime":
+        (job,) = manifest.body["spec"]["template"]["spec"]["replicatedJobs"]
+        # The names by which the trainer finds the container that a TrainJob changes.
+        label = "trainer.kubeflow.org/trainjob-ancestor-step"
+        assert (job["name"], job["template"]["metadata"]["labels"][label]) == ("node", "trainer")
+        assert [each["name"] for each in pod(manifest)["spec"]["containers"]] == ["node"]
+        head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}}
+        validated({**head, "spec": job["template"]["spec"]})
+
+
+def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> None:
+    (job,) = [each for each in manifests() if each.kind == "TrainJob"]
+    (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
+    trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
+    assert trainer["resourcesPerNode"] == of_job["resources"]
+    assert "requests" in trainer["resourcesPerNode"]
+    assert trainer["numNodes"] == train.body["spec"]["completions"]
+    assert f"--nproc-per-node={trainer['numProcPerNode']}" in of_job["args"]
+    assert trainer["args"] == of_job["args"][of_job["args"].index("-m") :]
+
+
+def test_the_job_is_what_the_plan_within_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = (FOLDER / "train.yaml").read_text()
+    (command,) = re.findall(r"^#   sparring (plan kubernetes .*)$", written, re.M)
+    config_of("train", "plan.yaml", tmp_path)
+    (tmp_path / "configs").symlink_to(FOLDER.parent)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == written
 
 
 @of_all
