@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,8 +32,8 @@ from sparring.updates.resolve import resolve_method
 __all__ = ["PlanLike", "automatic_plan", "made_plan", "plan_of_job", "workload_of"]
 
 PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
-"""A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a file of `sparring plan`;
-None: all tables ``row_wise``."""
+"""A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a plan's file; None:
+all tables ``row_wise``."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 _IN_MEMORY = ("hkv", "memory")
@@ -119,17 +119,18 @@ def plan_of_job(
     """
     if not isinstance(plan, str):
         return plan
-    if plan != AUTO and not os.path.isfile(plan):
+    if plan != AUTO and not Path(plan).is_file():
         raise InvalidArgumentError(
-            f"plan: found {plan!r}; give 'auto', the path of a file of `sparring plan`, a dict of table to "
-            "sharding kind, or a ShardingPlan"
+            f"plan: found {plan!r}; give 'auto', the path of a file of `sparring plan`, a dict of table "
+            "to sharding kind, or a ShardingPlan"
         )
     request = PlanRequest(tuple(tables()), job.collective.world_size)
     if plan != AUTO:
         planner = plugin_manager.planner()
         if planner.read is None:
             raise PluginError(
-                f"plan {plan!r}: planner {planner.name!r} reads no files; install sparring-plan, which does"
+                f"plan {plan!r}: planner {planner.name!r} reads no files; install sparring-plan, which "
+                "does"
             )
         return planner.read(plan, request)
     made = automatic_plan(request, job.collective, job.membership, plugin_manager)
