@@ -263,7 +263,7 @@ def tests_long(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
-    session.install(TORCH, "pytest-xdist", silent=True)
+    session.install(TORCH, "pytest-xdist", "kubernetes-validate", silent=True)
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
@@ -674,14 +674,24 @@ def benchmarks_planning(session: nox.Session) -> None:
 def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
-    Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
-    of the C library, breaks Redis. Names after ``--`` choose trials, ``--trials N`` how many of each.
+    Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
+    breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    storages = [each for each in FAMILY if each.startswith("backend-") or each == "testing"]
-    install_family(session, *system_packages(session, *storages))
+    needed = [
+        each for each in FAMILY if each not in ("plan", "framework-torch", "framework-tf", "train")
+    ]
+    install_family(session, *system_packages(session, *needed))
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
+    session.install("atheris>=3", "coverage", silent=True)
+    install_family(session, "packed", "serve")
+    session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

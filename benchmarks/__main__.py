@@ -40,6 +40,7 @@ BENCHMARKS = (
     "rocksdb",
     "redis",
     "serving",
+    "serving_processes",
     "tiers",
     "serving_lookup",
     "tensorflow_adapter",

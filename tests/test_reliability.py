@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from sparring_serve import Answer, RowStatus
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,6 +32,11 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("snapshot_damage", 110),
         ("snapshot_space", 30),
         ("snapshot_calls", 110),
+        ("serving_channel", 60),
+        ("serving_deltas", 60),
+        ("serving_filters", 30_000),
+        # It measures how late answers come.
+        pytest.param("serving_faults", 6, marks=pytest.mark.alone),
     ],
 )
 def test_a_few_trials_find_nothing(
@@ -38,7 +47,7 @@ def test_a_few_trials_find_nothing(
     assert code == 0, out
     if "not run: " in out:
         pytest.skip(out)
-    assert f"{trials} │" in out
+    assert f"{trials:,} │" in out
     assert "failures" in out
 
 
@@ -47,6 +56,29 @@ def test_each_hostile_snapshot_is_counted(program: Any, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     counts = [int(line.split("│")[2]) for line in out.splitlines() if "refused" in line]
     assert counts[0] >= 25
+
+
+def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
+    served = importlib.import_module("reliability.served_rows")
+    keys = np.arange(5, dtype=np.int64)
+
+    def wrong(change: Callable[[Any, Any, Any], None]) -> str:
+        rows, found, status = served.rows_of(1, keys), np.ones(5, bool), np.zeros(5, np.uint8)
+        change(rows, found, status)
+        answer = Answer({"item": rows}, {"item": found}, {"item": status}, (), 0.0)
+        return str(served.wrong_rows(answer, keys))
+
+    def put(array: Any, value: object) -> None:
+        array[2] = value
+
+    assert wrong(lambda rows, found, status: None) == ""
+    assert "not flagged" in wrong(lambda rows, found, status: put(rows[:, 1], 7))
+    assert "versions [1.0, 2.0]" in wrong(lambda rows, found, status: put(rows[:, 0], 2))
+    assert "not found" in wrong(lambda rows, found, status: put(found, False))
+    assert "not NaN" in wrong(lambda rows, found, status: put(status, RowStatus.FAILED))
+    assert "initial values are none" in wrong(
+        lambda rows, found, status: put(status, RowStatus.INITIAL)
+    )
 
 
 def test_what_must_not_happen_fails_the_run(

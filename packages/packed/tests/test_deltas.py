@@ -189,6 +189,32 @@ def test_a_delta_over_another_base_of_that_name_is_refused_P5(training: Any) -> 
         sparring_packed.open(training.served_url(2))
 
 
+def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over_in_silence_P5(
+    training: Any,
+) -> None:
+    training.save(training.draw(range(50), 0))
+    training.publish()
+    base = training.served_url()
+    training.save(training.draw(range(5), 1))
+    training.publish(base=base)
+    damaged = Path(training.served_url()) / "manifest.json"
+    whole = damaged.read_bytes()
+    with sparring_packed.open(base) as tables:
+        for content in (whole[:-1], b"", whole.replace(b'"step": 2', b'"step": 9')):
+            damaged.write_bytes(content)
+            with pytest.raises(SnapshotDamagedError, match="step-000000000002"):
+                tables.refresh(training.served)
+            with pytest.raises(SnapshotDamagedError):
+                sparring_packed.open(training.served)
+            assert tables.version.step == 1
+        # A later one that is whole is taken, and one before it asked for no more.
+        training.save(training.draw(range(5), 2), is_delta=False)
+        training.publish()
+        assert tables.refresh(training.served)
+        assert not tables.refresh(training.served)
+        assert tables.version.step == 3
+
+
 def test_other_tables_are_refused_and_both_are_named_P5(new_training: Any) -> None:
     training = new_training()
     training.save(training.draw([1], 0))

@@ -97,7 +97,7 @@ def test_kinds_that_are_allowed_hold() -> None:
         automatic.plan_of_request(request(table("one", rows=10, kinds=("no_kind",))))
 
 
-def test_columns_are_divided_only_where_that_is_asked_for() -> None:
+def test_a_kind_that_divides_columns_can_be_asked_for() -> None:
     found = automatic.plan_of_request(
         request(
             table("asked", rows=10_000, kinds=("column_wise",)),
@@ -182,3 +182,18 @@ def test_the_same_request_makes_the_same_plan() -> None:
     tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
     first, again = (automatic.plan_of_request(request(*tables)) for _ in range(2))
     assert first == again
+
+
+def test_columns_are_divided_only_where_a_table_allows_it() -> None:
+    """Wide rows, large bags and a slow link: blocks of columns send the fewest bytes."""
+
+    def kind_of(**known: Any) -> str:
+        wide, feature = TableConfig("wide", 512), FeatureWorkload("sum", 20.0)
+        bag = TableWorkload(wide, (feature,), 400_000, "sgd", may_pool=True, **known)
+        made = automatic.plan_of_request(request(bag, far_gbit=1.0))
+        sharding = made.sharding.sharding_of("wide")
+        assert sharding is not None
+        return sharding.kind
+
+    assert kind_of(may_divide=True, may_replicate=False) == "column_wise"
+    assert kind_of(may_replicate=False) == "table_wise"

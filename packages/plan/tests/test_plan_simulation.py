@@ -243,15 +243,18 @@ def test_a_plan_is_simulated_as_it_is(calibration: Calibration) -> None:
 
 def test_every_file_of_plans_gives_a_sheet(capsys: pytest.CaptureFixture[str]) -> None:
     paths = sorted((ROOT / "configs/plans").glob("*.yaml"))
-    assert [path.name for path in paths] == ["internet.yaml"]
+    assert [path.name for path in paths] == ["internet.yaml", "quickstart.yaml"]
     for path in paths:
         inputs, _ = read_inputs(path)
-        assert sum(each.expected_rows * each.dim * 4 for each in inputs.tables.values()) >= 4e12
+        is_large = path.name == "internet.yaml"
+        rows = sum(each.expected_rows * each.dim * 4 for each in inputs.tables.values())
+        assert (rows >= 4e12) == is_large
         assert main(["plan", "simulate", str(path), "--ranks", "8,32", "--json"]) == 0
         first = capsys.readouterr().out
         told = json.loads(first)
         assert [row["ranks"] for row in told["rows"]] == [8, 32]
-        assert told["rows"][1]["step"]["seconds"] < told["rows"][0]["step"]["seconds"]
+        shrinks = told["rows"][1]["step"]["seconds"] < told["rows"][0]["step"]["seconds"]
+        assert shrinks or not is_large
         assert set(told["rows"][0]["marks"].values()) <= {"simulated", "measured", "given"}
         assert main(["plan", "simulate", str(path), "--ranks", "8,32", "--json"]) == 0
         assert capsys.readouterr().out == first

@@ -16,7 +16,7 @@ from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_plan.planning.costs import RESOURCES, Span, option_costs
-from sparring_plan.planning.inputs import DEFAULT_KINDS, KINDS, Calibration, PlanInputs
+from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.unique_keys import unique_keys
@@ -179,7 +179,7 @@ def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
 ) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
     options = option_costs(PlanInputs.model_validate(value), calibration)
-    assert {shape.kind for shape in options.shapes} >= set(DEFAULT_KINDS) | {"column_wise"}
+    assert {shape.kind for shape in options.shapes} >= set(WHOLE_ROW_KINDS) | {"column_wise"}
     assert {shape.transfer for shape in options.shapes} == {"rows", "pooled"}
     fewer = value | {"kinds": ["row_wise"], "transfers": ["rows"]}
     options = option_costs(PlanInputs.model_validate(fewer), calibration)
@@ -352,14 +352,19 @@ def test_bad_inputs_are_refused_by_line(
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: kind un"),
+        ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: expected kind "),
         ("ranks: 4", "ranks: 8", "plan.yaml:5:1: the plan is for 8 ranks, the topology has 4"),
         (
             "  country:",
             "  land:",
             "plan.yaml:14:3: the plan lacks country and has land, which the inputs lack",
         ),
-        ("    columns: 1", "    columns: 3", "is offered with columns 1"),
+        (
+            "    columns: 1",
+            "    columns: 3",
+            "plan.yaml:17:5: table country: expected columns 1 with kind row_wise, found 3",
+        ),
+        ("    storage: ", "    storage: un", "plan.yaml:19:5: table country: expected storage "),
         ("version: 1", "version: 2", ":1:1: version: input should be 1"),
     ],
 )
@@ -425,7 +430,7 @@ def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixtu
     written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
     assert main(["plan", "check", str(plan), str(written)]) == 1
     told = capsys.readouterr().err
-    assert "rank 2 lacks" in told
+    assert f"plan.yaml:{at + 1}:3: the plan does not fit: rank 2 lacks" in told
     assert "of host memory; its largest shard is of users" in told
 
 
@@ -448,7 +453,7 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
     made = make_plan(PlanInputs.model_validate(value), calibration)
     path = tmp_path / "plan.yaml"
     path.write_text(made.to_yaml())
-    with pytest.raises(InvalidArgumentError, match=f"is for {made.ranks} ranks, found 99"):
+    with pytest.raises(InvalidArgumentError, match=r"plan.yaml:5:1: .* ranks, found 99"):
         read_plan(path).sharding(99)
     sharding = read_plan(path).sharding(made.ranks)
     for name, each in made.tables.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +39,9 @@ def write_report(path: Path, seen: Seen) -> str:
         f"<title>sparring: serving while training</title><style>{_STYLE}</style></head><body>"
         "<h1>Serving while training</h1>"
         "<p>A model trained and saved snapshots; each was published, as a delta where one was due, "
-        "and taken by two servers, a shard each, while a client went on asking both.</p>"
+        "and taken by two servers, a shard each, while a client went on asking both. All of them ran on "
+        f"one machine with {os.cpu_count()} cores: latency has the time that training took from the "
+        "servers.</p>"
         f"{_figure(seen)}<table>{rows}</table>"
         f"{'<h2>Errors</h2><ul>' + errors + '</ul>' if errors else ''}</body></html>\n",
         "utf-8",
@@ -68,9 +71,9 @@ def _facts(seen: Seen) -> list[tuple[str, str]]:
         ("latency, median", f"{median(milliseconds):.1f} ms"),
         ("latency, 99 %", f"{np.percentile(milliseconds, 99):.1f} ms"),
         ("from a saved snapshot to the first answer, median", f"{median(delays):.2f} s"),
-        ("the longest", f"{max(delays):.2f} s"),
+        ("from a saved snapshot to the first answer, longest", f"{max(delays):.2f} s"),
         ("age of rows, median", f"{median(each.age_seconds for each in pulls):.2f} s"),
-        ("the oldest", f"{max(each.age_seconds for each in pulls):.2f} s"),
+        ("age of rows, oldest", f"{max(each.age_seconds for each in pulls):.2f} s"),
     ]
 
 
@@ -92,6 +95,7 @@ def _backwards(seen: Seen) -> int:
 
 def _figure(seen: Seen) -> str:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
 
     begin = seen.pulls[0].at
     at = np.array([each.at - begin for each in seen.pulls])
@@ -107,7 +111,9 @@ def _figure(seen: Seen) -> str:
             [*(when - begin for when, _ in events), end], [*(step for _, step in events), events[-1][1]],
             where="post", color=colour, label=name,
         )  # fmt: skip
-    steps.plot(at, [each.step for each in seen.pulls], color=_BLUE, label="in the answers")
+    steps.step(
+        at, [each.step for each in seen.pulls], where="post", color=_BLUE, label="in the answers"
+    )
     steps.set(ylabel="step of training", title="Versions")
     steps.legend(loc="upper left")
     ages.plot(at, [each.age_seconds for each in seen.pulls], color=_BLUE)
@@ -126,7 +132,8 @@ def _figure(seen: Seen) -> str:
     latency.set(
         ylabel="milliseconds", yscale="log", title="Latency of a pull of all tables from two shards"
     )
-    latency.set(xlabel="seconds", xlim=(0, end))
+    latency.set(xlabel="seconds since the first answer", xlim=(0, end))
+    latency.yaxis.set_major_formatter(ScalarFormatter())
     latency.legend(loc="upper right")
     # Room for the legend.
     latency.set_ylim(top=6 * milliseconds.max())

@@ -96,3 +96,15 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
             open_storage("remote", ITEM, **options)
     with pytest.raises(StorageIOError, match="no replica answered"):
         open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)
+
+
+def test_an_inference_module_asks_the_service(server: LookupServer) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    module = sparring_torch.EmbeddingBag(4, name="item", seed=3, mode="sum")
+    storage = {"backend": "remote", "target": server.address, "deadline_seconds": 9}
+    served = sparring_torch.inference_module(module, storage)
+    ids = torch.tensor([[7, 3], [5, 5]])
+    assert served(ids).tolist() == [[2, 10, -10, 1], [2, 10, -10, 1]]
+    unseen = torch.tensor([[-1]])
+    assert torch.equal(served(unseen), module.eval()(unseen))

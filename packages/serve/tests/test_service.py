@@ -16,6 +16,7 @@ from sparring.contracts import TableConfig
 from sparring_serve import LookupService, Place, ShardReplicas
 from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits
+from sparring_serve.recent_ids import RecentIds
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
@@ -195,3 +196,14 @@ def test_pulls_are_counted(service: LookupService) -> None:
     assert metrics.value("pulls_total", table="item", code="OK") == 1
     assert metrics.value("pulls_total", table="user") == 1
     assert (metrics.value("ids_total"), metrics.value("found_total")) == (3, 1)
+
+
+def test_ids_asked_lately_are_kept_within_bounds() -> None:
+    recent = RecentIds()
+    for call in range(100):
+        recent.note("item", np.arange(call * 10_000, call * 10_000 + 10_000))
+    recent.note("item", np.array([990_001, 5, 5]))
+    ids = recent.newest_first()["item"]
+    # 63 calls of 4,096 ids, and the one of two new ones.
+    assert (len(ids), len(np.unique(ids))) == (63 * 4096 + 1, len(ids))
+    assert ids[:3].tolist() == [990_001, 5, 990_000]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sparring.contracts.admission import Bloom, Frequency
 from sparring.contracts.collective import Collective
 from sparring.contracts.descriptors import API_VERSION, PlannerDescriptor
 from sparring.contracts.hookspecs import hookimpl
@@ -177,3 +178,27 @@ def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_ke
         opened = of(storage)
     # Its rows are sharded already: a plan with data_parallel would be refused.
     assert (opened.rows, opened.is_in_memory, opened.may_replicate) == (7, True, False)
+
+
+def test_columns_may_be_divided_where_update_storage_and_admission_allow_it() -> None:
+    table = TableConfig("user", 4)
+
+    def may(
+        storage: Any = None, table: TableConfig = table, method: str | None = "adam", **hyper: Any
+    ) -> bool:
+        chosen = StorageChoice("hkv") if storage is None else storage
+        return workload_of(table, chosen, (), method, hyper).may_divide
+
+    assert may()
+    assert may(method="torch.optim.Adagrad", lr=0.1, clip_norm=0.0)
+    assert may(table=replace(table, admission=Frequency(2)))
+    for couples in ("rowwise_adagrad", "lamb", "a_method_of_mine", None):
+        assert not may(method=couples)
+    assert not may(clip_norm=1.0)
+    assert not may(method="keras.optimizers.Adam", clipnorm=1.0)
+    assert not may(StorageChoice("hkv", {"capacity": 10}))
+    assert not may(StorageChoice("rocksdb", {"path": "rows"}))
+    assert not may(table=replace(table, admission=Bloom(2)))
+    assert not may(table=replace(table, placement="replicated"))
+    with open_storage("memory", table) as storage:
+        assert not may(storage)

@@ -174,3 +174,27 @@ def test_a_storage_that_evicts_keeps_no_replica() -> None:
 def test_a_placement_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="sharded or replicated"):
         TableConfig("small", 4, placement="everywhere")
+
+
+@pytest.mark.parametrize("change", ["a row more", "a row less"])
+def test_replicas_that_came_apart_are_refused_before_a_row_changes(change: str) -> None:
+    def body(made: StepContainer) -> dict[int, np.ndarray]:
+        train(made, [made.collective.rank], "sgd", 2)
+        if made.collective.rank == 1:
+            storage, keys = made.storage(SMALL.name), np.array([3 if "less" in change else 99])
+            if "less" in change:
+                storage.erase(keys)
+            else:
+                storage.upsert(keys, np.ones((1, storage.table.width), np.float32))
+        before = rows_of(made, SMALL.name)
+        found = made.lookup(SMALL.name, np.arange(4))
+        made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+        method = resolve_method("sgd")
+        choice = MethodChoice(method, hyper_from(method, {"lr": 0.05}), NUM_STEPS + 1)
+        with pytest.raises(InvalidArgumentError, match="'small': the replicas of its rows"):
+            made.apply_methods({each.name: choice for each in TABLES})
+        after = rows_of(made, SMALL.name)
+        assert digest(before) == digest(after)
+        return after
+
+    assert len(np.unique([len(each) for each in on_ranks(2, body)])) == 2

@@ -237,7 +237,8 @@ class Optimizer(keras.optimizers.Optimizer):
         else:
             sparse = self._sparse
             named = sparse if isinstance(sparse, str) else getattr(sparse, "name", None)
-            container = planned_container(agents, self._plan, named)
+            hyperparameters = self._hyperparameters if isinstance(sparse, str) else None
+            container = planned_container(agents, self._plan, named, hyperparameters)
         if self._policy is not None:
             container.non_finite_gradients = non_finite_policy(self._policy)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparring.adapter import (
@@ -33,7 +33,10 @@ class _Automatic:
 
 
 def planned_container(
-    agents: Sequence[TableAgent], plan: PlanLike, method: str | None
+    agents: Sequence[TableAgent],
+    plan: PlanLike,
+    method: str | None,
+    hyperparameters: Mapping[str, Any] | None = None,
 ) -> StepContainer:
     """A container of the job, with all tables of `agents`, sharded by `plan`.
 
@@ -41,6 +44,7 @@ def planned_container(
         agents: of the layers; they join the container.
         plan: as a user gave it.
         method: the update method or optimizer of the tables; None: unknown.
+        hyperparameters: of an update method; None: it is an optimizer of Keras.
 
     Raises:
         InvalidArgumentError: tables live in a container that was given, or hold rows; or the plan does
@@ -69,7 +73,9 @@ def planned_container(
             collective=job.collective,
             rendezvous=job.rendezvous,
             plugin_manager=manager,
-            plan=plan_of_job(plan, lambda: _workloads(agents, method), job, manager),
+            plan=plan_of_job(
+                plan, lambda: _workloads(agents, method, hyperparameters), job, manager
+            ),
         )
         for each in agents:
             each.join(container)
@@ -81,7 +87,9 @@ def planned_container(
     return container
 
 
-def _workloads(agents: Sequence[TableAgent], method: str | None) -> Sequence[TableWorkload]:
+def _workloads(
+    agents: Sequence[TableAgent], method: str | None, hyperparameters: Mapping[str, Any] | None
+) -> Sequence[TableWorkload]:
     found: dict[str, TableWorkload] = {}
     for agent in agents:
         pooled = agent.pooled_features
@@ -89,6 +97,10 @@ def _workloads(agents: Sequence[TableAgent], method: str | None) -> Sequence[Tab
             features = [
                 FeatureWorkload(pooling) for table, pooling in pooled if table == each.table.name
             ] or [FeatureWorkload(None)]
-            workload = workload_of(each.table, each.storage, features, method)
+            workload = workload_of(
+                each.table, each.storage, features, method, hyperparameters or {}
+            )
+            if hyperparameters is None:  # it may clip gradients by rows
+                workload = replace(workload, may_divide=False)
             found.setdefault(each.table.name, workload)
     return list(found.values())

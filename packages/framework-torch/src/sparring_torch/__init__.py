@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparring_torch.embedding_bag import EmbeddingBag
     from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
     from sparring_torch.embedding_collection import EmbeddingCollection
+    from sparring_torch.inference_module import inference_module, quantize_embeddings
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sparring_torch.table_module import tables_device
     from sparring_torch.train_agent import TrainAgent
     from sparring_torch.train_pipeline import TrainPipeline
+    from sparring_torch.transpiler.program import distribute, distribution_report, restore
 
 __version__ = "0.1.0"
 
@@ -67,8 +69,13 @@ __all__ = [
     "__version__",
     "collate_jagged",
     "dense_parameters",
+    "distribute",
+    "distribution_report",
     "gather_random_state",
     "gather_state",
+    "inference_module",
+    "quantize_embeddings",
+    "restore",
     "restore_random_state",
     "restore_state",
     "shared_rows",
@@ -99,8 +106,13 @@ _HOMES = {
     "TwoTower": "models",
     "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
+    "distribute": "transpiler.program",
+    "distribution_report": "transpiler.program",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
+    "inference_module": "inference_module",
+    "quantize_embeddings": "inference_module",
+    "restore": "transpiler.program",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "shared_rows": "row_copies",

@@ -13,7 +13,7 @@ drives `StepContainer.apply`. No other code need know that there are steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -107,6 +107,7 @@ class TrainAgent(CopiedTables):
         """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
         self.known_method: str | None = None
         """The optimizer that was named for the tables, where that is known before it is made."""
+        self.known_hyperparameters: Mapping[str, Any] = {}
         self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer takes the gradients of the tables."""

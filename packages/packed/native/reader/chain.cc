@@ -1,5 +1,6 @@
 #include "reader/chain.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -39,27 +40,37 @@ bool has_manifest(const std::string& path) {
   }
 }
 
-// The serving snapshot at `path`, or the one of the highest step in that folder.
+bool has_entry(const std::string& folder, const std::string& name) {
+  const std::vector<std::string> names = Folder(folder).committed();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The serving snapshot at `path`, or the one of the highest step in that folder. The step of one whose
+// manifest cannot be read is not known: it counts as newer if its name comes later, and is refused.
 Found newest(const std::string& path) {
   const std::string real = real_path(path);
   if (has_manifest(real)) return {real, read_manifest(real)};
   Found best;
+  std::string damaged;
   std::string damage;
   for (const std::string& name : Folder(real).committed()) {
     Found found{real + "/" + name, {}};
     try {
       found.manifest = read_manifest(found.path);
     } catch (const StatusError& error) {
-      damage = error.what();
+      // It may have been removed since the folder was listed.
+      if (error.status() == SPARRING_CORRUPT || has_entry(real, name)) {
+        damaged = found.path;
+        damage = error.what();
+      }
       continue;
     }
     if (best.path.empty() || found.manifest.step >= best.manifest.step) best = std::move(found);
   }
+  if (damaged > best.path) throw StatusError(SPARRING_CORRUPT, damage);
   if (best.path.empty()) {
-    throw StatusError(damage.empty() ? SPARRING_IO : SPARRING_CORRUPT,
-                      damage.empty() ? "folder " + path + " has no serving snapshot; write one with "
-                                                          "sparring_packed.write or sparring publish"
-                                     : damage);
+    throw StatusError(SPARRING_IO, "folder " + path + " has no serving snapshot; write one with "
+                                                      "sparring_packed.write or sparring publish");
   }
   return best;
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sparring.contracts import API_VERSION, CommandDescriptor, StorageDescriptor, hookimpl
 from sparring_packed.options import PackedOptions
@@ -36,6 +36,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             options=PackedOptions,
             factory=_open,
             found=_found,
+            quantized=_quantized,
         )
     ]
 
@@ -56,3 +57,11 @@ def _found(table: TableConfig, options: PackedOptions) -> TableConfig | None:
     from sparring_packed.storage import found_table
 
     return found_table(table, options)
+
+
+def _quantized(snapshot_url: str, folder: str, dtypes: Mapping[str, str]) -> Mapping[str, Any]:
+    from sparring_packed.writer import WriteOptions, write
+
+    url = f"{folder}/quantized"
+    write(snapshot_url, url, quantize=dtypes, options=WriteOptions(filter_rate=None))
+    return {"path": url, "verify": "open"}

@@ -27,11 +27,19 @@ HELP = {
     "staleness_seconds": "Time since the newest version was published",
     "refreshes_total": "Looks for a newer version: taken, unchanged or refused",
     "refresh_seconds": "Time that the last newer version took from being seen to being served",
+    "warm_up_seconds": "Time for which the newest version was read before it was served",
+    "warm_up_ids": "Ids that were looked up in that time",
+    "warm_up_bytes": "Bytes of directories that were read in that time",
     "layers": "Deltas over a full version, and that one",
     "mapped_bytes": "Bytes of mapped files of the newest version",
     "bytes_in_flight": "Bytes of requests and answers of calls under way",
     "rejected_total": "Calls that were refused, by reason",
-    "degraded_rows_total": "Rows of a client that no replica answered, by reason",
+    "degraded_rows_total": "Rows of a client that no replica answered, by reason and what was given",
+    "pushed_steps": "Pushes that this shard has applied",
+    "pushes_waiting": "Pushes that wait in the queue",
+    "push_bytes_waiting": "Bytes of pushes that wait in the queue",
+    "rows_updated": "Rows that pushes have changed, since the server began or loaded",
+    "gradients_not_admitted": "Gradients of keys that had no row and were not admitted",
     "failovers_total": "Calls of a client that went to another replica",
 }
 """Name → meaning of all metrics."""
@@ -81,8 +89,9 @@ class ServingMetrics:
         """Counts a look for a newer version: `taken`, `unchanged` or `refused`."""
         self._add("refreshes_total", (("result", result),), 1)
 
-    def count_degraded(self, num_rows: int, reason: str) -> None:
-        self._add("degraded_rows_total", (("reason", reason),), num_rows)
+    def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
+        """Counts rows that no replica answered, by the error and what was given: `failed`, `stale` …"""
+        self._add("degraded_rows_total", (("reason", reason), ("given", given)), num_rows)
 
     def count_failover(self) -> None:
         self._add("failovers_total", (), 1)

@@ -20,6 +20,7 @@ from sparring.contracts import (
     TableConfig,
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError, UnsupportedError
+from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.remote_options import RemoteOptions
 
@@ -70,7 +71,8 @@ class RemoteStorage(Storage):
             missing="only_found",
             deadline_seconds=self._options.deadline_seconds,
         )
-        found[:] = answer.found[name]
+        # A row of NaN that `on_failure` allows is read as such, and not as an initial value.
+        found[:] = answer.found[name] | (answer.status[name] == RowStatus.FAILED)
         rows[:] = answer.rows[name][:, columns.begin : columns.end]
 
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:

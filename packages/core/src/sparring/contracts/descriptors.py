@@ -110,6 +110,10 @@ class StorageDescriptor(Descriptor):
     together are `Storage.memory_bytes` to a tenth, index and free space included; of caches it is
     their limit. It opens nothing. Of a storage that is made of others it takes the plugin manager as
     a fourth argument, and raises `PluginError` where one of them gives no estimate. Planners use it.
+
+    `quantized(snapshot_url, folder, dtypes)` is for backends that keep rows in fewer bits, read only: it
+    makes what the factory opens of a snapshot, in a new folder, and returns the options for it.
+    `dtypes`: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
     """
 
     factory: Callable[..., Storage]
@@ -118,6 +122,7 @@ class StorageDescriptor(Descriptor):
     inner: Callable[[Any], Sequence[InnerStorage]] | None = None
     check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
     estimate_bytes: Callable[..., Mapping[str, int]] | None = None
+    quantized: Callable[[str, str, Mapping[str, str]], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

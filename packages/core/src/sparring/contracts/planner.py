@@ -41,6 +41,8 @@ class TableWorkload:
         kinds: sharding kinds that it may have; empty: any.
         may_replicate: every rank may keep all rows: the storage evicts none, each rank has one, and it
             was not given open for a part of the rows.
+        may_divide: ranks may keep blocks of its columns: the update method is known and moves each
+            element without the others of its row, and storage and admission agree on keys.
         is_in_memory: rows are in the memory of the rank's machine.
         may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
     """
@@ -51,6 +53,7 @@ class TableWorkload:
     method: str | None = None
     kinds: tuple[str, ...] = ()
     may_replicate: bool = True
+    may_divide: bool = False
     is_in_memory: bool = True
     may_pool: bool = False
 

@@ -9,11 +9,13 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from sparring import errors
+from sparring.contracts.admission import Bloom, admission_from
 from sparring.contracts.collective import Collective
 from sparring.contracts.layout import ShardingPlan, TableSharding
 from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
@@ -24,14 +26,19 @@ from sparring.engine.job_bootstrap import AUTO, Job
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, PluginError, SparringError
 from sparring.plugins.registry import PluginManager
+from sparring.updates.resolve import resolve_method
 
 __all__ = ["PlanLike", "automatic_plan", "made_plan", "plan_of_job", "workload_of"]
 
 PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
 """A plan as users give one: table → kind or `TableSharding`; ``auto``; None: all tables ``row_wise``."""
 
+_NONE: Mapping[str, object] = MappingProxyType({})
 _IN_MEMORY = ("hkv", "memory")
 """Backends whose rows are in the memory of the rank's machine."""
+
+_NORMS_OF_ROWS = ("clip_norm", "clipnorm", "global_clipnorm")
+"""Hyper-parameters, ours and Keras's, that clip a gradient by the norm of a row or more."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +48,7 @@ def workload_of(
     storage: StorageChoice | Storage,
     features: Sequence[FeatureWorkload],
     method: str | None = None,
+    hyperparameters: Mapping[str, object] = _NONE,
 ) -> TableWorkload:
     """A table as a planner is told of it.
 
@@ -49,6 +57,7 @@ def workload_of(
         storage: what keeps it.
         features: that look up in it.
         method: the update method or native optimizer; None: unknown.
+        hyperparameters: of `method`, as a user gave them.
     """
     if isinstance(storage, Storage):
         offered = storage.capabilities
@@ -66,8 +75,25 @@ def workload_of(
         method,
         kinds=("data_parallel",) if table.is_replicated else (),
         may_replicate=may_replicate or table.is_replicated,
+        may_divide=is_in_memory
+        and rows is None
+        and not isinstance(storage, Storage)
+        and not table.is_replicated
+        and not isinstance(admission_from(table.admission), Bloom)
+        and _moves_elements(method, hyperparameters),
         is_in_memory=is_in_memory,
     )
+
+
+def _moves_elements(method: str | None, hyperparameters: Mapping[str, object]) -> bool:
+    """Whether an update is known to move each element without the others of its row."""
+    if method is None:
+        return False
+    try:
+        known = resolve_method(method.rpartition(".")[2].lower())
+    except SparringError:
+        return False
+    return not known.couples_columns and not any(map(hyperparameters.get, _NORMS_OF_ROWS))
 
 
 def plan_of_job(

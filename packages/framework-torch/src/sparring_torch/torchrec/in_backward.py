@@ -128,6 +128,7 @@ def apply_optimizer_in_backward(
     for module in modules:
         _OF_MODULES[module] = in_backward
         module.agent.known_method = optimizer_class if isinstance(optimizer_class, str) else named
+        module.agent.known_hyperparameters = optimizer_kwargs
         module.register_forward_pre_hook(_prepare)
         module.register_forward_hook(_watch_output)
 

@@ -21,8 +21,8 @@ _DATA = (
     "`sparring train` reads logs in Criteo format and MovieLens ratings by itself"
 )
 _QUANTISED = (
-    "store rows of 16 bits: EmbeddingBagConfig(data_type=DataType.FP16); for serving, a snapshot is "
-    "read as it is"
+    "write quantize_embeddings(module, torch.qint8): it returns a module of the same classes whose "
+    "tables are quantized"
 )
 _METRICS = (
     "take metrics of torchmetrics or torcheval on the logits and labels that a pipeline returns; "
@@ -63,10 +63,7 @@ WORDS = {
         ),
         _DATA,
     ),
-    **dict.fromkeys(
-        ("QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "quantize_embeddings"),
-        _QUANTISED,
-    ),
+    **dict.fromkeys(("QuantEmbeddingBagCollection", "QuantEmbeddingCollection"), _QUANTISED),
     **dict.fromkeys(
         ("MetricsConfig", "RecMetricModule", "RecTaskInfo", "generate_metric_module"), _METRICS
     ),

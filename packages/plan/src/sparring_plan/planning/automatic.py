@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from sparring import read_document, resolve_method, suggestion
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_plan.planning.inputs import (
-    DEFAULT_KINDS,
     KINDS,
+    WHOLE_ROW_KINDS,
     Calibration,
     Feature,
     Growth,
@@ -47,15 +47,8 @@ def plan_of_request(request: PlanRequest) -> MadePlan:
         InvalidArgumentError: no kind is left for a table.
     """
     calibration = _calibration()
-    inputs, assumed = _inputs_of(request, calibration)
-    allowed: dict[str, Sequence[str]] = {
-        each.table.name: each.kinds for each in request.tables if each.kinds
-    }
-    for each in request.tables:
-        if not each.kinds:
-            allowed[each.table.name] = [
-                kind for kind in DEFAULT_KINDS if each.may_replicate or kind != "data_parallel"
-            ]
+    allowed = {each.table.name: _kinds_of(each) for each in request.tables}
+    inputs, assumed = _inputs_of(request, calibration, allowed)
     try:
         plan = make_plan(inputs, calibration, allowed)
     except CapacityError as error:
@@ -101,7 +94,17 @@ def plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
     return plan.sharding(plan.ranks, {each.table.name: each.table for each in request.tables})
 
 
-def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInputs, list[str]]:
+def _kinds_of(workload: TableWorkload) -> Sequence[str]:
+    """The kinds that a table may have."""
+    if workload.kinds:
+        return workload.kinds
+    kinds = KINDS if workload.may_divide else WHOLE_ROW_KINDS
+    return [kind for kind in kinds if workload.may_replicate or kind != "data_parallel"]
+
+
+def _inputs_of(
+    request: PlanRequest, calibration: Calibration, allowed: Mapping[str, Sequence[str]]
+) -> tuple[PlanInputs, list[str]]:
     """Inputs of the planner, and sentences on what had to be assumed."""
     assumed = []
     per_node = request.ranks_per_node
@@ -141,13 +144,12 @@ def _inputs_of(request: PlanRequest, calibration: Calibration) -> tuple[PlanInpu
     transfers: list[Transfer] = ["rows"]
     if any(each.may_pool for each in request.tables):
         transfers = ["rows", "pooled"]
-    asked = {kind for each in request.tables for kind in each.kinds}
+    offered = {kind for kinds in allowed.values() for kind in kinds}
     inputs = PlanInputs(
         topology=topology,
         samples=request.samples or _SAMPLES,
         tables=tables,
-        # Kinds that divide columns only where they are asked for by name.
-        kinds=[kind for kind in KINDS if kind in DEFAULT_KINDS or kind in asked],
+        kinds=[kind for kind in KINDS if kind in WHOLE_ROW_KINDS or kind in offered],
         transfers=transfers,
     )
     return inputs, assumed

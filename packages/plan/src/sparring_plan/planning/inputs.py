@@ -20,7 +20,7 @@ from sparring.errors import ConfigError, SparringError
 from sparring_plan.planning.sketch import Sketch, read_sketch
 
 __all__ = [
-    "DEFAULT_KINDS",
+    "WHOLE_ROW_KINDS",
     "KINDS",
     "Calibration",
     "Feature",
@@ -61,8 +61,8 @@ KINDS: tuple[Kind, ...] = (
 )
 """Kinds of sharding that the cost model knows, and training executes."""
 
-DEFAULT_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that `plan="auto"` looks at: rows stay whole, in any storage and by any update."""
+WHOLE_ROW_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
+"""Kinds that keep rows whole: for any storage and any update."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -152,8 +152,8 @@ class Plan(DocumentModel):
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
-                f"the plan is for {self.ranks} ranks, found {world_size}; make one whose topology has "
-                f"{world_size} (sparring plan make)",
+                f"{self.prefix('ranks')}the plan is for {self.ranks} ranks, found {world_size}; make "
+                f"one whose topology has {world_size} (sparring plan make)",
                 planned=self.ranks,
                 found=world_size,
             )

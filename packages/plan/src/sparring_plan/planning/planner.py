@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning.allowed_kinds import with_kinds
 from sparring_plan.planning.bound import aggregate_bound
-from sparring_plan.planning.costs import RESOURCES, Floats, Options, Span, option_costs
+from sparring_plan.planning.costs import RESOURCES, Floats, Options, Shape, Span, option_costs
 from sparring_plan.planning.growth import first_full_day
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.placement import Placement
@@ -151,7 +151,7 @@ def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan
     """
     options = option_costs(inputs, calibration)
     placement = placement_of(plan, options)
-    _check_fits(placement, "the plan does not fit")
+    _check_fits(placement, "the plan does not fit", plan)
     found = search(options)
     if found is None:
         # The search misses plans of memories that are full to the brim; this one fits.
@@ -161,7 +161,8 @@ def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan
     return _describe(Found(placement, found.bound, seconds), inputs, calibration, plan)
 
 
-def _check_fits(placement: Placement, failure: str) -> None:
+def _check_fits(placement: Placement, failure: str, plan: Plan | None = None) -> None:
+    """Refuses a rank that lacks memory, by the place of its largest table in the file of `plan`."""
     options = placement.options
     excess = placement.memory - options.capacity
     if (excess <= 0).all():
@@ -173,8 +174,9 @@ def _check_fits(placement: Placement, failure: str) -> None:
         if placement.owns[table, rank]
     ]
     largest = f"; its largest shard is of {max(held)[1]}" if held else ""
+    place = plan.prefix("tables", max(held)[1]) if plan is not None and held else ""
     raise CapacityError(
-        f"{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
+        f"{place}{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
         f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
     )
 
@@ -264,32 +266,34 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
 
 
 def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
+    """The option that a plan names. Its keys narrow the choice in turn; refuses the first that cannot."""
     entry = plan.tables[name]
-    given = entry.ranks if entry.ranks == "all" else len(entry.ranks)
-    offered = [(option, options.shape_of(option)) for option in options.of(table)]
-    for option, shape in offered:
-        num_ranks = "all" if shape.span is Span.ALL else shape.num_shards
-        if (
-            (shape.kind, shape.num_columns, shape.transfer)
-            == (entry.kind, entry.columns, entry.transfer)
-            and options.storages[options.storage[option]] == entry.storage
-            and (shape.kind != "table_row_wise" or num_ranks == given)
-        ):
-            return option
-    kinds = sorted({shape.kind for _, shape in offered})
-    if entry.kind not in kinds:
-        raise plan.refuse(
-            name, "kind", f"kind {entry.kind} is not offered; expected one of {', '.join(kinds)}"
-        )
-    of_kind = sorted(
-        f"columns {shape.num_columns}, transfer {shape.transfer}, storage "
-        f"{options.storages[options.storage[option]]}, {shape.num_shards} ranks"
-        for option, shape in offered
-        if shape.kind == entry.kind
-    )
-    raise plan.refuse(
-        name, "kind", f"{entry.kind} is offered with {'; or '.join(of_kind)}; found others"
-    )
+    num_ranks = "all" if entry.ranks == "all" else len(entry.ranks)
+    left = [(option, options.shape_of(option)) for option in options.of(table)]
+    keys: list[tuple[str, int | str, Callable[[int, Shape], int | str]]] = [
+        ("kind", entry.kind, lambda _, shape: shape.kind),
+        ("columns", entry.columns, lambda _, shape: shape.num_columns),
+        ("transfer", entry.transfer, lambda _, shape: shape.transfer),
+        ("storage", entry.storage, lambda each, _: options.storages[options.storage[each]]),
+    ]
+    if entry.kind == "table_row_wise":  # others have one number of ranks, which `_put` checks
+        keys.append(("ranks", num_ranks, lambda _, shape: _num_ranks(shape)))
+    before = ""
+    for key, found, value_of in keys:
+        offered = sorted({value_of(*each) for each in left}, key=str)
+        if found not in offered:
+            expected = " or ".join(map(str, offered))
+            unit = " of them" if key == "ranks" else ""
+            raise plan.refuse(
+                name, key, f"expected {key} {expected}{unit}{before}, found {found}{unit}"
+            )
+        left = [each for each in left if value_of(*each) == found]
+        before += f"{' with' if not before else ','} {key} {found}"
+    return left[0][0]
+
+
+def _num_ranks(shape: Shape) -> int | str:
+    return "all" if shape.span is Span.ALL else shape.num_shards
 
 
 def _describe(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
-from sparring_serve.client.answer import AnsweredVersion
+from sparring_serve.client.answer import AnsweredVersion, RowStatus
 from sparring_serve.client.division import Part, ShardCall
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
@@ -42,12 +42,14 @@ class PulledTable:
     name: str
     rows: npt.NDArray[np.float32]
     found: npt.NDArray[np.bool_]
-    answered: npt.NDArray[np.bool_]
+    status: npt.NDArray[np.uint8]
+    stale_seconds: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def empty(cls, name: str, count: int, dim: int) -> PulledTable:
         rows = np.empty((count, dim), np.float32)
-        return cls(name, rows, np.zeros(count, np.bool_), np.zeros(count, np.bool_))
+        failed = np.full(count, RowStatus.FAILED, np.uint8)
+        return cls(name, rows, np.zeros(count, np.bool_), failed)
 
 
 class PulledRows:
@@ -67,6 +69,8 @@ class PulledRows:
         self._asked = asked
         self.ages: dict[AnsweredVersion, float] = {}
         """Versions of the rows, and their ages in seconds."""
+        self.call_ages: dict[int, float] = {}
+        """Number of each call that was answered, and the age of its version."""
         self.newest: dict[int, str] = {}
         """Shard → hash of the newest version of the replica that answered."""
 
@@ -108,14 +112,8 @@ class PulledRows:
         found = answer.version
         version = AnsweredVersion(found.run, found.step, found.hash)
         self.ages[version] = max(answer.age_seconds, self.ages.get(version, 0.0))
+        self.call_ages[number] = answer.age_seconds
         self.newest[call.shard] = answer.newest
-
-    def flag(self, number: int) -> int:
-        """Gives the rows of a call NaN; returns how many they are."""
-        parts = self.calls[number].parts
-        for part in parts:
-            self.tables[part.number].rows[part.places] = np.nan
-        return sum(len(part.keys) for part in parts)
 
     def _place(self, part: Part, given: TableRows) -> None:
         table = self.tables[part.number]
@@ -140,4 +138,4 @@ class PulledRows:
                 rows = whole
             table.rows[part.places] = rows
         table.found[part.places] = found
-        table.answered[part.places] = True
+        table.status[part.places] = np.where(found, RowStatus.FRESH, RowStatus.ABSENT)

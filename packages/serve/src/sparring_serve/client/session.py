@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,11 @@ from sparring import dedup, suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
 from sparring_serve.client.answer import Answer
 from sparring_serve.client.division import CallLimits, TableKeys, divide
+from sparring_serve.client.fallback import Fallback
 from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
@@ -34,8 +35,8 @@ __all__ = ["Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
-Steps = Generator[list[Send], Iterable[Outcome], _Result]
-"""Yields attempts to make at once, takes how they ended, returns a result."""
+Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
+"""Yields attempts to make at once, takes how they ended; or yields a pause. Returns a result."""
 
 _MOST_BEGINNINGS = 3
 
@@ -98,8 +99,10 @@ class Session:
         self.metrics = metrics
         self.clock = clock
         self._order = ReplicaOrder()
+        self._fallback = Fallback(config, clock)
         self._lock = threading.Lock()
         self._description: Description | None = None
+        self._last_description: Description | None = None
         self._pin = ""
 
     def pulling(
@@ -111,10 +114,12 @@ class Session:
     ) -> Steps[Answer]:
         """A pull; see `LookupClient.pull`."""
         wanted = [_distinct(table, each) for table, each in ids.items()]
-        deadline = self._deadline(deadline_seconds)
+        deadline = self.deadline(deadline_seconds)
         for beginning in range(_MOST_BEGINNINGS):
             is_last = beginning == _MOST_BEGINNINGS - 1
-            description = yield from self._described(deadline)
+            description = yield from self.described(
+                deadline, None if self._fallback.raises else self._last_description
+            )
             pulled = self._divided(wanted, description, missing, version)
             rounds = Rounds("Pull", pulled.requests(), pulled.accept, is_patient=self._is_patient)
             try:
@@ -126,7 +131,7 @@ class Session:
                     description.most_deadline_seconds,
                 )
             except ShardMapMovedError as moved:
-                self._take_map(moved, is_last=is_last)
+                self.take_map(moved, is_last=is_last)
                 continue
             finally:
                 for _ in range(rounds.num_failovers):
@@ -136,8 +141,10 @@ class Session:
                 # Servers went on meanwhile: the version that was agreed on is no longer kept.
                 self._forget()
                 continue
-            self._end(failures, pulled)
+            self._end(failures, pulled, of_newest=not version)
             self._learn(pulled)
+            if not version:
+                self._fallback.remember(pulled)
             return _answer(wanted, pulled)
         raise VersionGoneError(
             f"no version was served by all shards in {_MOST_BEGINNINGS} attempts; set "
@@ -147,9 +154,11 @@ class Session:
     def describing(self, deadline_seconds: float | None) -> Steps[Description]:
         """Descriptions by all shards, now."""
         self._forget()
-        return (yield from self._described(self._deadline(deadline_seconds)))
+        return (yield from self.described(self.deadline(deadline_seconds)))
 
-    def _described(self, deadline: float) -> Steps[Description]:
+    def described(
+        self, deadline: float, otherwise: Description | None = None
+    ) -> Steps[Description]:
         with self._lock:
             known = self._description
         if known is not None:
@@ -170,12 +179,17 @@ class Session:
             self.shards.shards, self._order, self.clock, now + (deadline - now) / 2
         )
         if not answers:
-            raise rounds.failures()[0][1]
+            # One from before has the tables, which is enough to give rows in place of theirs.
+            if otherwise is None:
+                raise rounds.failures()[0][1]
+            return otherwise
+        for each in answers.values():
+            self._fallback.learn(each.tables)
         # The addresses in its shard map may be of another network, so it counts only once a server
         # says that keys are elsewhere.
         description = Description(answers)
         with self._lock:
-            self._description = description
+            self._description = self._last_description = description
             self._pin = description.common_version()
         return description
 
@@ -218,11 +232,15 @@ class Session:
             calls, tables, Asked(dtype, missing, version, config.max_staleness_seconds)
         )
 
-    def _end(self, failures: Sequence[tuple[int, SparringError]], pulled: PulledRows) -> None:
-        if failures and self.config.on_failure == "raise":
+    def _end(
+        self, failures: Sequence[tuple[int, SparringError]], pulled: PulledRows, *, of_newest: bool
+    ) -> None:
+        if failures and self._fallback.raises:
             raise failures[0][1]
         for number, error in failures:
-            self.metrics.count_degraded(pulled.flag(number), type(error).__name__)
+            filled = self._fallback.fill(pulled, number, of_newest=of_newest)
+            for status, count in filled.items():
+                self.metrics.count_degraded(count, type(error).__name__, status.name.lower())
 
     def _learn(self, pulled: PulledRows) -> None:
         """Goes on to a newer version once all shards have it."""
@@ -231,7 +249,7 @@ class Session:
             with self._lock:
                 self._pin = newest.pop()
 
-    def _take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
+    def take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
         try:
             newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
         except SparringError as error:
@@ -249,13 +267,13 @@ class Session:
     @property
     def _is_patient(self) -> bool:
         # Who takes flagged rows would rather have those of other shards soon.
-        return self.config.on_failure == "raise"
+        return self._fallback.raises
 
     def _forget(self) -> None:
         with self._lock:
             self._description, self._pin = None, ""
 
-    def _deadline(self, deadline_seconds: float | None) -> float:
+    def deadline(self, deadline_seconds: float | None) -> float:
         given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
         if not 0 < given <= 600:
             raise InvalidArgumentError(
@@ -282,19 +300,21 @@ def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:
 
 
 def _answer(wanted: Sequence[_Wanted], pulled: PulledRows) -> Answer:
-    def spread(of: str) -> dict[str, npt.NDArray[np.generic]]:
+    def spread(of: str) -> dict[str, npt.NDArray[Any]]:
         return {
-            each.table: getattr(table, of)
-            if each.inverse is None
-            else getattr(table, of)[each.inverse]
+            each.table: values if each.inverse is None else values[each.inverse]
             for each, table in zip(wanted, pulled.tables, strict=True)
+            if (values := getattr(table, of)) is not None
         }
 
     versions = sorted(pulled.ages, key=lambda each: each.step)
+    stale = spread("stale_seconds")
+    ages = [*pulled.ages.values(), *(float(np.nanmax(each)) for each in stale.values())]
     return Answer(
-        spread("rows"),  # type: ignore[arg-type]
-        spread("found"),  # type: ignore[arg-type]
-        spread("answered"),  # type: ignore[arg-type]
+        spread("rows"),
+        spread("found"),
+        spread("status"),
         tuple(versions),
-        max(pulled.ages.values(), default=0.0),
+        max(ages, default=0.0),
+        stale,
     )

@@ -11,7 +11,15 @@ import numpy.typing as npt
 from sparring import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import SparringError
-from sparring_serve.tables import Found, Ids, Looked, TableShape, Version, VersionGoneError
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+    initial_values,
+)
 from sparring_serve.wire.messages import Missing, RowDtype
 
 __all__ = ["MemoryTables"]
@@ -68,7 +76,9 @@ class MemoryTables:
     def shapes(self) -> Mapping[str, TableShape]:
         newest = self._kept[0][1]
         return {
-            name: TableShape(name, each.dim, "float32", len(newest.get(name, {})))
+            name: TableShape(
+                name, each.dim, "float32", len(newest.get(name, {})), initial_values(each)
+            )
             for name, each in self._tables.items()
         }
 

@@ -39,7 +39,8 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
     workloads: list[TableWorkload] = []
     for name in model.table_names:
         table = tables.table_config(TableConfig(name, model.row_dim))
-        workloads.append(workload_of(table, choice, [feature], optimizer.sparse.name))
+        sparse = optimizer.sparse
+        workloads.append(workload_of(table, choice, [feature], sparse.name, sparse.hyperparameters))
     return PlanRequest(
         tuple(workloads),
         world_size,

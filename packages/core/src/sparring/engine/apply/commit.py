@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +36,7 @@ class Commit:
     touched: list[str]
     """The tables of which any rank will change rows, in the order of declaration."""
     num_kept: dict[str, int] = field(default_factory=dict)
-    """Block of columns → rows that this rank will change, without those that were not admitted."""
+    """Table → rows that this rank will change, without those that were not admitted."""
 
 
 @contextmanager
@@ -51,17 +53,38 @@ def committing(state: EngineState) -> Iterator[Commit]:
             raise
         refusal = error
     names = list(state.tables.entries)
-    if state.collective.world_size == 1:
+    world_size = state.collective.world_size
+    if world_size == 1:
         commit.touched = list(filter(commit.num_rows.get, names))
         return
-    blocks = [each for each in state.tables.entries.values() if each.block is not None]
-    sizes = [0 if each.storage is None else each.storage.size for each in blocks]
-    kept = [commit.num_kept.get(each.config.name, 0) for each in blocks]
-    counts = [*(commit.num_rows.get(name, 0) for name in names), *kept, *sizes]
-    totals = state.exchange.commit(counts, refusal)
-    commit.touched = [name for name, total in zip(names, totals, strict=False) if total]
-    of_blocks = totals[len(names) :]
-    _check_alike(blocks, list(zip(of_blocks[: len(kept)], of_blocks[len(kept) :], strict=True)))
+    entries = list(state.tables.entries.values())
+    blocks = [each for each in entries if each.block is not None]
+    replicated = [each for each in entries if each.layout.is_replicated]
+    digests = [_digest(commit, each) for each in replicated]
+    counts = [
+        *(commit.num_rows.get(name, 0) for name in names),
+        *(commit.num_kept.get(each.config.name, 0) for each in blocks),
+        *map(_size, blocks),
+        *digests,
+        *(each * each for each in digests),
+    ]
+    totals = iter(state.exchange.commit(counts, refusal))
+    commit.touched = [name for name in names if next(totals)]
+    kept, sizes, sums, squares = (
+        [next(totals) for _ in some] for some in (blocks, blocks, replicated, replicated)
+    )
+    _check_alike(blocks, list(zip(kept, sizes, strict=True)))
+    for entry, total, of_squares in zip(replicated, sums, squares, strict=True):
+        # Equal numbers, and no others, have W * (sum of squares) = (square of the sum).
+        if world_size * of_squares != total * total:
+            name = entry.config.name
+            raise InvalidArgumentError(
+                f"table {name!r}: the replicas of its rows have come apart: ranks differ in how many "
+                f"rows they hold, or in how many this step changes or admits; here it holds "
+                f"{_size(entry)}, of which this step changes {commit.num_rows.get(name, 0)}. No row was "
+                "changed. Restart all ranks from the last snapshot",
+                table=name,
+            )
 
 
 def _check_alike(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]) -> None:
@@ -82,6 +105,21 @@ def _check_alike(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]
                 f"{expected[0]}. No row was changed. Restart all ranks from the last snapshot",
                 table=name,
             )
+
+
+def _size(entry: TableEntry) -> int:
+    return 0 if entry.storage is None else entry.storage.size
+
+
+def _digest(commit: Commit, entry: TableEntry) -> int:
+    """Number of 20 bits that replicas of a table compare: rows held, to be changed, and admitted.
+
+    Rows that were evicted or refused show in it, as they make these counts differ.
+    """
+    name = entry.config.name
+    counts = (_size(entry), commit.num_rows.get(name, 0), commit.num_kept.get(name, 0))
+    # 20 bits, so that the sum of squares of any number of ranks fits 64.
+    return zlib.crc32(struct.pack("<3q", *counts)) >> 12
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""Rows of ids that no replica answered: stale ones, initial values, or NaN."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import Constant, Normal, TruncatedNormal, Uniform, Zeros, initial_rows
+from sparring.contracts import Initializer, TableConfig
+from sparring.errors import InvalidArgumentError, SparringError
+from sparring_serve.client.answer import RowStatus
+from sparring_serve.client.division import Part
+from sparring_serve.client.pulled_rows import PulledRows, PulledTable
+from sparring_serve.client.row_cache import RowCache
+from sparring_serve.config import ClientConfig
+from sparring_serve.wire.messages import TableMessage
+
+__all__ = ["Fallback"]
+
+_INITIALIZERS: dict[str, type[Initializer]] = {
+    each.kind: each for each in (Zeros, Constant, Uniform, Normal, TruncatedNormal)
+}
+# Of xavier a server tells the bounds.
+_INITIALIZERS["xavier"] = Uniform
+
+
+class Fallback:
+    """Gives rows in place of those that no replica answered, as `on_failure` says.
+
+    Args:
+        config: of the client.
+        clock: seconds.
+    """
+
+    def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
+        self.raises = config.on_failure == "raise"
+        self._gives_initial = config.on_failure in ("initial", "stale_or_initial")
+        gives_stale = config.on_failure in ("stale", "stale_or_initial")
+        self._cache = RowCache(config.stale_rows) if gives_stale else None
+        self._most_seconds = config.max_staleness_seconds or np.inf
+        self._on_failure = config.on_failure
+        self._clock = clock
+        self._tables: dict[str, TableConfig] = {}
+
+    def learn(self, tables: Iterable[TableMessage]) -> None:
+        """Takes over initial values that servers describe.
+
+        Raises:
+            InvalidArgumentError: they are to be given, and a server does not tell them.
+        """
+        if not self._gives_initial:
+            return
+        for each in tables:
+            try:
+                self._tables[each.name] = _initial_table(each)
+            except SparringError as error:
+                raise InvalidArgumentError(
+                    f"table {each.name!r}: client.on_failure={self._on_failure} needs initial values, "
+                    f"which this client cannot take from its server ({error}); serve with the release of "
+                    "this client, or set client.on_failure=flag",
+                    table=each.name,
+                ) from None
+
+    def remember(self, pulled: PulledRows) -> None:
+        """Keeps the rows of a pull of the newest version."""
+        if self._cache is None:
+            return
+        now = self._clock()
+        for number, age in pulled.call_ages.items():
+            for part in pulled.calls[number].parts:
+                table = pulled.tables[part.number]
+                self._cache.store(
+                    table.name,
+                    part.keys,
+                    table.rows[part.places],
+                    table.found[part.places],
+                    now - age,
+                )
+
+    def fill(self, pulled: PulledRows, number: int, *, of_newest: bool) -> Counter[RowStatus]:
+        """Fills the rows of a call that was not answered; returns how many have which status.
+
+        Args:
+            pulled: the rows of a pull.
+            number: of the call.
+            of_newest: whether rows of any version will do; otherwise none are stale.
+        """
+        given: Counter[RowStatus] = Counter()
+        for part in pulled.calls[number].parts:
+            status = self._fill_part(pulled.tables[part.number], part, of_newest=of_newest)
+            for value, count in zip(*np.unique(status, return_counts=True), strict=True):
+                given[RowStatus(int(value))] += int(count)
+        return given
+
+    def _fill_part(
+        self, table: PulledTable, part: Part, *, of_newest: bool
+    ) -> npt.NDArray[np.uint8]:
+        rows = np.full((len(part.keys), table.rows.shape[1]), np.nan, np.float32)
+        status = np.full(len(part.keys), RowStatus.FAILED, np.uint8)
+        if self._cache is not None and of_newest:
+            ages = self._clock() - self._cache.read(table.name, part.keys, rows)
+            is_stale = ages <= self._most_seconds
+            rows[~is_stale] = np.nan
+            status[is_stale] = RowStatus.STALE
+            if is_stale.any():
+                if table.stale_seconds is None:
+                    table.stale_seconds = np.full(len(table.rows), np.nan)
+                table.stale_seconds[part.places] = np.where(is_stale, ages, np.nan)
+        config = self._tables.get(table.name)
+        if config is not None:
+            is_left = status == RowStatus.FAILED
+            rows[is_left] = initial_rows(part.keys[is_left], config)
+            status[is_left] = RowStatus.INITIAL
+        table.rows[part.places] = rows
+        table.found[part.places] = status == RowStatus.STALE
+        table.status[part.places] = status
+        return status
+
+
+def _initial_table(described: TableMessage) -> TableConfig:
+    """The declaration that initial values are a function of.
+
+    Raises:
+        InvalidArgumentError: the server does not tell them, or in a way that is not known here.
+    """
+    told = described.initial
+    if not told.kind:
+        raise InvalidArgumentError("it tells none, as older releases do")
+    kind = _INITIALIZERS.get(told.kind)
+    if kind is None:
+        raise InvalidArgumentError(f"it tells {told.kind!r}, known are {', '.join(_INITIALIZERS)}")
+    given = (told.first, told.second)[: len(fields(kind))]
+    return TableConfig(
+        described.name, described.dim, told.dtype, initializer=kind(*given), seed=told.seed
+    )

@@ -1,0 +1,268 @@
+"""Deltas of a served folder lost, reordered, repeated and damaged: each is refused and counted, or right.
+
+A run of two tables is published as fulls and deltas, and so is another run of the same names with
+other rows. Each trial copies what was published into the folder of a server, one serving snapshot after
+another: some are left out, some come early, twice, under another name, from the other run under the
+name of this one, or with a changed bit, a cut or missing file. After each the server looks for a newer
+version. What it then answers must be one true version, bit by bit, and none before the last; what it
+does not take is counted as refused; and a version that is whole with all that it is over is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import sparring_packed
+from reliability.report import Report
+from reliability.small_snapshots import scratch_folder
+from sparring import SaveOptions, StepContainer, StorageChoice
+from sparring.contracts import TableConfig
+from sparring_serve import Place, ServingConfig, ShardReplicas
+from sparring_serve.metrics import ServingMetrics
+from sparring_serve.packed_tables import open_packed_tables
+from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.server.refresher import Refresher
+from sparring_serve.tables import ServingTables
+from sparring_serve.wire.messages import Missing, RowDtype
+
+__all__ = ["TRIALS", "run"]
+
+TRIALS = 1_000
+
+_TABLES = (TableConfig("item", 4, seed=3), TableConfig("user", 2, initializer="zeros"))
+_KEYS = np.arange(-5, 120, dtype=np.int64)
+"""Some of them never have a row."""
+_VERSIONS = 9
+_FULL_EVERY = 5
+
+_PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+
+
+def run(trials: int) -> Report:
+    """Makes trials; each draws what happens to each version."""
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    # A refusal is a line of the log, and here thousands are wanted.
+    logging.getLogger("sparring_serve").setLevel(logging.ERROR)
+    try:
+        with scratch_folder(in_memory=True) as folder:
+            ours = _published(folder / "ours", 1)
+            theirs = _published(folder / "theirs", 2)
+            for trial in range(trials):
+                place = folder / "served"
+                for wrong in _trial(random.Random(trial), ours, theirs, place, counts):
+                    failures.append(f"trial {trial}: {wrong}")
+                shutil.rmtree(place)
+    finally:
+        logging.getLogger("sparring_serve").setLevel(logging.NOTSET)
+    return Report(trials, dict(sorted(counts.items())), failures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    path: Path
+    step: int
+    hash: str
+    base: str
+    """Name of what it is over, or empty."""
+    rows: bytes
+    """Answers for all keys of all tables, from files that nothing has touched."""
+
+
+def _published(folder: Path, seed: int) -> list[_Version]:
+    """A run whose rows change and are erased from step to step."""
+    generator = np.random.default_rng(seed)
+    versions = []
+    with StepContainer() as container:
+        for table in _TABLES:
+            container.declare(table, StorageChoice("memory"))
+        for step in range(1, _VERSIONS + 1):
+            for table in _TABLES:
+                keys = generator.choice(100, 100 if step == 1 else 20, replace=False)
+                rows = generator.normal(size=(len(keys), table.dim)).astype(np.float32)
+                container.assign(table.name, keys, rows)
+                if step > 1:
+                    container.storage(table.name).erase(generator.choice(100, 5, replace=False))
+            is_full = step % _FULL_EVERY == 1
+            base = None if is_full else f"{folder}/run/step-{step - 1}"
+            container.counters.steps = step
+            container.save(
+                f"{folder}/run/step-{step}", base=base, options=SaveOptions(is_base=True)
+            )
+            options = PublisherOptions({}, full_every=32, keep=99, most_delta_share=9.0)
+            publish_newest(f"{folder}/run/step-{step}", f"{folder}/served", options)
+            path = folder / f"served/step-{step}"
+            manifest = sparring_packed.read_manifest(path)
+            with sparring_packed.open(path) as tables:
+                pulled = tables.pull({table.name: _KEYS for table in _TABLES})
+            content = b"".join(
+                part.tobytes()
+                for table in _TABLES
+                for part in (pulled.rows[table.name], pulled.found[table.name])
+            )
+            name = "" if manifest.base is None else manifest.base.name
+            versions.append(_Version(path, step, manifest.hash, name, content))
+    return versions
+
+
+def _trial(
+    draw: random.Random,
+    ours: list[_Version],
+    theirs: list[_Version],
+    served: Path,
+    counts: Counter[str],
+) -> Iterator[str]:
+    """Yields what must not happen."""
+    served.mkdir()
+    _deliver(ours[0], served, ours[0].path.name)
+    known = {each.hash: each for each in (*ours, *theirs)}
+    with _server(served) as (tables, refresher, metrics):
+        # Names of this run that are there as they were published.
+        whole = {ours[0].path.name}
+        last = ours[0].step
+        for what, version, other in _deliveries(draw, ours, theirs):
+            counts[what] += 1
+            if what == "lost":
+                continue
+            _arrive(draw, what, version, other, served, whole)
+            refused = metrics.value("refreshes_total", result="refused")
+            result = refresher.refresh()
+            seen = f"{what} of step {version.step}"
+            answered = known.get(tables.versions()[0].hash)
+            if answered is None or _rows(tables) != answered.rows:
+                yield f"{seen}: rows of no version that was published are answered"
+                return
+            if answered.step < last:
+                yield f"{seen}: step {answered.step} is answered after step {last}"
+            is_counted = metrics.value("refreshes_total", result="refused") == refused + 1
+            if bool(result.refused) != is_counted:
+                yield f"{seen}: a refusal is not counted"
+            counts["looks: taken" if result.is_new else "looks: refused"
+                   if result.refused else "looks: unchanged"] += 1  # fmt: skip
+            newest = max((each for each in ours if each.path.name in whole), key=lambda v: v.step)
+            is_due = newest.step > last and _has_chain(newest, ours, whole, answered)
+            if is_due and answered.step < newest.step and not result.refused:
+                yield f"{seen}: step {newest.step} is whole, and is neither taken nor refused"
+            if what == "damaged" and not _is_spare(served, version):
+                if answered.hash == version.hash:
+                    yield f"{seen}: it is served"
+                is_newest = version.path.name == max(each.name for each in served.glob("step-*"))
+                if is_newest and not result.refused:
+                    yield f"{seen}: it is passed over without a word"
+            last = answered.step
+
+
+def _deliveries(
+    draw: random.Random, ours: list[_Version], theirs: list[_Version]
+) -> Iterator[tuple[str, _Version, _Version]]:
+    """What happens to each version, and the one of the other run, in the order of arrival."""
+    late: list[int] = []
+    for place in range(1, len(ours)):
+        what = draw.choice(["whole", "whole", "lost", "late", "repeated", "damaged", "foreign"])
+        if what == "late":
+            late.append(place)
+            continue
+        yield what, ours[place], theirs[place]
+        while late and draw.random() < 0.5:
+            index = late.pop(draw.randrange(len(late)))
+            yield "late", ours[index], theirs[index]
+    for index in late:
+        yield "late", ours[index], theirs[index]
+
+
+def _arrive(
+    draw: random.Random,
+    what: str,
+    version: _Version,
+    other: _Version,
+    served: Path,
+    whole: set[str],
+) -> None:
+    name = version.path.name
+    if what == "foreign":
+        # As if two runs published into one folder.
+        _deliver(other, served, name)
+        return
+    _deliver(version, served, name, draw if what == "damaged" else None)
+    if what != "damaged":
+        whole.add(name)
+    if what == "repeated":
+        _deliver(version, served, f"again-{name}")
+
+
+def _deliver(
+    version: _Version, served: Path, name: str, damage: random.Random | None = None
+) -> None:
+    """Copies a serving snapshot, and puts it there by renaming, as its writer does."""
+    staged = served / f".{name}"
+    shutil.copytree(version.path, staged)
+    if damage is not None:
+        _damage(damage, staged)
+    staged.rename(served / name)
+
+
+def _damage(draw: random.Random, folder: Path) -> None:
+    path = draw.choice(sorted(folder.iterdir()))
+    kind = draw.choice(["bit", "bit", "cut", "missing"])
+    if kind == "missing" and path.name != "manifest.json":
+        path.unlink()
+        return
+    content = bytearray(path.read_bytes())
+    if kind == "cut":
+        del content[draw.randrange(len(content)) :]
+    else:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def _is_spare(served: Path, version: _Version) -> bool:
+    """Whether all files are as they were but for Bloom filters, which a server does not read."""
+    return all(
+        (served / version.path.name / each.name).is_file()
+        and (served / version.path.name / each.name).read_bytes() == each.read_bytes()
+        for each in version.path.iterdir()
+        if each.suffix != ".bloom"
+    )
+
+
+def _has_chain(
+    version: _Version, ours: list[_Version], whole: set[str], answered: _Version
+) -> bool:
+    """Whether a version and all that it is over are there, or are served already."""
+    by_name = {each.path.name: each for each in ours}
+    while version.hash != answered.hash:
+        if version.path.name not in whole:
+            return False
+        if not version.base:
+            return True
+        version = by_name[version.base]
+    return True
+
+
+@contextmanager
+def _server(served: Path) -> Iterator[tuple[ServingTables, Refresher, ServingMetrics]]:
+    """What a server has behind its port."""
+    metrics = ServingMetrics()
+    tables = open_packed_tables(ServingConfig(snapshots=str(served)), _PLACE)
+    refresher = Refresher(tables, metrics, poll_seconds=None)
+    try:
+        yield tables, refresher, metrics
+    finally:
+        refresher.close()
+        tables.close()
+
+
+def _rows(tables: ServingTables) -> bytes:
+    asked = [(table.name, _KEYS) for table in _TABLES]
+    looked = tables.lookup(asked, RowDtype.FLOAT32, Missing.INITIAL, "")
+    return b"".join(part.tobytes() for each in looked.tables for part in (each.rows, each.found))

@@ -1,0 +1,265 @@
+"""Manifests of ``configs/kubernetes`` are valid, and what they name exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from sparring import make_plugin_manager, read_document
+from sparring.cli.application import main, make_application
+
+from .manifests import FOLDER, Manifest, containers_of, manifests, pod_of, secret_names
+
+NATIVE = [each for each in manifests() if "kubeflow" not in each.api]
+WITH_PODS = [each for each in manifests() if pod_of(each.body) is not None]
+
+
+def named(each: Manifest) -> str:
+    return f"{each.path.name}-{each.kind}-{each.name}"
+
+
+of_all = pytest.mark.parametrize("manifest", manifests(), ids=named)
+of_pods = pytest.mark.parametrize("manifest", WITH_PODS, ids=named)
+
+
+def pod(manifest: Manifest) -> dict[str, Any]:
+    template = pod_of(manifest.body)
+    assert template is not None
+    return template
+
+
+@pytest.mark.parametrize("manifest", NATIVE, ids=named)
+def test_the_last_three_releases_of_kubernetes_take_a_manifest(manifest: Manifest) -> None:
+    validated(manifest.body)
+
+
+def validated(body: dict[str, Any]) -> None:
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
+    releases = {tuple(map(int, each.split("."))) for each in validator.utils.all_versions()}
+    for release in sorted(releases)[-3:]:
+        validator.validate(body, ".".join(map(str, release)), strict=True)
+
+
+def test_a_misspelled_field_would_be_seen() -> None:
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(body, validator.utils.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "manifest", [each for each in manifests() if each not in NATIVE], ids=named
+)
+def test_resources_of_the_trainer_have_the_fields_that_it_knows(manifest: Manifest) -> None:
+    schemas = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    known = read_document(Path(__file__).parent / "schemas/trainer-v1alpha1.yaml").value
+    schemas.validate(manifest.body, known[manifest.kind])
+    if manifest.kind == "TrainingRuntime":
+        (job,) = manifest.body["spec"]["template"]["spec"]["replicatedJobs"]
+        # The names by which the trainer finds the container that a TrainJob changes.
+        label = "trainer.kubeflow.org/trainjob-ancestor-step"
+        assert (job["name"], job["template"]["metadata"]["labels"][label]) == ("node", "trainer")
+        assert [each["name"] for each in pod(manifest)["spec"]["containers"]] == ["node"]
+        head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}}
+        validated({**head, "spec": job["template"]["spec"]})
+
+
+def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> None:
+    (job,) = [each for each in manifests() if each.kind == "TrainJob"]
+    (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
+    trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
+    assert trainer["resourcesPerNode"] == of_job["resources"]
+    assert "requests" in trainer["resourcesPerNode"]
+    assert trainer["numNodes"] == train.body["spec"]["completions"]
+    assert f"--nproc-per-node={trainer['numProcPerNode']}" in of_job["args"]
+    assert trainer["args"] == of_job["args"][of_job["args"].index("-m") :]
+
+
+def test_the_job_is_what_the_plan_within_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = (FOLDER / "train.yaml").read_text()
+    (command,) = re.findall(r"^#   sparring (plan kubernetes .*)$", written, re.M)
+    config_of("train", "plan.yaml", tmp_path)
+    (tmp_path / "configs").symlink_to(FOLDER.parent)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == written
+
+
+@of_all
+def test_a_manifest_has_labels_and_no_namespace(manifest: Manifest) -> None:
+    assert manifest.body["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sparring"
+    assert "namespace" not in manifest.body["metadata"]
+
+
+@of_pods
+def test_pods_may_do_no_more_than_they_need(manifest: Manifest) -> None:
+    spec = pod(manifest)["spec"]
+    of_pod = spec["securityContext"]
+    assert of_pod["runAsNonRoot"] is True
+    assert of_pod["runAsUser"] > 0
+    assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+        assert "memory" in container["resources"]["limits"]
+
+
+@of_pods
+def test_volumes_and_secrets_of_a_pod_exist(manifest: Manifest) -> None:
+    spec = pod(manifest)["spec"]
+    known = {(each.kind, each.name) for each in manifests()}
+    claims = {
+        each["metadata"]["name"] for each in manifest.body["spec"].get("volumeClaimTemplates", ())
+    }
+    volumes = {each["name"]: each for each in spec.get("volumes", ())}
+    for volume in volumes.values():
+        if "configMap" in volume:
+            assert ("ConfigMap", volume["configMap"]["name"]) in known
+        if "persistentVolumeClaim" in volume:
+            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in known
+        if "secret" in volume:
+            assert f"secret generic {volume['secret']['secretName']}" in manifest.path.read_text()
+    mounted = {
+        each["name"] for container in spec["containers"] for each in container["volumeMounts"]
+    }
+    assert mounted == volumes.keys() | claims
+
+
+@of_pods
+def test_the_labels_of_pods_are_those_that_are_selected(manifest: Manifest) -> None:
+    labels = pod(manifest)["metadata"]["labels"]
+    selected = manifest.body["spec"].get("selector", {}).get("matchLabels", {})
+    assert selected.items() <= labels.items()
+    if (service := manifest.body["spec"].get("serviceName")) is not None:
+        (found,) = [each for each in manifests() if (each.kind, each.name) == ("Service", service)]
+        assert found.body["spec"]["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        each
+        for each in manifests()
+        if each.kind in {"NetworkPolicy", "PodDisruptionBudget", "Service"}
+    ],
+    ids=named,
+)
+def test_what_selects_pods_finds_some_that_have_its_ports(manifest: Manifest) -> None:
+    spec = manifest.body["spec"]
+    selector = spec.get("podSelector") or spec["selector"]
+    selector = selector.get("matchLabels", selector)
+    chosen = [
+        pod(each)
+        for each in WITH_PODS
+        if selector.items() <= pod(each)["metadata"]["labels"].items()
+    ]
+    assert chosen
+    ports = [port["port"] for rule in spec.get("ingress", ()) for port in rule.get("ports", ())]
+    ports += [port["port"] for port in spec.get("ports", ())]
+    for each in chosen:
+        (container,) = each["spec"]["containers"]
+        assert set(ports) <= {port["containerPort"] for port in container.get("ports", ())}
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    for manifest in manifests():
+        for name, container in containers_of(manifest.body):
+            yield f"{named(manifest)}-{name}", [*container["command"], *container["args"]]
+
+
+def check_our_command(words: list[str]) -> None:
+    """Parses a command line as the program would, and runs nothing."""
+    command: Any = typer.main.get_command(make_application(make_plugin_manager()))
+    context = None
+    while hasattr(command, "commands"):
+        context = command.make_context(words[0], words[:1], parent=context, resilient_parsing=True)
+        command, words = command.commands[words[0]], words[1:]
+    given = [re.sub(r"\$\(\w+\)", "1", word) for word in words]
+    command.make_context(command.name, given, parent=context)
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in command_lines()])
+def test_commands_and_options_of_a_manifest_exist(line: list[str]) -> None:
+    program, *words = line
+    if program == "torchrun":
+        run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+        given = run.get_args_parser().parse_args(words)
+        assert given.module
+        assert given.training_script == "sparring"
+        program, words = "sparring", given.training_script_args
+    if program == "sparring":
+        check_our_command(words)
+    else:
+        assert program == "redis-server"
+
+
+def test_an_option_that_does_not_exist_would_be_seen() -> None:
+    with pytest.raises(Exception, match="No such option: --shrad"):
+        check_our_command(["serve", "serving.yaml", "--shrad", "1/2"])
+
+
+def serving_sets() -> list[Manifest]:
+    found = [
+        each
+        for each in manifests()
+        if each.path.name == "serve.yaml" and each.kind == "StatefulSet"
+    ]
+    assert found
+    return found
+
+
+def config_of(name: str, key: str, folder: Path) -> Path:
+    (found,) = [each for each in manifests() if (each.kind, each.name) == ("ConfigMap", name)]
+    path = folder / key
+    path.write_text(found.body["data"][key])
+    return path
+
+
+def test_addresses_of_the_service_are_those_of_its_pods(tmp_path: Path) -> None:
+    serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    config = serving.read_serving_config(config_of("serve", "serving.yaml", tmp_path))
+    sets = serving_sets()
+    for shard, replicas in enumerate(config.shards, 1):
+        assert list(replicas) == [f"{each.name}-{shard}.serve:7433" for each in sets]
+    for number, each in enumerate(sets, 1):
+        spec = each.body["spec"]
+        assert spec["replicas"] == len(config.shards)
+        assert spec["ordinals"] == {"start": 1}
+        (container,) = pod(each)["spec"]["containers"]
+        words = container["args"]
+        assert words[words.index("--shard") + 1] == f"$(SHARD)/{len(config.shards)}"
+        assert words[words.index("--replica") + 1] == str(number)
+        assert config.server.address == "0.0.0.0:7433"
+        grace = pod(each)["spec"]["terminationGracePeriodSeconds"]
+        assert config.server.drain_seconds < grace
+
+
+def test_replicas_differ_in_their_name_and_number_alone() -> None:
+    texts = re.split(r"^---\n", serving_sets()[0].path.read_text(), flags=re.M)
+    sets = [text.rstrip() for text in texts if "kind: StatefulSet" in text]
+    assert len(sets) == len(serving_sets())
+    assert (
+        len({re.sub(r'serve-[ab]|replica: [ab]|--replica, "\d"', "", text) for text in sets}) == 1
+    )
+
+
+def test_every_secret_is_made_by_a_line_that_is_shown() -> None:
+    texts = "".join(path.read_text() for path in FOLDER.glob("*.yaml"))
+    for name in secret_names():
+        assert f"kubectl create secret generic {name}" in texts
