@@ -65,7 +65,7 @@ class _Case:
     samples: int = _SAMPLES
     tables: int = 1
     is_mixed: bool = False
-    """One table by rows, one replicated, one pooled by its owners."""
+    """Whether one table goes by rows, one is replicated, and one pooled by its owners."""
 
 
 def step_costs(
@@ -116,7 +116,7 @@ def step_costs(
 
 
 def _count(part: str, keys: float) -> float:
-    """What the costs of a part are divided by."""
+    """Rows that share the costs of a part."""
     ids = _SAMPLES * _IDS_OF_BAG
     # Each owner has an id of three bags of four. Both ranks have half of the columns of all keys.
     bags = _SAMPLES * _RANKS * (1 - 0.5**_IDS_OF_BAG)
