@@ -51,7 +51,7 @@ _PARTS: Mapping[str, Mapping[str, Any]] = {
     "bags": {"transfer": "pooled"},
     "blocks": {"kind": "column_wise"},
 }
-"""What a part of `StepCosts` is measured by. Each needs those before it."""
+"""Part of `StepCosts` → changes of the case that it is measured by; each needs those before it."""
 
 
 @dataclass(frozen=True, slots=True)
