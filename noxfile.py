@@ -87,7 +87,12 @@ TEST_ARCHITECTURE = "90"
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
-TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
+TEST_PROGRAMS = {
+    "openssl": "openssl",
+    "redis-server": "redis-server",
+    "fiu-run": "fiu-utils",
+    "prometheus": "prometheus",
+}
 
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
