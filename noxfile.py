@@ -87,7 +87,12 @@ TEST_ARCHITECTURE = "90"
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
-TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
+TEST_PROGRAMS = {
+    "openssl": "openssl",
+    "redis-server": "redis-server",
+    "fiu-run": "fiu-utils",
+    "prometheus": "prometheus",
+}
 
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
@@ -674,18 +679,24 @@ def benchmarks_planning(session: nox.Session) -> None:
 def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
-    Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
-    of the C library, breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many.
+    Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
+    breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    needed = [each for each in FAMILY if each.startswith("backend-")] + [
-        "testing",
-        "packed",
-        "serve",
+    needed = [
+        each for each in FAMILY if each not in ("plan", "framework-torch", "framework-tf", "train")
     ]
     install_family(session, *system_packages(session, *needed))
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
+    session.install("atheris>=3", "coverage", silent=True)
+    install_family(session, "packed", "serve")
+    session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

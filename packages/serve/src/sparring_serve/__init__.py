@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TlsFiles,
         read_serving_config,
     )
+    from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
     from sparring_serve.parameters.declaration import ParametersConfig
@@ -51,10 +52,12 @@ __all__ = [
     "AnsweredVersion",
     "AsyncLookupClient",
     "ClientConfig",
+    "EvaluatorDescriptor",
     "LookupClient",
     "LookupServer",
     "LookupService",
     "Place",
+    "Quality",
     "ReplicasFailedError",
     "RowStatus",
     "ServerConfig",
@@ -76,6 +79,7 @@ _HOMES = {
     "AsyncLookupClient": "client.lookup_client",
     "AsyncParameterClient": "parameters.client",
     "ClientConfig": "config",
+    "EvaluatorDescriptor": "hookspecs",
     "LookupClient": "client.lookup_client",
     "LookupServer": "server.lookup_server",
     "LookupService": "service",
@@ -84,6 +88,7 @@ _HOMES = {
     "Place": "service",
     "PushFailedError": "parameters.pushing",
     "Pushed": "parameters.pushing",
+    "Quality": "hookspecs",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",

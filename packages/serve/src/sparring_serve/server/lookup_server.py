@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from sparring import MetricsExporter
 from sparring.errors import StorageIOError
 from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, split_address
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.metrics import MetricsExporter, ServingMetrics
+from sparring_serve.metrics import ServingMetrics
 from sparring_serve.security import Tokens
 from sparring_serve.server.grpc_methods import Changes, Methods, make_handlers
 from sparring_serve.server.refresher import Refresher
@@ -96,7 +97,9 @@ class LookupServer:
         self.exporter = (
             None
             if server.metrics_port is None
-            else MetricsExporter(self.metrics, host, server.metrics_port)
+            else MetricsExporter(
+                self.metrics.registry, host, server.metrics_port, "server.metrics_port"
+            )
         )
         self._is_closed = False
         self._grpc.start()
