@@ -366,9 +366,9 @@ def serving_peers(session: nox.Session) -> None:
     session.run(
         python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
     )
-    session.run(
-        "pytest", "packages/serve/tests/test_peers.py", env={"SPARRING_SERVE_PEERS_PYTHON": python}
-    )
+    session.install("grpcio-reflection", silent=True)
+    tests = [f"packages/serve/tests/test_{name}.py" for name in ("peers", "reflection")]
+    session.run("pytest", *tests, env={"SPARRING_SERVE_PEERS_PYTHON": python})
 
 
 @nox.session
