@@ -352,18 +352,18 @@ SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]",
 
 @nox.session
 def serving_peers(session: nox.Session) -> None:
-    """Proves the lookup service with generated protobuf code, health probes and tritonclient; 40 MB."""
+    """Proves the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
+    wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
+    build_wheels(session, wheels, "packed", "serve")
+    install_made(session, wheels, "packed", "serve")
     session.install("pytest", "hypothesis", silent=True)
-    install_family(session, "packed", "serve")
-    folder = Path(session.virtualenv.location) / "peers"
-    python = str(folder / "bin/python")
-    session.run("python", "-m", "venv", str(folder), silent=True)
-    session.run(
-        python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
-    )
-    session.run(
-        "pytest", "packages/serve/tests/test_peers.py", env={"SPARRING_SERVE_PEERS_PYTHON": python}
-    )
+    with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
+    for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
+        folder = Path(session.virtualenv.location) / name.lower()
+        python = env[f"SPARRING_SERVE_{name}_PYTHON"] = str(folder / "bin/python")
+        session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
+        session.run(python, "-m", "pip", "install", "-q", *needed, external=True, silent=True)
+    session.run("pytest", "packages/serve/tests/test_peers.py", env=env)
 
 
 @nox.session
