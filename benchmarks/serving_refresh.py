@@ -1,10 +1,10 @@
 """Deltas of a million rows into ten million, while the server answers at half of what it can.
 
 A server process and a client process on one machine. First the client asks as fast as it can, then at
-half of that rate, by a clock: a call that waits for the one before it counts from when it was due. Quiet seconds
-alternate with seconds that begin when a delta is committed. Each row tells its key and the version that
-wrote it, so an answer shows whether a row is torn, or versions are mixed. The server's memory is read
-all the time, the pages of mapped files included.
+half of that rate, by a clock: a call that waits for the one before it counts from when it was due.
+Quiet seconds alternate with seconds that begin when a delta is committed. Each row tells its key and the
+version that wrote it, so an answer shows whether a row is torn, or versions are mixed. The server's
+memory is read all the time, the pages of mapped files included.
 """
 
 from __future__ import annotations

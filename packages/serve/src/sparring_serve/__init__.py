@@ -20,11 +20,17 @@ if TYPE_CHECKING:
         TlsFiles,
         read_serving_config,
     )
+    from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
     from sparring_serve.parameters.declaration import ParametersConfig
     from sparring_serve.parameters.push_window import Token
-    from sparring_serve.parameters.pushing import Pushed, PushFailedError, TablePush
+    from sparring_serve.parameters.pushing import (
+        Pushed,
+        PushFailedError,
+        ServiceSnapshot,
+        TablePush,
+    )
     from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from sparring_serve.tables import ServingTables, VersionGoneError
 
 __all__ = [
+    "ServiceSnapshot",
     "open_parameter_server",
     "Token",
     "TablePush",
@@ -45,10 +52,12 @@ __all__ = [
     "AnsweredVersion",
     "AsyncLookupClient",
     "ClientConfig",
+    "EvaluatorDescriptor",
     "LookupClient",
     "LookupServer",
     "LookupService",
     "Place",
+    "Quality",
     "ReplicasFailedError",
     "RowStatus",
     "ServerConfig",
@@ -70,6 +79,7 @@ _HOMES = {
     "AsyncLookupClient": "client.lookup_client",
     "AsyncParameterClient": "parameters.client",
     "ClientConfig": "config",
+    "EvaluatorDescriptor": "hookspecs",
     "LookupClient": "client.lookup_client",
     "LookupServer": "server.lookup_server",
     "LookupService": "service",
@@ -78,9 +88,11 @@ _HOMES = {
     "Place": "service",
     "PushFailedError": "parameters.pushing",
     "Pushed": "parameters.pushing",
+    "Quality": "hookspecs",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",
+    "ServiceSnapshot": "parameters.pushing",
     "ServingConfig": "config",
     "ServingMetrics": "metrics",
     "ServingTables": "tables",
