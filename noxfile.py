@@ -715,6 +715,16 @@ def tfra_python(session: nox.Session) -> str:
     return str(python) if python.exists() else environment(session, folder, *TFRA)
 
 
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 6 GB.
+
+    Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
+    """
+    folder = ROOT / ".nox/container"
+    session.run("python3", "tools/run_containerfile.py", str(folder), *session.posargs)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
@@ -775,23 +785,4 @@ def check_bundled(session: nox.Session, wheels: Path) -> None:
     folder = Path(session.create_tmp()).resolve() / "installed"
     packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
     python = environment(session, folder, *packages)
-    session.run(python, "-c", LIBRARIES_OF_A_TABLE, str(folder), external=True)
-
-
-# Opens a table on flash, and names each librocksdb that the process then has.
-LIBRARIES_OF_A_TABLE = """
-import pathlib, sys, tempfile
-import numpy, sparring
-
-with tempfile.TemporaryDirectory() as path:
-    table = sparring.TableConfig("ids", 4)
-    with sparring.open_storage("rocksdb", table, path=path) as storage:
-        storage.upsert(numpy.arange(3), numpy.ones((3, 4), numpy.float32))
-        assert storage.size == 3
-        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
-loaded = {line.split(maxsplit=5)[5] for line in lines if "librocksdb" in line}
-foreign = {each for each in loaded if not each.startswith(sys.argv[1])}
-if foreign or not loaded:
-    sys.exit(f"the wheel should bring librocksdb; loaded were {loaded or 'none'}")
-print("librocksdb comes with the wheel:", *loaded)
-"""
+    session.run(python, str(ROOT / "tools/bundled_rocksdb.py"), str(folder), external=True)
