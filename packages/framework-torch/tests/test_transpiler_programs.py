@@ -56,6 +56,26 @@ def test_the_program_gives_what_it_gave(name: str) -> None:
         check_same(restored, before)
 
 
+def test_collections_of_torchrec_give_what_they_gave() -> None:
+    pytest.importorskip("torchrec", reason="torchrec is not installed")
+    from .transpiled_collections import Collections, batch
+
+    torch.manual_seed(5)
+    original = Collections()
+    model = copy.deepcopy(original)
+    theirs = torch.optim.Adagrad(original.parameters(), lr=0.1)
+    model, ours = distribute(model, torch.optim.Adagrad(model.parameters(), lr=0.1))
+    for each, optimizer in ((original, theirs), (model, ours)):
+        generator = torch.Generator().manual_seed(7)
+        for _ in range(20):
+            features, target = batch(generator)
+            optimizer.zero_grad()
+            (each(features) - target).square().mean().backward()
+            optimizer.step()
+    assert len(ours.report.replaced) == 3
+    check_same(restore(model), original)
+
+
 ON_RANKS = [
     "adagrad",
     "SparseAdam and Adam",
