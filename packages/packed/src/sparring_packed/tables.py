@@ -488,7 +488,7 @@ class PackedTables(Closable):
         keys = _checked_ids(ids, table)
         shape = (len(keys), self._tables[number].dim)
         if out is None:
-            out = np.empty(shape, np.float32)
+            out = _aligned(shape)
         elif (
             out.shape != shape
             or out.dtype != np.float32
@@ -531,6 +531,14 @@ def _choice(name: str, value: str, choices: Mapping[str, int]) -> int:
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError(f"{name} must be {' or '.join(choices)}, found {value!r}")
     return choices[value]
+
+
+def _aligned(shape: tuple[int, int]) -> Floats:
+    """An array that begins with a cache line: large answers are then written past the caches."""
+    size = shape[0] * shape[1]
+    room = np.empty(size + 15, np.float32)
+    begin = -room.ctypes.data % 64 // 4
+    return room[begin : begin + size].reshape(shape)
 
 
 def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
