@@ -40,8 +40,10 @@ BENCHMARKS = (
     "rocksdb",
     "redis",
     "serving",
+    "serving_processes",
     "tiers",
     "serving_lookup",
+    "serving_refresh",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

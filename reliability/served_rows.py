@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, SparringError
-from sparring_serve import Answer, LookupClient, ReplicasFailedError
+from sparring_serve import Answer, LookupClient, ReplicasFailedError, RowStatus
 
 __all__ = ["NUM_KEYS", "TABLE", "Watch", "rows_of", "wrong_rows"]
 
@@ -28,15 +28,18 @@ def rows_of(step: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 
 def wrong_rows(answer: Answer, ids: npt.NDArray[np.int64], steps: Sequence[int] = (1,)) -> str:
     """What an answer has that is neither right nor flagged; empty: nothing. All `ids` have a row."""
-    rows, answered = answer.rows[TABLE.name], answer.answered[TABLE.name]
-    if not np.isnan(rows[~answered]).all():
+    rows, status = answer.rows[TABLE.name], answer.status[TABLE.name]
+    if not np.isnan(rows[status == RowStatus.FAILED]).all():
         return "rows that were not answered are not NaN"
-    if not answer.found[TABLE.name][answered].all():
+    if not (rows[status == RowStatus.INITIAL] == 0).all():
+        return "rows flagged as initial values are none"
+    if (status == RowStatus.ABSENT).any() or not answer.found[TABLE.name][status == 0].all():
         return "keys that have a row were not found"
-    given = rows[answered]
+    has_row = (status == RowStatus.FRESH) | (status == RowStatus.STALE)
+    given = rows[has_row]
     if len(given) and not np.isin(given[:, 0], steps).all():
         return f"rows of versions {np.unique(given[:, 0]).tolist()}, expected {list(steps)}"
-    expected = rows_of(0, ids[answered])
+    expected = rows_of(0, ids[has_row])
     if not np.array_equal(given[:, 1:], expected[:, 1:]):
         return "wrong rows that are not flagged"
     return ""
@@ -71,7 +74,8 @@ class Watch:
             must: why all rows have to come; empty: they need not.
         """
         deadline = client.config.deadline_seconds
-        begin, answer, error = self.clock(), None, None
+        begin, answer = self.clock(), None
+        error: SparringError | None = None
         try:
             answer = client.pull({TABLE.name: ids})
         except (DeadlineError, ReplicasFailedError) as raised:

@@ -78,7 +78,7 @@ def _trial(
     transport = FaultyTransport(services, clock=clock)
     config = ClientConfig(
         deadline_seconds=draw.choice([0.05, 0.2, 1.0]),
-        on_failure=draw.choice(["raise", "flag"]),
+        on_failure=draw.choice(["raise", "flag", "stale", "initial", "stale_or_initial"]),
         consistency=draw.choice(["newest", "one_version"]),
         most_call_bytes=draw.choice([4096, 1 << 20]),
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from sparring import make_plugin_manager
-from sparring.cli.application import make_application
+from sparring import make_plugin_manager, read_document
+from sparring.cli.application import main, make_application
 
 from .manifests import FOLDER, Manifest, containers_of, manifests, pod_of, secret_names
 
@@ -35,13 +35,16 @@ def pod(manifest: Manifest) -> dict[str, Any]:
 
 @pytest.mark.parametrize("manifest", NATIVE, ids=named)
 def test_the_last_three_releases_of_kubernetes_take_a_manifest(manifest: Manifest) -> None:
+    validated(manifest.body)
+
+
+def validated(body: dict[str, Any]) -> None:
     validator = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    releases = sorted(set(validator.utils.all_versions()), key=lambda text: text.split(".")[1])[-3:]
-    assert len(releases) == 3
-    for release in releases:
-        validator.validate(manifest.body, release, strict=True)
+    releases = {tuple(map(int, each.split("."))) for each in validator.utils.all_versions()}
+    for release in sorted(releases)[-3:]:
+        validator.validate(body, ".".join(map(str, release)), strict=True)
 
 
 def test_a_misspelled_field_would_be_seen() -> None:
@@ -51,6 +54,46 @@ def test_a_misspelled_field_would_be_seen() -> None:
     body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
     with pytest.raises(validator.ValidationError):
         validator.validate(body, validator.utils.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "manifest", [each for each in manifests() if each not in NATIVE], ids=named
+)
+def test_resources_of_the_trainer_have_the_fields_that_it_knows(manifest: Manifest) -> None:
+    schemas = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    known = read_document(Path(__file__).parent / "schemas/trainer-v1alpha1.yaml").value
+    schemas.validate(manifest.body, known[manifest.kind])
+    if manifest.kind == "TrainingRuntime":
+        (job,) = manifest.body["spec"]["template"]["spec"]["replicatedJobs"]
+        # The names by which the trainer finds the container that a TrainJob changes.
+        label = "trainer.kubeflow.org/trainjob-ancestor-step"
+        assert (job["name"], job["template"]["metadata"]["labels"][label]) == ("node", "trainer")
+        assert [each["name"] for each in pod(manifest)["spec"]["containers"]] == ["node"]
+        head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}}
+        validated({**head, "spec": job["template"]["spec"]})
+
+
+def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> None:
+    (job,) = [each for each in manifests() if each.kind == "TrainJob"]
+    (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
+    trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
+    assert trainer["resourcesPerNode"] == of_job["resources"]
+    assert "requests" in trainer["resourcesPerNode"]
+    assert trainer["numNodes"] == train.body["spec"]["completions"]
+    assert f"--nproc-per-node={trainer['numProcPerNode']}" in of_job["args"]
+    assert trainer["args"] == of_job["args"][of_job["args"].index("-m") :]
+
+
+def test_the_job_is_what_the_plan_within_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = (FOLDER / "train.yaml").read_text()
+    (command,) = re.findall(r"^#   sparring (plan kubernetes .*)$", written, re.M)
+    config_of("train", "plan.yaml", tmp_path)
+    (tmp_path / "configs").symlink_to(FOLDER.parent)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == written
 
 
 @of_all
@@ -171,12 +214,9 @@ def test_an_option_that_does_not_exist_would_be_seen() -> None:
         check_our_command(["serve", "serving.yaml", "--shrad", "1/2"])
 
 
-def serving_sets() -> list[Manifest]:
-    found = [
-        each
-        for each in manifests()
-        if each.path.name == "serve.yaml" and each.kind == "StatefulSet"
-    ]
+def stateful_sets(file: str) -> list[Manifest]:
+    """Those of a lookup service: one for each replica, with a pod for each shard."""
+    found = [each for each in manifests() if each.path.name == file and each.kind == "StatefulSet"]
     assert found
     return found
 
@@ -188,12 +228,19 @@ def config_of(name: str, key: str, folder: Path) -> Path:
     return path
 
 
-def test_addresses_of_the_service_are_those_of_its_pods(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "service", "key"),
+    [("serve.yaml", "serve", "serving.yaml"), ("parameters.yaml", "parameters", "parameters.yaml")],
+)
+def test_addresses_of_a_service_are_those_of_its_pods(
+    file: str, service: str, key: str, tmp_path: Path
+) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
-    config = serving.read_serving_config(config_of("serve", "serving.yaml", tmp_path))
-    sets = serving_sets()
+    config = serving.read_serving_config(config_of(service, key, tmp_path))
+    sets = stateful_sets(file)
     for shard, replicas in enumerate(config.shards, 1):
-        assert list(replicas) == [f"{each.name}-{shard}.serve:7433" for each in sets]
+        assert list(replicas) == [f"{each.name}-{shard}.{service}:7433" for each in sets]
+    assert config.server.address == "0.0.0.0:7433"
     for number, each in enumerate(sets, 1):
         spec = each.body["spec"]
         assert spec["replicas"] == len(config.shards)
@@ -201,16 +248,17 @@ def test_addresses_of_the_service_are_those_of_its_pods(tmp_path: Path) -> None:
         (container,) = pod(each)["spec"]["containers"]
         words = container["args"]
         assert words[words.index("--shard") + 1] == f"$(SHARD)/{len(config.shards)}"
-        assert words[words.index("--replica") + 1] == str(number)
-        assert config.server.address == "0.0.0.0:7433"
+        assert ("--replica" in words) == (len(sets) > 1)
+        if len(sets) > 1:
+            assert words[words.index("--replica") + 1] == str(number)
         grace = pod(each)["spec"]["terminationGracePeriodSeconds"]
         assert config.server.drain_seconds < grace
 
 
 def test_replicas_differ_in_their_name_and_number_alone() -> None:
-    texts = re.split(r"^---\n", serving_sets()[0].path.read_text(), flags=re.M)
+    texts = re.split(r"^---\n", stateful_sets("serve.yaml")[0].path.read_text(), flags=re.M)
     sets = [text.rstrip() for text in texts if "kind: StatefulSet" in text]
-    assert len(sets) == len(serving_sets())
+    assert len(sets) == len(stateful_sets("serve.yaml"))
     assert (
         len({re.sub(r'serve-[ab]|replica: [ab]|--replica, "\d"', "", text) for text in sets}) == 1
     )

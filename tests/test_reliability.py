@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring_serve import Answer
+from sparring_serve import Answer, RowStatus
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,6 +34,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("snapshot_calls", 110),
         ("serving_channel", 60),
         ("serving_deltas", 60),
+        ("serving_filters", 30_000),
         # It measures how late answers come.
         pytest.param("serving_faults", 6, marks=pytest.mark.alone),
     ],
@@ -46,7 +47,7 @@ def test_a_few_trials_find_nothing(
     assert code == 0, out
     if "not run: " in out:
         pytest.skip(out)
-    assert f"{trials} │" in out
+    assert f"{trials:,} │" in out
     assert "failures" in out
 
 
@@ -62,19 +63,22 @@ def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
     keys = np.arange(5, dtype=np.int64)
 
     def wrong(change: Callable[[Any, Any, Any], None]) -> str:
-        rows, found, answered = served.rows_of(1, keys), np.ones(5, bool), np.ones(5, bool)
-        change(rows, found, answered)
-        answer = Answer({"item": rows}, {"item": found}, {"item": answered}, (), 0.0)
+        rows, found, status = served.rows_of(1, keys), np.ones(5, bool), np.zeros(5, np.uint8)
+        change(rows, found, status)
+        answer = Answer({"item": rows}, {"item": found}, {"item": status}, (), 0.0)
         return str(served.wrong_rows(answer, keys))
 
     def put(array: Any, value: object) -> None:
         array[2] = value
 
-    assert wrong(lambda rows, found, answered: None) == ""
-    assert "not flagged" in wrong(lambda rows, found, answered: put(rows[:, 1], 7))
-    assert "versions [1.0, 2.0]" in wrong(lambda rows, found, answered: put(rows[:, 0], 2))
-    assert "not found" in wrong(lambda rows, found, answered: put(found, False))
-    assert "not NaN" in wrong(lambda rows, found, answered: put(answered, False))
+    assert wrong(lambda rows, found, status: None) == ""
+    assert "not flagged" in wrong(lambda rows, found, status: put(rows[:, 1], 7))
+    assert "versions [1.0, 2.0]" in wrong(lambda rows, found, status: put(rows[:, 0], 2))
+    assert "not found" in wrong(lambda rows, found, status: put(found, False))
+    assert "not NaN" in wrong(lambda rows, found, status: put(status, RowStatus.FAILED))
+    assert "initial values are none" in wrong(
+        lambda rows, found, status: put(status, RowStatus.INITIAL)
+    )
 
 
 def test_what_must_not_happen_fails_the_run(

@@ -536,3 +536,57 @@ def test_a_serving_process_keeps_its_pages() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_newer_version_is_warmed_up_with_the_ids_that_were_asked_lately(run: Run) -> None:
+    run.save()
+    run.publish()
+    with serve(run, verify="open") as server, LookupClient(server.address, LONG) as client:
+        for _ in range(3):
+            client.pull({"item": KEYS[:40], "user": KEYS[:7]})
+        assert not server.refresher.refresh().is_new
+        assert "warm_up_ids" not in server.metrics.gauges()
+        run.save()
+        run.publish()
+        assert server.refresher.refresh().is_new
+        gauges = server.metrics.gauges()
+        assert gauges["warm_up_ids"] == 47
+        assert gauges["warm_up_bytes"] > 0
+        assert gauges["warm_up_seconds"] < 1.0
+    with serve(run, warm_up_seconds=0) as server, LookupClient(server.address, LONG) as client:
+        client.pull({"item": KEYS[:40]})
+        run.save()
+        run.publish()
+        assert server.refresher.refresh().is_new
+        assert "warm_up_ids" not in server.metrics.gauges()
+
+
+def test_serving_snapshots_are_published_to_a_url_and_served_from_it(
+    run: Run, tmp_path: Path
+) -> None:
+    run.out = f"memory://{tmp_path.name}/served"
+    copies = tmp_path / "copies"
+    run.save()
+    run.publish()
+    with (
+        serve(run, cache=copies) as server,
+        LookupClient(server.address, LONG) as client,
+    ):
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+        run.save(KEYS[:100], is_delta=True)
+        assert run.publish().is_delta
+        assert server.refresher.refresh().is_new
+        check(client.pull({"item": KEYS[:100]}).rows["item"], KEYS[:100], 2)
+        for _ in range(3):
+            run.save()
+            run.publish(keep=2)
+            server.refresher.refresh()
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 5)
+    assert {each.name for each in copies.glob("*/step-*")} == {"step-004", "step-005"}
+    with (
+        serve(run, cache=copies, pin="step-004") as server,
+        LookupClient(server.address, LONG) as client,
+    ):
+        check(client.pull({"item": KEYS}).rows["item"], KEYS, 4)
+    with pytest.raises(InvalidArgumentError, match=r"server\.cache"):
+        serve(run)

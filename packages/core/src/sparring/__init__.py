@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
+    from sparring.rendezvous.apart import ApartRendezvous
     from sparring.rendezvous.environment import (
         EnvironmentOptions,
         EnvironmentRendezvous,
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
+    from sparring.runtime.metrics import MetricCounter, MetricFamily, MetricRegistry, MetricSample
+    from sparring.runtime.metrics_exporter import MetricsExporter, write_metrics_file
     from sparring.runtime.pool import Task, configure_pool, num_threads
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
@@ -147,6 +150,7 @@ _name = names_from(
         "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
+        "sparring.rendezvous.apart": "ApartRendezvous",
         "sparring.rendezvous.environment": (
             "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
         ),
@@ -154,6 +158,8 @@ _name = names_from(
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
+        "sparring.runtime.metrics": "MetricCounter MetricFamily MetricRegistry MetricSample",
+        "sparring.runtime.metrics_exporter": "MetricsExporter write_metrics_file",
         "sparring.runtime.pool": "Task configure_pool num_threads",
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
@@ -194,20 +200,21 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BUILTIN_METHODS", "BloomFilter", "CacheCounters", "CachedStorage", "Capabilities",
-    "ChangePublisher", "ChunkTransfer", "Closable", "Codec", "Columns", "Constant", "Coordinator",
-    "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions", "EnvironmentRendezvous",
-    "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions", "FindResult", "Initializer",
-    "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT",
-    "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod",
-    "NativeStorage", "Normal", "NotesBase", "PluginManager", "ResourceManager", "Retention",
-    "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter",
-    "SparringError", "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams",
-    "TableConfig", "TableDescription", "TableEntry", "Task", "TierCounters", "TieredStorage",
-    "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier", "Zeros", "__version__",
-    "automatic_plan", "begin_load", "bytes_from_text", "capsule_of", "checked_options",
-    "chunk_transfers", "chunks_of", "closest_name", "configure_pool", "context_of",
-    "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "CacheCounters", "CachedStorage",
+    "Capabilities", "ChangePublisher", "ChunkTransfer", "Closable", "Codec", "Columns", "Constant",
+    "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
+    "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
+    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
+    "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
+    "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
+    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "NotesBase", "PluginManager",
+    "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
+    "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
+    "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
+    "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
+    "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
+    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
+    "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "header_bytes",
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
     "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
@@ -215,6 +222,6 @@ __all__ = [
     "open_place", "open_snapshot", "open_storage", "own_chunks", "partition", "print_json",
     "print_warning", "read_document", "read_note", "reading", "reply_bytes", "resolve_method",
     "resolved_backends", "restore", "retain", "rounding_seed", "state_without_keys", "suggestion",
-    "update_rows", "verify_snapshot", "workload_of", "write_note"
+    "update_rows", "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
 ]
 # fmt: on

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Pulled,
         open,  # noqa: A004 - it is read as sparring_packed.open
     )
+    from sparring_packed.warm_up import WarmedUp, WarmUp
     from sparring_packed.writer import WriteOptions, Written, write
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "sparring_packed.options": "PackedOptions",
     "sparring_packed.storage": "PackedStorage",
     "sparring_packed.tables": "PackedTable PackedTables PackedVersion Pulled open",
+    "sparring_packed.warm_up": "WarmUp WarmedUp",
     "sparring_packed.writer": "WriteOptions Written write",
 }
 
@@ -49,6 +51,8 @@ __all__ = [
     "ServingFile",
     "ServingManifest",
     "ServingTable",
+    "WarmUp",
+    "WarmedUp",
     "WriteOptions",
     "Written",
     "open",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -44,9 +45,12 @@ def inspect_served(
 ) -> None:
     """Show a serving snapshot's tables, rows, bytes and chain; exit with 1 if it is damaged."""
     # Maps what a server would, so that it is read by the code that answers lookups.
-    with open_tables(url, verify="all" if verify else "open") as opened:
+    with (
+        TemporaryDirectory(prefix="sparring-") as copies,
+        open_tables(url, verify="all" if verify else "open", cache=copies) as opened,
+    ):
         newest, tables = opened.snapshot_url, opened.tables
-    chain = _chain(newest)
+        chain = _chain(newest)
     if as_json:
         print_json(_facts(newest, tables, chain, is_verified=verify))
     else:

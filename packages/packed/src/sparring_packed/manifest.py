@@ -25,6 +25,7 @@ __all__ = [
     "ServingTable",
     "decode_manifest",
     "encode_manifest",
+    "manifest_text",
     "read_manifest",
     "text_hash",
 ]
@@ -79,6 +80,12 @@ class ServingTable(_Entry):
     trained_dtype: Literal["fp32", "fp16", "bf16"]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     initializer: InitialValueSpec
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row, its scale and bias included."""
+        elements = {"fp32": 4 * self.dim, "int8": self.dim + 4, "int4": (self.dim + 1) // 2 + 4}
+        return elements.get(self.dtype, 2 * self.dim)
 
 
 class ServingFile(_Entry):
@@ -189,12 +196,12 @@ def decode_manifest(text: bytes) -> ServingManifest:
     return manifest
 
 
-def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
-    """Reads the manifest of a serving snapshot, on any file system.
+def manifest_text(url: str | os.PathLike[str]) -> bytes:
+    """The text of the manifest of a serving snapshot, on any file system.
 
     Raises:
         SnapshotError: there is none.
-        SnapshotDamagedError: it is damaged.
+        SnapshotDamagedError: it is no file, or too long.
         SnapshotIOError: the file system failed.
     """
     place, name = locate(url)
@@ -216,9 +223,22 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
                 url=shown,
             ) from error
         raise
+    return bytes(text)
+
+
+def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
+    """Reads the manifest of a serving snapshot, on any file system.
+
+    Raises:
+        SnapshotError: there is none.
+        SnapshotDamagedError: it is damaged.
+        SnapshotIOError: the file system failed.
+    """
     try:
-        return decode_manifest(bytes(text))
+        return decode_manifest(manifest_text(url))
     except ValueError as error:
+        place, name = locate(url)
+        shown = place.url_of(name)
         raise SnapshotDamagedError(
             f"serving snapshot {shown}: manifest.json is damaged: {error}; copy or publish it again",
             url=shown,

@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import BloomFilter, Closable, closest_name
-from sparring.contracts import FindResult, Keys
-from sparring.errors import ClosedError, InvalidArgumentError, UnknownTableError
+from sparring.contracts import NUM_PARTITIONS, FindResult, Keys
+from sparring.errors import ClosedError, InvalidArgumentError, SparringError, UnknownTableError
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
+from sparring_packed.mirror import Mirror
+from sparring_packed.warm_up import WarmedUp, WarmUp, warm
 
 __all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
 
@@ -103,23 +105,29 @@ def open(  # noqa: A001 - it is read as sparring_packed.open
     verify: Verify = "all",
     keep_versions: int = 2,
     partitions: tuple[int, int] | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> PackedTables:
     """Maps a serving snapshot.
 
     Args:
-        url: of a serving snapshot, or of a folder of them, of which the newest is taken; local.
+        url: of a serving snapshot, or of a folder of them, of which the newest is taken: a path, or
+            any URL of fsspec.
         verify: ``all``: every byte is hashed before the first answer. ``open``: manifest, sizes and
             headers are checked, in a time that does not depend on the size; `PackedTables.verify`
             hashes the rest. Damage that was not looked for gives wrong numbers, never a crash.
         keep_versions: how many versions a call may name, 1 to 8.
         partitions: half-open range of the 4,096 partitions of ids that are asked for; None: all.
+        cache: a local folder for copies, where `url` is on another file system: files are copied and
+            hashed before they are mapped. Processes may share it.
 
     Raises:
-        InvalidArgumentError: an argument out of range.
+        InvalidArgumentError: an argument out of range; a URL without `cache`.
         SnapshotDamagedError: damage, with the file.
         SnapshotIOError: there is none, or the file system failed.
     """
-    return PackedTables(url, verify=verify, keep_versions=keep_versions, partitions=partitions)
+    return PackedTables(
+        url, verify=verify, keep_versions=keep_versions, partitions=partitions, cache=cache
+    )
 
 
 class PackedTables(Closable):
@@ -136,8 +144,15 @@ class PackedTables(Closable):
         verify: Verify = "all",
         keep_versions: int = 2,
         partitions: tuple[int, int] | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.url = _local_path(url)
+        self.partitions = partitions or (0, NUM_PARTITIONS)
+        self._mirror: Mirror | None = None
+        if cache is not None and _is_remote(url):
+            self._mirror = Mirror(os.fspath(url), Path(cache), self.partitions, keep_versions)
+        self.url = _local_path(url if self._mirror is None else self._mirror.path)
+        self.warmed_up: WarmedUp | None = None
+        """Of the newest version, if it was warmed up."""
         begin, end = partitions or (0, 0)
         arguments = native.Open(
             path=os.fsencode(self.url),
@@ -151,6 +166,7 @@ class PackedTables(Closable):
         native.call("open", arguments)
         self._handle: _Handle | None = _Handle(arguments.packed)
         self._verify: Verify = verify
+        self._warmed_names: list[str] = []
         described = native.Version()
         self._call("version", described)
         self._tables = tuple(self._described(number) for number in range(described.num_tables))
@@ -347,7 +363,11 @@ class PackedTables(Closable):
     # -- newer versions -----------------------------------------------------------
 
     def refresh(
-        self, url: str | os.PathLike[str] | None = None, *, verify: Verify | None = None
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        verify: Verify | None = None,
+        warm_up: WarmUp | None = None,
     ) -> bool:
         """Takes a newer version, of which a delta maps its own files alone.
 
@@ -356,6 +376,8 @@ class PackedTables(Closable):
         Args:
             url: of a serving snapshot, or of a folder of them; None: as it was opened.
             verify: as `open`, of the files that are mapped now; None: as it was opened.
+            warm_up: what to read of it before it is served; `warmed_up` then says what was. None is
+                needed where every byte is hashed: that has read it.
 
         Returns:
             Whether there was a newer one.
@@ -366,11 +388,18 @@ class PackedTables(Closable):
             SnapshotIOError: there is none, its base is missing, or the file system failed.
             ClosedError: it was closed.
         """
+        self._check_open()
+        if url is None and self._mirror is not None:
+            self._mirror.refresh()
+        path = self.url if url is None else _local_path(url)
         arguments = native.Refresh(
-            path=None if url is None else os.fsencode(_local_path(url)),
-            verify=_choice("verify", verify or self._verify, _VERIFY),
+            path=os.fsencode(path), verify=_choice("verify", verify or self._verify, _VERIFY)
         )
+        is_read = arguments.verify == _VERIFY["all"]
+        warmed_up = None if warm_up is None or is_read else self._warm(path, warm_up)
         self._call("refresh", arguments)
+        if arguments.is_changed:
+            self.warmed_up = warmed_up
         return bool(arguments.is_changed)
 
     def verify(self) -> None:
@@ -399,11 +428,27 @@ class PackedTables(Closable):
 
     # -- inner parts -----------------------------------------------------------------
 
-    def _call(self, function: str, arguments: Any) -> None:
-        handle = self._handle
-        if handle is None:
+    def _check_open(self) -> _Handle:
+        if self._handle is None:
             raise ClosedError(f"the serving snapshot {self.url} is closed; open it again")
+        return self._handle
+
+    def _call(self, function: str, arguments: Any) -> None:
+        handle = self._check_open()
         native.call(function, arguments, handle.pointer)
+
+    def _warm(self, path: str, wanted: WarmUp) -> WarmedUp | None:
+        """Warms the version at `path` up, if it is a newer one."""
+        hashes = {each.hash for each in self.versions}
+        names = sorted(each.name for each in Path(path).glob("*"))
+        if names == self._warmed_names:
+            return None  # nothing was published: a snapshot is never written twice
+        try:
+            newer = PackedTables(path, verify="open", partitions=self.partitions)
+        except SparringError:
+            return None  # refused when it is taken, and told there
+        self._warmed_names = names
+        return None if newer.version.hash in hashes else warm(newer, hashes, wanted)
 
     def _all_versions(self) -> list[native.Version]:
         found = [native.Version()]
@@ -443,7 +488,7 @@ class PackedTables(Closable):
         keys = _checked_ids(ids, table)
         shape = (len(keys), self._tables[number].dim)
         if out is None:
-            out = np.empty(shape, np.float32)
+            out = _aligned(shape)
         elif (
             out.shape != shape
             or out.dtype != np.float32
@@ -488,6 +533,14 @@ def _choice(name: str, value: str, choices: Mapping[str, int]) -> int:
     return choices[value]
 
 
+def _aligned(shape: tuple[int, int]) -> Floats:
+    """An array that begins with a cache line: large answers are then written past the caches."""
+    size = shape[0] * shape[1]
+    room = np.empty(size + 15, np.float32)
+    begin = -room.ctypes.data % 64 // 4
+    return room[begin : begin + size].reshape(shape)
+
+
 def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
     given = np.asarray(ids)
     if given.ndim == 1 and not given.size:
@@ -500,6 +553,11 @@ def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
     return np.ascontiguousarray(given, np.int64)
 
 
+def _is_remote(url: str | os.PathLike[str]) -> bool:
+    scheme, is_url, _ = os.fspath(url).partition("://")
+    return bool(is_url) and scheme != "file"
+
+
 def _local_path(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     scheme, is_url, path = text.partition("://")
@@ -507,6 +565,7 @@ def _local_path(url: str | os.PathLike[str]) -> str:
         return text
     if scheme != "file":
         raise InvalidArgumentError(
-            f"serving snapshot {text}: files are mapped, which takes a local folder; copy it there"
+            f"serving snapshot {text}: files are mapped, which takes local ones; name a folder "
+            "for copies with cache, server.cache of a service"
         )
     return path

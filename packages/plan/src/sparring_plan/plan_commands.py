@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sparring import context_of, make_console
 from sparring.errors import ConfigError
+from sparring_plan.kubernetes_command import kubernetes
 from sparring_plan.planning.costs import RESOURCES
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
@@ -26,7 +27,7 @@ _Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` ha
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
-    for command in (make, check, explain, diff, simulate, report, calibrate, sketch):
+    for command in (make, check, explain, diff, simulate, report, kubernetes, calibrate, sketch):
         group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
 

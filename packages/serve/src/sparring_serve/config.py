@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from sparring import DocumentModel, read_document
 from sparring.contracts import ByteCount, passwords_in
 from sparring.errors import ConfigError
+from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.shard_ranges import ShardReplicas
 
 __all__ = [
@@ -85,8 +86,18 @@ class ServerConfig(DocumentModel):
     poll_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         1.0, description="How often the folder is searched for a newer version."
     )
+    warm_up_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        1.0,
+        description="How long at most a newer version is read before it is served: rows of ids asked "
+        "lately, then directories; 0: not at all.",
+    )
     keep_versions: Annotated[int, Field(ge=1, le=8)] = Field(
         2, description="Versions that a client may name."
+    )
+    cache: Path | None = Field(
+        None,
+        description="Local folder for copies, where `snapshots` is a URL: files are copied and hashed "
+        "before they are mapped.",
     )
     pin: str | None = Field(
         None, description="Serve the version in this folder of `snapshots`, and no newer one."
@@ -109,9 +120,14 @@ class ServerConfig(DocumentModel):
     metrics_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None, description="Port of metrics for Prometheus, on the same host; null: none."
     )
+    reflection: bool = Field(
+        False,
+        description="Tell generic clients, as grpcurl, the messages of the lookup service; needs "
+        "`pip install 'sparring-serve[reflection]'`.",
+    )
     tls: TlsFiles = Field(TlsFiles(), description="Encrypts, if it has a certificate.")
     token_file: Path | None = Field(
-        None, description="A line for each token: role (pull or admin), blank, token."
+        None, description="A line for each token: role (pull, push or admin), blank, token."
     )
     insecure: bool = Field(
         False, description="Allow plain text where other machines reach the port."
@@ -127,8 +143,11 @@ class ClientConfig(DocumentModel):
     row_dtype: Literal["float32", "float16", "int8"] = Field(
         "float32", description="Of rows on the wire."
     )
+    push_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
+        10.0, description="Of a push, attempts after lost answers and full queues included."
+    )
     most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
-        1 << 20, description="Bytes of rows in an answer; a pull of more is divided."
+        8 << 20, description="Bytes of rows in an answer; a pull of more is divided."
     )
     consistency: Literal["newest", "one_version"] = Field(
         "newest",
@@ -159,7 +178,9 @@ class ServingConfig(DocumentModel):
     """The whole file."""
 
     snapshots: str = Field(
-        "served", min_length=1, description="The folder that `sparring publish` writes."
+        "served",
+        min_length=1,
+        description="The folder that `sparring publish` writes: a path, or a URL of fsspec, as s3://bucket/served.",
     )
     shards: tuple[tuple[str, ...], ...] = Field(
         (("127.0.0.1:7433",),),
@@ -172,6 +193,9 @@ class ServingConfig(DocumentModel):
     )
     server: ServerConfig = ServerConfig()
     client: ClientConfig = ClientConfig()
+    parameters: ParametersConfig | None = Field(
+        None, description="Tables that learn, for servers of the role `parameters`."
+    )
 
     @model_validator(mode="after")
     def _has_addresses(self) -> ServingConfig:

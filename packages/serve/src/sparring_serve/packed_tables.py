@@ -9,6 +9,7 @@ import sparring_packed
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_serve.config import ServingConfig
+from sparring_serve.recent_ids import RecentIds
 from sparring_serve.service import Place
 from sparring_serve.tables import (
     Found,
@@ -44,13 +45,14 @@ def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTabl
             url,
             verify=server.verify,
             keep_versions=server.keep_versions,
+            cache=server.cache,
             partitions=None if partitions == (0, NUM_PARTITIONS) else partitions,
         )
     except SnapshotError as error:
         raise SnapshotError(
             f"{error}. Serving snapshots are written by: sparring publish RUN {config.snapshots}"
         ) from error
-    return PackedServingTables(packed)
+    return PackedServingTables(packed, warm_up_seconds=server.warm_up_seconds)
 
 
 class PackedServingTables:
@@ -58,10 +60,15 @@ class PackedServingTables:
 
     Args:
         packed: opened serving snapshots; closed with this.
+        warm_up_seconds: that a newer version may be read before it is served; 0: it is not.
     """
 
-    def __init__(self, packed: sparring_packed.PackedTables) -> None:
+    def __init__(
+        self, packed: sparring_packed.PackedTables, *, warm_up_seconds: float = 0.0
+    ) -> None:
         self._packed = packed
+        self._warm_up_seconds = warm_up_seconds
+        self._recent = RecentIds()
         # Newer versions have the same.
         self._initial = {
             each.name: InitialValues(
@@ -87,6 +94,13 @@ class PackedServingTables:
             "layers": float(packed.num_layers),
             "mapped_bytes": float(packed.mapped_bytes),
         }
+        warmed = packed.warmed_up
+        if warmed is not None:
+            self._figures |= {
+                "warm_up_seconds": warmed.seconds,
+                "warm_up_ids": float(warmed.num_ids),
+                "warm_up_bytes": float(warmed.directory_bytes),
+            }
 
     def shapes(self) -> Mapping[str, TableShape]:
         return self._shapes
@@ -97,6 +111,9 @@ class PackedServingTables:
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
     ) -> Looked:
+        if self._warm_up_seconds:
+            for name, ids in asked:
+                self._recent.note(name, ids)
         is_stored = dtype == RowDtype.INT8 and all(
             self._shapes[name].dtype == "int8" for name, _ in asked
         )
@@ -117,7 +134,9 @@ class PackedServingTables:
         )
 
     def refresh(self) -> bool:
-        is_new = self._packed.refresh()
+        seconds = self._warm_up_seconds
+        warm_up = sparring_packed.WarmUp(seconds, self._recent.newest_first) if seconds else None
+        is_new = self._packed.refresh(warm_up=warm_up)
         if is_new:
             self._remember()
         return is_new

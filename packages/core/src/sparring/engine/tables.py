@@ -16,16 +16,21 @@ import xxhash
 
 from sparring import _native
 from sparring.contracts.admission import admission_from
-from sparring.contracts.collective import Collective
 from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.expiry import expiry_from
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.layout import Layout, ShardingPlan
-from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
-from sparring.contracts.storage_optional import UNWATCHED, Background, SupportsBackground, Write
+from sparring.contracts.storage_optional import (
+    UNWATCHED,
+    Background,
+    SupportsBackground,
+    SupportsPush,
+    Write,
+)
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
 from sparring.engine.resource_manager import ResourceManager
@@ -67,7 +72,8 @@ class Tables:
     """The tables of one rank. It waits for no background work: callers `quiesce` first.
 
     Args:
-        collective, rendezvous: whose shard of each table this is.
+        place: whose shard of each table this is.
+        rendezvous: who owns what.
         resources: learns of each table that is declared.
         events: where storages of stacks work in the background.
         plugin_manager: where backends are looked up; None: among the installed plugins.
@@ -79,7 +85,7 @@ class Tables:
 
     def __init__(
         self,
-        collective: Collective,
+        place: Membership,
         rendezvous: Rendezvous,
         resources: ResourceManager,
         events: EventLoop,
@@ -93,7 +99,7 @@ class Tables:
         """Tables by name, in the order of declaration."""
         self.expiring: list[TableEntry] = []
         """Those whose rows expire."""
-        self._collective = collective
+        self._place = place
         self._rendezvous = rendezvous
         self._resources = resources
         self._events = events
@@ -112,7 +118,7 @@ class Tables:
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None) -> None:
         """As `StepContainer.declare`."""
-        rank, world_size = self._collective.rank, self._collective.world_size
+        rank, world_size = self._place.rank, self._place.world_size
         check_declaration(table, storage)
         layout = self.layouts.layout(table)
         if layout.is_replicated:
@@ -142,7 +148,7 @@ class Tables:
             choice, opened = None, storage
         else:
             choice, opened = storage or StorageChoice(), None
-        entry = TableEntry(table, choice, opened, self._events, layout, self._collective.rank)
+        entry = TableEntry(table, choice, opened, self._events, layout, rank)
         self.declared[table.name] = entry
         self._add(entry)
 
@@ -152,7 +158,7 @@ class Tables:
         """Adds a table whose columns are divided: each block as a table of its own."""
         check_divided(table, storage, is_given=True)
         assert not isinstance(storage, Storage)
-        choice, rank = storage or StorageChoice(), self._collective.rank
+        choice, rank = storage or StorageChoice(), self._place.rank
         whole = DividedEntry(table, choice, None, self._events, layout, rank)
         blocks = []
         for number in range(layout.num_blocks):
@@ -218,7 +224,7 @@ class Tables:
             self.layouts.check_tables(list(self.declared))
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
-            entry.expect_part(entry.layout.shard_of(self._collective.rank))
+            entry.expect_part(entry.layout.shard_of(self._place.rank))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
@@ -254,7 +260,7 @@ class Tables:
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank."""
-        rank, world_size = self._collective.rank, self._collective.world_size
+        rank, world_size = self._place.rank, self._place.world_size
         opened = open_storage(
             choice.backend,
             config,
@@ -308,6 +314,7 @@ class TableEntry:
         "num_not_admitted",
         "part",
         "parts",
+        "pushed_to",
         "storage",
         "view",
         "visits",
@@ -361,6 +368,8 @@ class TableEntry:
         """Whether a write may find no room."""
         self.written_back: SupportsBackground | None = None
         """The storage, where it writes in the background."""
+        self.pushed_to: SupportsPush | None = None
+        """The storage, where it updates its rows itself."""
         self.hold(storage)
 
     @property
@@ -534,6 +543,7 @@ class TableEntry:
             storage is not None and not storage.capabilities.evicts and storage.capacity is not None
         )
         self.written_back = storage if isinstance(storage, SupportsBackground) else None
+        self.pushed_to = storage if isinstance(storage, SupportsPush) else None
         if self.written_back is not None:
             self.written_back.use_background(self.background)
         if storage is not None:
@@ -580,7 +590,7 @@ class DividedEntry(TableEntry):
 
     def hold(self, storage: Storage | None) -> None:
         assert storage is None
-        self.may_refuse, self.written_back = False, None
+        self.may_refuse, self.written_back, self.pushed_to = False, None, None
 
 
 CHANGED_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""A pull divided into calls: by shard, and where an answer would be longer than about 1 MB."""
+"""A pull divided into calls: by shard, and where an answer would be longer than a limit."""
 
 from __future__ import annotations
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from sparring import MetricsExporter
 from sparring.errors import StorageIOError
 from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, split_address
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.metrics import MetricsExporter, ServingMetrics
+from sparring_serve.metrics import ServingMetrics
 from sparring_serve.security import Tokens
-from sparring_serve.server.grpc_methods import Methods, make_handlers
+from sparring_serve.server.grpc_methods import Changes, Methods, make_handlers
+from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, Place
 from sparring_serve.tables import ServingTables
@@ -32,14 +34,21 @@ class LookupServer:
         config: of the service.
         place: shard of this server.
         address: ``host:port``; port 0 takes a free one.
+        changes: makes what changes the tables, where pushes are taken; None: they are read only.
 
     Raises:
         ConfigError: plain text off loopback, or a file of TLS or tokens is wrong.
         StorageIOError: the port cannot be listened on.
+        PluginError: metrics or reflection are asked for, and their package is not installed.
     """
 
     def __init__(
-        self, tables: ServingTables, config: ServingConfig, place: Place, address: str
+        self,
+        tables: ServingTables,
+        config: ServingConfig,
+        place: Place,
+        address: str,
+        changes: Callable[[LookupService], Changes] | None = None,
     ) -> None:
         server = config.server
         host, _ = split_address(address)
@@ -62,6 +71,7 @@ class LookupServer:
             self.metrics,
         )
         self.metrics.add_gauges(self._gauges)
+        self.changes = None if changes is None else changes(self.service)
         self._drain_seconds = server.drain_seconds
         self._executor = ThreadPoolExecutor(server.threads, "sparring-serve")
         self._grpc = grpc.server(
@@ -81,16 +91,21 @@ class LookupServer:
                 f"cannot listen on {address} ({error}); see what listens there, or set server.address"
             ) from None
         self.address = f"{host}:{self.port}" if ":" not in host else f"[{host}]:{self.port}"
-        self.refresher = Refresher(
-            tables, self.metrics, None if server.pin is not None else server.poll_seconds
-        )
-        methods = Methods(self.service, self.refresher, tokens)
-        self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
+        if server.reflection:
+            add_reflection(self._grpc)
         self.exporter = (
             None
             if server.metrics_port is None
-            else MetricsExporter(self.metrics, host, server.metrics_port)
+            else MetricsExporter(
+                self.metrics.registry, host, server.metrics_port, "server.metrics_port"
+            )
         )
+        # Its thread begins here: what is refused is refused before.
+        self.refresher = Refresher(
+            tables, self.metrics, None if server.pin is not None else server.poll_seconds
+        )
+        methods = Methods(self.service, self.refresher, tokens, self.changes)
+        self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
         self._is_closed = False
         self._grpc.start()
 
@@ -103,6 +118,8 @@ class LookupServer:
         self._grpc.stop(self._drain_seconds).wait()
         self._executor.shutdown(wait=True)
         self.refresher.close()
+        if self.changes is not None:
+            self.changes.close()
         if self.exporter is not None:
             self.exporter.close()
         self.service.tables.close()

@@ -292,7 +292,8 @@ class Follower:
                 if again.sequence <= base.sequence:
                     raise InvalidArgumentError(
                         f"change notes at {place}: the base is of note {base.sequence}, and note "
-                        f"{sequence + 1} is missing; remove what is there, and let the trainer publish again"
+                        f"{sequence + 1} is missing; remove what is there, and let the trainer "
+                        "publish again"
                     )
                 base = again
                 existing, sequence, taken = base.existing, base.sequence, []

@@ -1,0 +1,258 @@
+"""Local copies of the serving snapshots of a folder on another file system, so that they can be mapped.
+
+    list ──► manifests of new ones ──► files of our partitions ──► hashes ──► rename ──► remove old ones
+
+fsspec moves the bytes. A copy is whole or invisible, as its original is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+import xxhash
+
+from sparring import locate, open_place
+from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
+from sparring_packed.manifest import (
+    ServingFile,
+    ServingManifest,
+    decode_manifest,
+    manifest_text,
+    text_hash,
+)
+
+__all__ = ["Mirror"]
+
+_log = logging.getLogger(__name__)
+
+_HASHED_AT_ONCE = 8 << 20
+_RETRY_SECONDS = 60.0
+
+
+class Mirror:
+    """Copies of the newest serving snapshots at a URL, and of what they are over.
+
+    Processes of a machine may share the folder: one of them copies, the others wait for it and find
+    the copies.
+
+    Args:
+        url: of a folder of serving snapshots, or of one.
+        cache: a local folder for copies; it is made. Each URL and range of partitions has its own in it.
+        partitions: half-open range whose files are copied.
+        keep: copies that stay, the newest, with all that they are over.
+
+    Raises:
+        SnapshotError: there is no serving snapshot, or it is damaged.
+        SnapshotIOError: the file system failed, and there is no copy from before.
+    """
+
+    def __init__(
+        self, url: str, cache: os.PathLike[str], partitions: tuple[int, int], keep: int
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._partitions, self._keep = partitions, keep
+        self._manifests: dict[str, ServingManifest] = {}
+        self._refused: dict[str, tuple[float, SnapshotError]] = {}
+        own = f"{text_hash(self.url.encode())[:16]}.{partitions[0]:04d}-{partitions[1]:04d}"
+        self._folder = Path(cache, own).absolute()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SnapshotIOError(
+                f"copies of {self.url} cannot be kept in {self._folder}: {error.strerror}; choose "
+                "another cache folder",
+                url=self.url,
+            ) from error
+        self._only: str | None = None
+        try:
+            self._only = _name_of_snapshot(self.url)
+            self.refresh()
+        except SnapshotIOError as error:
+            if not any(self._folder.glob("*/manifest.json")):
+                raise
+            _log.warning("copies from before are used: %s", error)
+
+    @property
+    def path(self) -> str:
+        """The folder of copies, or the copy of the one that was asked for."""
+        return str(self._folder if self._only is None else self._folder / self._only)
+
+    def refresh(self) -> None:
+        """Copies what is newer.
+
+        Raises:
+            SnapshotDamagedError: bytes came that are not those of the manifest; no copy is made of
+                them, and the next attempt is a minute later.
+            SnapshotIOError: the file system failed; nothing changed.
+        """
+        with self._alone():
+            manifests = self._listed()
+            if not manifests:
+                return
+            wanted = self._only or max(manifests, key=lambda name: (manifests[name].step, name))
+            # What a delta is over comes first.
+            for name in reversed(_chain(wanted, manifests)):
+                if not (self._folder / name).exists():
+                    self._copy(name, manifests[name])
+            self._remove_old()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self._folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _listed(self) -> Mapping[str, ServingManifest]:
+        """Manifests at the URL, by name; each is read once, since none is written twice."""
+        root = self.url if self._only is None else self.url.rpartition("/")[0]
+        try:
+            names = set(open_place(root).names())
+        except FileNotFoundError:
+            names = set()
+        except OSError as error:
+            raise SnapshotIOError(
+                f"{root}: cannot be listed: {error}; see that its file system can be reached",
+                url=root,
+            ) from error
+        known = {name: each for name, each in self._manifests.items() if name in names}
+        damage: dict[str, str] = {}
+        for name in names - known.keys():
+            try:
+                known[name] = decode_manifest(manifest_text(f"{root}/{name}"))
+            except (SnapshotIOError, SnapshotDamagedError):
+                raise
+            except SnapshotError:
+                continue  # not committed yet
+            except ValueError as error:
+                damage[name] = str(error)
+        self._manifests = known
+        # The step of one whose manifest is damaged is not known: it is newer if its name comes later.
+        if damage and max(damage) > max(known, default=""):
+            name = max(damage)
+            raise SnapshotDamagedError(
+                f"serving snapshot {root}/{name}: manifest.json is damaged: {damage[name]}; publish it "
+                "again",
+                url=f"{root}/{name}",
+                file="manifest.json",
+                offset=0,
+            )
+        return known
+
+    def _copy(self, name: str, manifest: ServingManifest) -> None:
+        failed_at, failure = self._refused.get(name, (-_RETRY_SECONDS, None))
+        if failure is not None and time.monotonic() - failed_at < _RETRY_SECONDS:
+            raise failure
+        root = self.url if self._only is None else self.url.rpartition("/")[0]
+        url = f"{root}/{name}"
+        staging = self._folder / f".{name}-{secrets.token_hex(4)}"
+        files = [each for each in manifest.files if self._is_ours(each)]
+        try:
+            staging.mkdir()
+            _download(url, [each.name for each in files], staging)
+            for each in files:
+                _check(url, staging / each.name, each)
+            (staging / "manifest.json").write_bytes(manifest_text(url))
+            for path in [*staging.iterdir(), staging]:
+                _sync(path)
+            staging.rename(self._folder / name)
+            _sync(self._folder)
+        except SnapshotDamagedError as error:
+            self._refused[name] = time.monotonic(), error
+            raise
+        except OSError as error:
+            raise SnapshotIOError(
+                f"serving snapshot {url} cannot be copied to {self._folder}: {error}; see that there "
+                "is room, and that the file system can be reached",
+                url=url,
+            ) from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _is_ours(self, file: ServingFile) -> bool:
+        begin, end = self._partitions
+        return file.partitions[0] < end and begin < file.partitions[1]
+
+    def _remove_old(self) -> None:
+        """Removes copies that are no longer kept, and what a process that was killed left behind."""
+        copies = {}
+        for path in self._folder.iterdir():
+            if path.is_dir() and path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                copies[path.name] = decode_manifest((path / "manifest.json").read_bytes())
+        newest = sorted(copies, key=lambda name: (copies[name].step, name))[-self._keep :]
+        if self._only is not None:
+            newest.append(self._only)
+        kept = {each for name in newest for each in _chain(name, copies)}
+        for name in copies.keys() - kept:
+            # Hidden first, so that no one sees a part of it.
+            hidden = self._folder / f".{name}-{secrets.token_hex(4)}"
+            (self._folder / name).rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _name_of_snapshot(url: str) -> str | None:
+    """The name of the serving snapshot at a URL; None: it is a folder of them, or nothing yet."""
+    place, name = locate(url)
+    try:
+        return name if place.is_committed(name) else None
+    except OSError as error:
+        raise SnapshotIOError(
+            f"{url}: cannot be read: {error}; see that its file system can be reached", url=url
+        ) from error
+
+
+def _chain(name: str, manifests: Mapping[str, ServingManifest]) -> list[str]:
+    """A serving snapshot and those that it is over, as far as there are any."""
+    chain: list[str] = []
+    while name in manifests and name not in chain:
+        chain.append(name)
+        base = manifests[name].base
+        name = "" if base is None else base.name
+    return chain
+
+
+def _download(url: str, names: list[str], folder: Path) -> None:
+    if not names:
+        return
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        system.get([f"{path}/{name}" for name in names], [str(folder / name) for name in names])
+    except OSError:
+        raise
+    except Exception as error:  # of whatever client it is
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _check(url: str, path: Path, expected: ServingFile) -> None:
+    hashed, size = xxhash.xxh3_128(), 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_HASHED_AT_ONCE):
+            hashed.update(piece)
+            size += len(piece)
+    if (size, hashed.hexdigest()) != (expected.size_bytes, expected.hash):
+        raise SnapshotDamagedError(
+            f"serving snapshot {url}: {expected.name} came with {size:,} bytes that hash to "
+            f"{hashed.hexdigest()}, its manifest says {expected.size_bytes:,} and {expected.hash}; "
+            "publish it again",
+            url=url,
+            file=expected.name,
+            offset=0,
+        )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,150 @@
+"""Reads what the next lookups of a newer version will need, before it is served.
+
+A version that was not hashed whole (``verify="open"``) is on disk; first lookups would wait for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sparring.contracts import Keys
+from sparring.errors import InvalidArgumentError, SparringError
+from sparring_packed.manifest import read_manifest
+
+__all__ = ["WarmUp", "WarmedUp", "warm"]
+
+_IDS_AT_ONCE = 256
+_BYTES_AT_ONCE = 1 << 20
+
+# Of a file: the header's length, where it has the number of buckets, and the length of one.
+_HEADER_BYTES, _NUM_BUCKETS_AT, _BUCKET_BYTES = 128, 40, 64
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Says what to read of a newer version before it is served.
+
+    Args:
+        seconds: after so long it is served, whatever was read.
+        ids: gives, where there is a newer version, table → ids that will be asked for, the likeliest
+            first; they are looked up. Then the directories of the files are read.
+    """
+
+    seconds: float
+    ids: Callable[[], Mapping[str, Keys]] = dict
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 600:
+            raise InvalidArgumentError(
+                f"warm-up: seconds must be above 0 and at most 600, found {self.seconds}"
+            )
+
+
+@dataclass(slots=True)
+class WarmedUp:
+    """Counts what a warm-up has read.
+
+    Args:
+        num_ids: that were looked up.
+        directory_bytes: of directories that were read.
+        seconds: until the version was served.
+        is_complete: whether there was time for all of it.
+    """
+
+    num_ids: int = 0
+    directory_bytes: int = 0
+    seconds: float = 0.0
+    is_complete: bool = False
+
+
+class Tables(Protocol):
+    """The part of `PackedTables` that is used here."""
+
+    partitions: tuple[int, int]
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    @property
+    def snapshot_url(self) -> str: ...
+
+    def find(self, table: str, ids: Keys) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmedUp:
+    """Reads on a thread of its own until the time is over; a read that hangs holds no one up.
+
+    Args:
+        newer: the newer version, opened a second time; closed when the reading has ended.
+        bases: hashes of versions that are served: their files are not read.
+        wanted: what to read.
+    """
+    counted, stop = WarmedUp(), threading.Event()
+
+    def read() -> None:
+        try:
+            with closing(newer):
+                for num_ids, num_bytes in _pieces(newer, bases, wanted):
+                    counted.num_ids += num_ids
+                    counted.directory_bytes += num_bytes
+                    if stop.is_set():
+                        return
+                counted.is_complete = True
+        except (OSError, SparringError):
+            # What is damaged is refused when the version is taken.
+            return
+
+    begin = time.monotonic()
+    thread = threading.Thread(target=read, name="sparring warm-up", daemon=True)
+    thread.start()
+    thread.join(wanted.seconds)
+    stop.set()
+    return WarmedUp(
+        counted.num_ids,
+        counted.directory_bytes,
+        time.monotonic() - begin,
+        counted.is_complete,
+    )
+
+
+def _pieces(newer: Tables, bases: set[str], wanted: WarmUp) -> Iterator[tuple[int, int]]:
+    """Reads a piece at a time: how many ids, how many bytes."""
+    asked = wanted.ids()
+    for table in asked.keys() & newer.tables.keys():
+        ids = asked[table]
+        for at in range(0, len(ids), _IDS_AT_ONCE):
+            piece = ids[at : at + _IDS_AT_ONCE]
+            newer.find(table, piece)
+            yield len(piece), 0
+    for path in _files(newer, bases):
+        with path.open("rb", buffering=0) as file:
+            header = file.read(_HEADER_BYTES)
+            (num_buckets,) = struct.unpack_from("<Q", header, _NUM_BUCKETS_AT)
+            left = num_buckets * _BUCKET_BYTES
+            while left > 0 and (read := len(file.read(min(left, _BYTES_AT_ONCE)))):
+                left -= read
+                yield 0, read
+
+
+def _files(newer: Tables, bases: set[str]) -> Iterator[Path]:
+    """Files of the newer version that were not mapped before."""
+    begin, end = newer.partitions
+    snapshot = Path(newer.snapshot_url)
+    while True:
+        manifest = read_manifest(snapshot)
+        for each in manifest.files:
+            is_mapped = each.kind in ("rows", "erased")
+            if is_mapped and each.partitions[0] < end and begin < each.partitions[1]:
+                yield snapshot / each.name
+        if manifest.base is None or manifest.base.hash in bases:
+            return
+        snapshot = Path(snapshot).with_name(manifest.base.name)

@@ -1,0 +1,1 @@
+"""Resources of Kubernetes from a plan."""

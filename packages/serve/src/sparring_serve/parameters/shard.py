@@ -1,0 +1,297 @@
+"""One shard of tables that learn: an engine of one rank over the partitions of the shard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import (
+    ApartRendezvous,
+    Columns,
+    Loaded,
+    Saved,
+    SaveOptions,
+    Snapshot,
+    State,
+    StepContainer,
+    Task,
+    dedup,
+    initial_rows,
+    latest_snapshot,
+    open_snapshot,
+)
+from sparring.contracts import HyperParameters, MethodChoice, ShardMap
+from sparring.errors import InterruptedLoadError, PartialStepError, SnapshotError
+from sparring_serve.parameters.declaration import ParametersConfig
+from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
+from sparring_serve.parameters.saved_methods import method_steps
+from sparring_serve.refusal import Refusal, Status
+from sparring_serve.service import Place
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+    initial_values,
+)
+from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
+
+__all__ = ["Gradients", "ParameterShard"]
+
+
+_log = logging.getLogger(__name__)
+
+_STATE = "parameters"
+"""Name of a shard's own state in snapshots: steps of tables, and push tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients of one table in a push."""
+
+    table: str
+    ids: Ids
+    gradients: npt.NDArray[np.float32]
+    """``(n, dim)``, finite unless those are to be skipped."""
+    hyper: HyperParameters
+
+
+class ParameterShard:
+    """Tables that are pulled from and pushed to. Any thread may call any method; they take turns.
+
+    It fulfils `ServingTables`; what it serves is one version that changes with each push, and has
+    no hash.
+
+    Args:
+        config: the tables.
+        place: whose shard this is.
+    """
+
+    def __init__(self, config: ParametersConfig, place: Place) -> None:
+        self.config, self.place = config, place
+        self._turn = threading.Lock()
+        self._steps = dict.fromkeys(config.tables, 0)
+        self.windows = PushWindows(config.most_clients)
+        self._container = StepContainer(
+            rendezvous=ApartRendezvous(place.shard, place.shards.num_shards),
+            non_finite_gradients=config.non_finite_gradients,
+        )
+        try:
+            for name, each in config.tables.items():
+                table, method = each.table(name), each.method
+                self._container.declare(table, each.storage_choice)
+                state = method.initial_state(
+                    table.dim, each.hyper_parameters, table.computing_dtype
+                )
+                self._container.set_state(name, state, method.name)
+                self._container.storage(name)
+        except BaseException:
+            self._container.close()
+            raise
+
+    def start(self) -> None:
+        """Begins with the snapshot that the configuration names.
+
+        Raises:
+            SnapshotError: there is none of that name, or it is damaged.
+        """
+        start, folder = self.config.start, self.config.folders[0]
+        if start is None:
+            return
+        if start == "newest":
+            newest = latest_snapshot(folder)
+            if newest is None:
+                return
+            start = newest.url
+        loaded = self.load(start if "/" in start else f"{folder.rstrip('/')}/{start}")
+        _log.info("began with %s, step %d", loaded.url, loaded.step)
+
+    @property
+    def steps(self) -> int:
+        """Pushes that were applied."""
+        return self._container.counters.steps
+
+    def describe(self) -> ParametersMessage:
+        """Methods of the tables, and what clients check before they push."""
+        methods = (
+            TableMethod(name, each.update_method, each.hyper_parameters.model_dump_json())
+            for name, each in self.config.tables.items()
+        )
+        return ParametersMessage(
+            tuple(methods), self.config.non_finite_gradients, self.config.save_seconds
+        )
+
+    # -- as ServingTables
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        return {
+            name: TableShape(
+                name, each.dim, each.dtype, self._container.num_rows(name), initial_values(each)
+            )
+            for name, each in self._container.tables.items()
+        }
+
+    def versions(self) -> Sequence[Version]:
+        return [Version("", self.steps, "", time.time())]
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        if version:
+            raise VersionGoneError(
+                f"version {version} was asked for, but these tables learn, and no version of them is "
+                "kept; set client.consistency=newest, or pull from servers of the role inference"
+            )
+        with self._turn:
+            try:
+                found = [self._found(table, ids, missing) for table, ids in asked]
+            except InterruptedLoadError as error:
+                raise Refusal(
+                    Status.UNAVAILABLE,
+                    f"{error}; load it into the service (ParameterClient.load)",
+                    reason="interrupted_load",
+                ) from error
+            return Looked(self.versions()[0], found)
+
+    def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
+        config = self.config.tables[name]
+        if not len(ids):
+            return Found(np.empty((0, config.dim), np.float32), np.empty(0, np.bool_))
+        once = dedup(ids)
+        result = self._container.storage(name).find(once.keys, Columns(0, config.dim))
+        rows = result.rows.astype(np.float32, copy=False)
+        unseen = np.flatnonzero(~result.found)
+        if missing == Missing.INITIAL and len(unseen):
+            table = self._container.tables[name]
+            rows[unseen] = initial_rows(once.keys[unseen], table)
+        if len(once.keys) == len(ids):
+            # Keys come in the order of ids where none repeats.
+            return Found(rows, result.found)
+        return Found(rows[once.inverse], result.found[once.inverse])
+
+    def refresh(self) -> bool:
+        return False
+
+    def figures(self) -> Mapping[str, float]:
+        counters = self._container.counters
+        return {
+            "pushed_steps": float(counters.steps),
+            "rows_updated": float(counters.rows_updated),
+            "gradients_not_admitted": float(counters.gradients_not_admitted),
+        }
+
+    def close(self) -> None:
+        with self._turn:
+            self._container.close()
+
+    # -- changes
+
+    def apply(self, token: Token, pushed: Sequence[Gradients]) -> bool:
+        """Applies a push, unless it was applied before.
+
+        Returns:
+            Whether its rows have changed now.
+
+        Raises:
+            SparringError: as `StepContainer.apply_methods`; no row has changed, but where it is a
+                `PartialStepError`.
+        """
+        with self._turn:
+            if self.windows.verdict(token) != Verdict.NEW:
+                return False
+            choices = {}
+            for each in pushed:
+                self._container.resources.give(each.table, each.ids, each.gradients)
+                method = self.config.tables[each.table].method
+                choices[each.table] = MethodChoice(method, each.hyper, self._steps[each.table] + 1)
+            try:
+                self._container.apply_methods(choices)
+            except PartialStepError:
+                self.windows.add_part(token)
+                raise
+            for each in pushed:
+                self._steps[each.table] += 1
+            self.windows.add(token)
+            return True
+
+    # -- snapshots
+
+    def begin_save(self, url: str, token: str, step: int, seconds: float) -> Task[Saved]:
+        """Freezes the tables as they are now, and saves them in the background as this shard's part.
+
+        Args:
+            url: of the snapshot.
+            token: of this save, the same on all shards.
+            step: of the snapshot, likewise.
+            seconds: that shards wait for each other.
+
+        Raises:
+            SnapshotError: it exists already, or the file system failed.
+        """
+        with self._turn:
+            self._give_up_save()
+            options = SaveOptions(
+                deadline_seconds=seconds, token=token, step=step, report_failure=False
+            )
+            values = {"steps": dict(self._steps), "clients": self.windows.saved()}
+            states = {_STATE: State(values, is_of_rank=True)}
+            return self._container.save(url, blocking=False, states=states, options=options)
+
+    def fail_save(self, reason: BaseException) -> None:
+        """Gives up the save that runs, if there is one."""
+        running = self._container.saves.running
+        if running is not None:
+            running.fail(reason)
+
+    def _give_up_save(self) -> None:
+        """Ends a save whose first shard is gone: that shard would not have begun another."""
+        running = self._container.saves.running
+        if running is not None and not running.is_over.is_set():
+            running.fail(
+                SnapshotError(
+                    f"the save of {running.url} was given up, as the first shard began another one"
+                )
+            )
+
+    def load(self, url: str) -> Loaded:
+        """Takes over this shard's part of a snapshot of any number of shards or ranks.
+
+        Raises:
+            SparringError: as `StepContainer.load`.
+        """
+        with self._turn:
+            loaded = self._container.load(url)
+            snapshot = open_snapshot(loaded.url)
+            saved = _saved_states(snapshot, self.place)
+            steps = [each["steps"] for each in saved] or [method_steps(snapshot)]
+            for name in self._steps:
+                found = [each[name] for each in steps if name in each]
+                self._steps[name] = max(found, default=snapshot.step)
+            self.windows.load([each["clients"] for each in saved])
+            return loaded
+
+    def flush(self) -> None:
+        """Makes what pushes have written as durable as the storages can."""
+        with self._turn:
+            self._container.flush(blocking=True)
+
+
+def _saved_states(snapshot: Snapshot, place: Place) -> list[dict[str, Any]]:
+    """Steps and push tokens of all shards that had keys of this one; none in a snapshot of ranks."""
+    own = ShardMap.balanced(place.shards.num_shards).partitions_of(place.shard)
+    before = ShardMap.balanced(snapshot.world_size)
+    return [
+        snapshot.state(_STATE, rank=each).values
+        for each in range(snapshot.world_size)
+        if _STATE in snapshot.state_names(each)
+        and np.intersect1d(own, before.partitions_of(each)).size
+    ]
