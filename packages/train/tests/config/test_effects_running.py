@@ -26,4 +26,349 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
+from sparring.storage.cached.change_note import ChangeNote
 from sparring_train.metrics_files.prometheus import PrometheusPage
+
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+
+from .config_runs import RATINGS, Effects, Runs, all_keys, made_runs
+from .test_effects import KEYS as ELSEWHERE
+
+EFFECTS = Effects()
+
+KEYS = [key for key in all_keys() if key not in ELSEWHERE]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    yield from made_runs(tmp_path_factory.mktemp("effects"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
+    EFFECTS.show(key, runs)
+
+
+def test_effects_are_of_keys_that_there_are() -> None:
+    assert set(KEYS) >= EFFECTS.keys() >= {"exchange.chunk_rows"}
+
+
+# -- training -----------------------------------------------------------------------------
+
+
+@EFFECTS.of("training.epochs", "training.steps")
+def _(runs: Runs) -> None:
+    assert runs.ratings("training.epochs=3").end.steps == 12
+    assert runs.ratings("training.epochs=3", "training.steps=7").end.steps == 7
+
+
+@EFFECTS.of("training.micro_batches", "report.trace_path")
+def _(runs: Runs) -> None:
+    runs.ratings("training.micro_batches=3", "report.trace_path=parts.json")
+    runs.ratings("report.trace_path=whole.json")
+    assert runs.spans("parts.json").count("forward") == 3 * 4
+    assert runs.spans("whole.json").count("forward") == 4
+
+
+@EFFECTS.of("training.pipeline")
+def _(runs: Runs) -> None:
+    ahead = runs.ratings("training.pipeline=true", "report.trace_path=ahead.json")
+    assert ahead.losses == runs.ratings("report.trace_path=whole.json").losses
+    assert "prefetch" in runs.spans("ahead.json")
+    assert "prefetch" not in runs.spans("whole.json")
+
+
+@EFFECTS.of("training.evaluation_interval_steps")
+def _(runs: Runs) -> None:
+    assert runs.ratings("training.evaluation_interval_steps=3").evaluated == [3, 4]
+    assert runs.ratings().evaluated == [4]
+
+
+@EFFECTS.of("training.non_finite_gradients")
+def _(runs: Runs) -> None:
+    far = "optimizer.sparse={name: sgd, lr: 1.0e+38}"
+    with pytest.raises(NonFiniteGradientError):
+        runs.ratings(far)
+    skipping = runs.ratings(far, "training.non_finite_gradients=skip").end
+    assert (skipping.steps, skipping.skipped["rows_skipped_non_finite"] > 0) == (4, True)
+
+
+@EFFECTS.of("training.log_interval_seconds")
+def _(runs: Runs) -> None:
+    Path("run.yaml").write_text(RATINGS)
+    lines = []
+    for seconds in ("1.0e-9", "1000"):
+        with redirect_stderr(StringIO()) as told, redirect_stdout(StringIO()):
+            assert main(["train", "run.yaml", f"training.log_interval_seconds={seconds}"]) == 0
+        lines.append(told.getvalue().count("samples/s"))
+    assert lines == [4, 0]
+
+
+@EFFECTS.of("logging.level", "logging.format")
+def _(runs: Runs) -> None:
+    # Of an unbounded tier a warning is logged for each table.
+    Path("run.yaml").write_text(RATINGS)
+    stack = ["storage.backend=tiered", "storage.options={tiers: [memory, memory]}"]
+
+    def told(*overrides: str) -> list[str]:
+        often = "training.log_interval_seconds=1.0e-9"
+        with redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()):
+            assert main(["train", "run.yaml", *stack, often, *overrides]) == 0
+        return said.getvalue().splitlines()
+
+    assert sum("has no bound" in line for line in told("logging.level=error")) == 0
+    (first, second) = (line for line in told() if "has no bound" in line)
+    assert " warning rank 0 step 0 table user: table 'user': tiers.0" in first
+    assert " table item: " in second
+    more = told("logging={level: info}", "tables.expire={after_steps: 1}")
+    assert any(" info rank 0 step 2 table item: " in line for line in more), more
+    records = [json.loads(line) for line in told("logging={format: json}")]
+    warnings = [each for each in records if each["level"] == "warning"]
+    assert [(each["table"], each["rank"], each["step"]) for each in warnings] == [
+        ("user", 0, 0),
+        ("item", 0, 0),
+    ]
+    steps = [each for each in records if each["logger"] == "sparring_train.progress"]
+    assert [each["step"] for each in steps if "loss" in each["message"]] == [1, 2, 3, 4]
+    assert all(each["time"] and each["message"] for each in records)
+
+
+def test_what_ends_a_run_is_logged_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(RATINGS)
+    assert main(["train", "run.yaml", "logging.format=json"]) == 2
+    record = json.loads(capfd.readouterr().err.splitlines()[0])
+    assert (record["level"], record["step"]) == ("critical", 0)
+    assert "ratings.csv" in record["message"]
+
+
+# -- snapshots ----------------------------------------------------------------------------
+
+
+def saved(runs: Runs, folder: str, *overrides: str) -> list[int]:
+    """The steps of the snapshots that a run of four steps leaves."""
+    runs.ratings(f"snapshots.url={folder}", *overrides)
+    return sorted(open_snapshot(url).step for url in list_snapshots(folder))
+
+
+@EFFECTS.of("snapshots.url", "snapshots.every_steps", "snapshots.at_end")
+def _(runs: Runs) -> None:
+    assert saved(runs, "end") == [4]
+    assert saved(runs, "nothing", "snapshots.at_end=false") == []
+    assert saved(runs, "odd", "snapshots.every_steps=3") == [3, 4]
+
+
+@EFFECTS.of("snapshots.every_minutes")
+def _(runs: Runs) -> None:
+    often = saved(runs, "often", "snapshots.every_minutes=1.0e-9", "snapshots.keep=9")
+    assert often == [1, 2, 3, 4]
+    assert saved(runs, "rarely", "snapshots.every_minutes=60") == [4]
+
+
+@EFFECTS.of("snapshots.keep")
+def _(runs: Runs) -> None:
+    assert saved(runs, "three", "snapshots.every_steps=1") == [2, 3, 4]
+    assert saved(runs, "two", "snapshots.every_steps=1", "snapshots.keep=2") == [3, 4]
+
+
+@EFFECTS.of("snapshots.full_every")
+def _(runs: Runs) -> None:
+    for folder, every, lengths in (("full", 1, [1, 1, 1, 1]), ("delta", 3, [1, 2, 3, 1])):
+        more = ("snapshots.every_steps=1", "snapshots.keep=9", f"snapshots.full_every={every}")
+        saved(runs, folder, *more)
+        assert [len(open_snapshot(url).chain) for url in list_snapshots(folder)] == lengths
+
+
+@EFFECTS.of("snapshots.deadline_seconds")
+def _(runs: Runs) -> None:
+    commit = SnapshotWriter.commit
+
+    def slow(writer: SnapshotWriter) -> Any:
+        time.sleep(0.5)
+        return commit(writer)
+
+    more = ("snapshots.every_steps=1", "snapshots.keep=9")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SnapshotWriter, "commit", slow)
+        with pytest.raises(DeadlineError):
+            saved(runs, "late", *more, "snapshots.deadline_seconds=0.05")
+        assert saved(runs, "in time", *more, "training.steps=2") == [1, 2]
+
+
+@EFFECTS.of("snapshots.resume")
+def _(runs: Runs) -> None:
+    assert saved(runs, "again", "training.steps=3") == [3]
+    with pytest.raises(ConfigError, match="snapshots of a run already"):
+        saved(runs, "again")
+    resumed = runs.ratings("snapshots.url=again", "snapshots.resume=true")
+    assert (resumed.end.resumed_steps, resumed.end.steps) == (3, 4)
+    assert resumed.end.metrics == runs.ratings().end.metrics
+
+
+def test_rows_that_one_rank_finds_are_refused_by_all(runs: Runs) -> None:
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    storage = "storage={backend: rocksdb, options: {path: 'rows-{rank}'}}"
+    runs.ranks(storage)
+    shutil.rmtree("rows-0")
+    # Of the first rank, which has no rows.
+    with pytest.raises(ConfigError, match=r"rank 1 failed: storage: rocksdb \(path rows-1\) has "):
+        runs.ranks(storage, "seed=4")
+
+
+# -- change notes ---------------------------------------------------------------------------
+
+
+@EFFECTS.of("change_notes.every_steps", "change_notes.url")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "every", "change_notes.every_steps=3") == [3, 4]
+    assert _steps_of_notes(runs, "other", "change_notes.every_steps=2") == [2, 4]
+
+
+@EFFECTS.of("change_notes.every_seconds")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "often", "change_notes.every_seconds=1e-9") == [1, 2, 3, 4]
+    assert _steps_of_notes(runs, "seldom", "change_notes.every_seconds=3600") == [4]
+
+
+@EFFECTS.of("change_notes.keep")
+def _(runs: Runs) -> None:
+    given = ("change_notes.every_steps=1", "change_notes.keep=2")
+    assert _steps_of_notes(runs, "few", *given) == [3, 4]
+
+
+def _steps_of_notes(runs: Runs, name: str, *given: str) -> list[int]:
+    """Trains in a RocksDB of its own; the steps of the notes in a folder."""
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    storage = f"storage={{backend: rocksdb, options: {{path: 'rows-{name}'}}}}"
+    runs.ratings(storage, f"change_notes.url=notes-{name}", *given)
+    found = sorted(Path(f"notes-{name}", "item").glob("*.note"))
+    return [ChangeNote.from_bytes(each.read_bytes(), str(each)).step for each in found]
+
+
+def test_change_notes_of_rows_that_no_server_reads_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="rows of table 'user' are in 'memory'"):
+        runs.ratings("change_notes.every_steps=1")
+
+
+def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> None:
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    with pytest.raises(InvalidArgumentError, match="'rocksdb' keeps no change notes with its rows"):
+        runs.ratings(
+            "storage={backend: rocksdb, options: {path: rows-without}}",
+            "change_notes.every_steps=1",
+        )
+
+
+def test_keys_of_change_notes_that_are_never_published_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match=r"change_notes\.keep is of no use"):
+        runs.ratings("change_notes.keep=2")
+
+
+# -- ranks --------------------------------------------------------------------------------
+
+
+@EFFECTS.of("collective.backend", "rendezvous.backend", "rendezvous.options")
+def _(runs: Runs) -> None:
+    first, other = runs.ranks()
+    assert (first.end.rank, other.end.rank) == (0, 1)
+    assert first.rows == other.rows == runs.ratings().rows
+    place = "rendezvous={backend: threads, options: {rank: 1, world_size: 2}}"
+    with pytest.raises(InvalidArgumentError, match="'local' joins one process"):
+        runs.ratings(place, "collective.backend=local")
+
+
+@EFFECTS.of("collective.options")
+def _(runs: Runs) -> None:
+    runs.ranks("collective.options={group: another}")
+    assert runs.parts.groups.keys() == {"another"}
+
+
+@EFFECTS.of("exchange.chunk_rows", "exchange.row_wire_dtype", "exchange.gradient_wire_dtype")
+def _(runs: Runs) -> None:
+    def sent(name: str, *overrides: str) -> dict[str, Any]:
+        runs.ranks(f"metrics.path={name}.jsonl", "exchange.chunk_rows=8", *overrides)
+        counted: dict[str, Any] = runs.lines(f"{name}.jsonl")[-1]["exchange"]
+        return {**counted["wire_bytes_sent"], "messages": counted["num_messages_sent"]}
+
+    plain = sent("plain")
+    assert sent("small", "exchange.chunk_rows=1")["messages"] > 2 * plain["messages"]
+    for kind, other in (("row", "gradient"), ("gradient", "row")):
+        narrow = sent(f"narrow-{kind}", f"exchange.{kind}_wire_dtype=bfloat16")
+        assert narrow[f"{kind}s"] < plain[f"{kind}s"]
+        assert narrow[f"{other}s"] == plain[f"{other}s"]
+
+
+@EFFECTS.of("plan")
+def _(runs: Runs) -> None:
+    # Of files: see `test_plan`.
+    assert not runs.ranks()[0].messages
+    assert "plan auto: " in runs.ranks("plan=auto")[0].messages[0]
+
+
+@EFFECTS.of("exchange.chunks_in_flight")
+def _(runs: Runs) -> None:
+    def most(chunks: int) -> int:
+        runs.ranks("exchange.chunk_rows=1", f"exchange.chunks_in_flight={chunks}")
+        return max(each.most_awaited for each in runs.parts.joined)
+
+    assert most(1) < most(8)
+
+
+# -- metrics and report -------------------------------------------------------------------
+
+
+@EFFECTS.of("metrics.path", "metrics.every_seconds")
+def _(runs: Runs) -> None:
+    runs.ratings("metrics.path=often.jsonl", "metrics.every_seconds=1.0e-9")
+    runs.ratings("metrics.path=rarely.jsonl")
+    assert len(runs.lines("rarely.jsonl")) == 2  # the first and the last
+    assert len(runs.lines("often.jsonl")) > 2
+    assert runs.lines("rarely.jsonl")[-1]["steps"]["steps"] == 4
+
+
+@EFFECTS.of("metrics.format")
+def _(runs: Runs) -> None:
+    pytest.importorskip("prometheus_client", reason="metrics.format=prometheus needs it")
+    runs.ratings("metrics.path=run.prom", "metrics.format=prometheus")
+    assert "\nsparring_steps_total" in Path("run.prom").read_text()
+
+
+def last_page(runs: Runs, *overrides: str) -> tuple[str, str]:
+    """The address of a run's metrics, and what is shown there when it has ended."""
+    pytest.importorskip("prometheus_client", reason="metrics.port needs it")
+    shown: list[tuple[str, str]] = []
+    close = PrometheusPage.close
+
+    def read_and_close(page: PrometheusPage) -> None:
+        host, port = page._exporter._server.server_address[:2]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{host}:{port}/metrics", timeout=20) as answer:
+            shown.append((host, answer.read().decode()))
+        close(page)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrometheusPage, "close", read_and_close)
+        runs.ratings(*overrides)
+    [found] = shown
+    return found
+
+
+@EFFECTS.of("metrics.port")
+def _(runs: Runs) -> None:
+    host, page = last_page(runs, "metrics.port=0")
+    assert host == "127.0.0.1"
+    assert '\nsparring_steps_total{rank="0"} 4.0\n' in page
+
+
+@EFFECTS.of("metrics.host")
+def _(runs: Runs) -> None:
+    assert last_page(runs, "metrics.port=0", "metrics.host=127.0.0.2")[0] == "127.0.0.2"
+
+
+@EFFECTS.of("report.path")
+def _(runs: Runs) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    assert runs.ratings("report.path=report.html").end.extra["report_path"] == "report.html"
+    assert "embedding_l2" in Path("report.html").read_text()
