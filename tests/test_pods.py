@@ -46,9 +46,12 @@ def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     maps = {each.name: each.body["data"] for each in manifests() if each.kind == "ConfigMap"}
-    tokens = {"tokens": f"pull {TOKEN}\n", "token": f"{TOKEN}\n"}
+    secrets = {
+        f"{service}-tokens": {"tokens": f"{role} {TOKEN}\n", "token": f"{TOKEN}\n"}
+        for service, role in (("serve", "pull"), ("parameters", "admin"))
+    }
     tmp_path.chmod(0o755)
-    with Cluster(tmp_path, maps, {"serve-tokens": tokens}) as made:
+    with Cluster(tmp_path, maps, secrets) as made:
         yield made
 
 
@@ -160,6 +163,60 @@ def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
     # Nothing is published yet: it ends, and Kubernetes starts it again.
     assert server.process.wait(60) != 0
     assert "sparring publish" in server.log
+
+
+# -- a service that learns ------------------------------------------------------------
+
+TRAINER = """
+import json, sys
+import numpy as np
+from sparring_serve import ParameterClient
+ids = np.arange(1000)
+with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as client:
+    if sys.argv[1] == "push":
+        gradients = np.outer(ids, np.ones(32)).astype(np.float32)
+        client.push({"item": (ids, gradients)}, wait="applied", deadline_seconds=20)
+        client.save(deadline_seconds=60)
+    answer = client.pull({"item": ids}, deadline_seconds=5)
+    print(json.dumps([answer.found["item"].tolist(), answer.rows["item"].tolist()]))
+"""
+
+
+def start_trainer(cluster: Cluster, does: str) -> Pod:
+    template = template_of("StatefulSet", "parameters")
+    (container,) = template["spec"]["containers"]
+    own = {**container, "command": ["python3", "-c", TRAINER, does], "args": [], "env": []}
+    spec = {**template["spec"], "containers": [own]}
+    return cluster.start({**template, "spec": spec}, f"trainer-{does}", "none")
+
+
+def test_a_shard_that_learns_begins_again_with_the_newest_snapshot(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    template = template_of("StatefulSet", "parameters")
+    (container,) = template["spec"]["containers"]
+
+    def start(shard: int) -> Pod:
+        labels = {"apps.kubernetes.io/pod-index": str(shard)}
+        return cluster.start(template, f"parameters-{shard}", "parameters", labels=labels)
+
+    def answer_to(does: str) -> tuple[list[bool], list[list[float]]]:
+        trainer = start_trainer(cluster, does)
+        assert trainer.process.wait(90) == 0, trainer.log
+        found, rows = json.loads(trainer.log.splitlines()[-1])
+        return found, rows
+
+    shards = [start(1), start(2)]
+    for pod in shards:
+        assert cluster.probe(pod, container["readinessProbe"], 60), pod.log
+    found, pushed = answer_to("push")
+    assert all(found)
+    cluster.remove(shards[1])
+    again = start(2)
+    assert cluster.probe(again, container["startupProbe"], 60), again.log
+    assert again.address != shards[1].address
+    assert "began with" in again.log
+    assert answer_to("pull") == (found, pushed)
 
 
 # -- training -------------------------------------------------------------------------
