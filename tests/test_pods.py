@@ -271,6 +271,36 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
 
 
 @pytest.mark.long
+def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+
+    def start(index: int) -> Pod:
+        return cluster.start(template_of("Job", "train"), f"train-{index}", "train", more=TRAINING)
+
+    pods = [start(0), start(1)]
+    run = cluster.data / "runs/quickstart"
+    wait_until(lambda: len(list(run.glob("step-*"))) > 1, 200, lambda: pods[0].log)
+    cluster.remove(pods[0])
+    ended = [pods[0]]
+    pods[0] = start(0)
+    end = time.monotonic() + 400
+    # As the Job's controller: a pod that fails is made again.
+    while any(pod.process.poll() != 0 for pod in pods):
+        assert time.monotonic() < end, "".join(pod.log for pod in (*ended, *pods))
+        for index, pod in enumerate(pods):
+            if pod.process.poll() not in (None, 0):
+                ended.append(pod)
+                pods[index] = start(index)
+        time.sleep(0.2)
+    print(
+        f"{len(ended)} pods ended", *(pod.log[-1500:] for pod in (*ended, *pods)), sep="\n=====\n"
+    )
+    assert len(ended) <= 4
+    assert rows_of(run)
+
+
+@pytest.mark.long
 def test_a_train_job_trains_with_the_variables_of_the_trainer(cluster: Cluster) -> None:
     pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
