@@ -103,6 +103,7 @@ if TYPE_CHECKING:
         SupportsFirstTier,
         SupportsNotes,
         SupportsPurge,
+        SupportsPush,
         SupportsRestore,
         Watcher,
     )
@@ -147,8 +148,8 @@ __getattr__ = names_from(
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
-            "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
-            "SupportsPurge SupportsRestore Watcher"
+            "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
+            "SupportsNotes SupportsPush SupportsPurge SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -170,6 +171,7 @@ __all__ = [
     "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
     "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
     "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
+    "SupportsPush",
     "SupportsRestore", "TableBags", "TableConfig", "TableSharding", "TableSums", "TableWorkload",
     "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "Watcher",
     "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from", "expiry_from",

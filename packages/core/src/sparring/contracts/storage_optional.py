@@ -36,6 +36,7 @@ __all__ = [
     "SupportsFirstTier",
     "SupportsNotes",
     "SupportsPurge",
+    "SupportsPush",
     "SupportsRestore",
     "UNWATCHED",
     "Watcher",
@@ -88,6 +89,23 @@ class SupportsCopy(Protocol):
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         """Reads rows as `Storage.find_into` does."""
+
+
+@runtime_checkable
+class SupportsPush(Protocol):
+    """Takes gradients, and updates its rows where they are: a service whose tables learn."""
+
+    def push(self, keys: Keys, gradients: Rows, choice: MethodChoice) -> None:
+        """Updates rows in one step; a step of a container does nothing else to them.
+
+        Args:
+            keys: ``(n,)`` unique.
+            gradients: ``(n, dim)`` of the table's computing dtype, finite.
+            choice: the update method; the storage may count steps itself.
+
+        Raises:
+            SparringError: no row has changed, or the error says which have.
+        """
 
 
 @runtime_checkable
@@ -220,6 +238,7 @@ def check_written(watcher: Watcher | None, keys: Keys) -> None:
 
 
 if TYPE_CHECKING:
+    from sparring.contracts.updates import MethodChoice
     from sparring.runtime.pool import Task
 
 

@@ -24,7 +24,13 @@ from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
-from sparring.contracts.storage_optional import UNWATCHED, Background, SupportsBackground, Write
+from sparring.contracts.storage_optional import (
+    UNWATCHED,
+    Background,
+    SupportsBackground,
+    SupportsPush,
+    Write,
+)
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
 from sparring.engine.resource_manager import ResourceManager
@@ -307,6 +313,7 @@ class TableEntry:
         "num_not_admitted",
         "part",
         "parts",
+        "pushed_to",
         "storage",
         "view",
         "visits",
@@ -360,6 +367,8 @@ class TableEntry:
         """Whether a write may find no room."""
         self.written_back: SupportsBackground | None = None
         """The storage, where it writes in the background."""
+        self.pushed_to: SupportsPush | None = None
+        """The storage, where it updates its rows itself."""
         self.hold(storage)
 
     @property
@@ -533,6 +542,7 @@ class TableEntry:
             storage is not None and not storage.capabilities.evicts and storage.capacity is not None
         )
         self.written_back = storage if isinstance(storage, SupportsBackground) else None
+        self.pushed_to = storage if isinstance(storage, SupportsPush) else None
         if self.written_back is not None:
             self.written_back.use_background(self.background)
         if storage is not None:
@@ -579,7 +589,7 @@ class DividedEntry(TableEntry):
 
     def hold(self, storage: Storage | None) -> None:
         assert storage is None
-        self.may_refuse, self.written_back = False, None
+        self.may_refuse, self.written_back, self.pushed_to = False, None, None
 
 
 CHANGED_BYTES = 64 << 20
