@@ -27,7 +27,8 @@ def attribute_reads(
         attribute: name of the attribute, as ``weight``.
         foreign: methods of modules of this package are not read, as ``torch``.
     """
-    for where, read in _reads_of(type(owner), entry, attribute, foreign):
+    kind: Any = type(owner)
+    for where, read in _reads_of(kind, entry, attribute, foreign):
         found = _resolved(owner, read)
         if found is not None:
             yield found, where
