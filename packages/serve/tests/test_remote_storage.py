@@ -87,7 +87,7 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
         open_with(TableConfig("itm", 4))
     with pytest.raises(InvalidArgumentError, match="declared with dim 8, and served with dim 4"):
         open_with(TableConfig("item", 8))
-    with pytest.raises(InvalidArgumentError, match="without state"):
+    with pytest.raises(InvalidArgumentError, match=r"rows of .float32 x 4 . 0."):
         open_with(ITEM.with_state(4, "adagrad"))
     with pytest.raises(InvalidArgumentError, match="float32"):
         open_with(TableConfig("item", 4, "float16"))
@@ -108,3 +108,20 @@ def test_an_inference_module_asks_the_service(server: LookupServer) -> None:
     assert served(ids).tolist() == [[2, 10, -10, 1], [2, 10, -10, 1]]
     unseen = torch.tensor([[-1]])
     assert torch.equal(served(unseen), module.eval()(unseen))
+
+
+def test_a_keras_model_asks_the_service(server: LookupServer) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    keras = pytest.importorskip("keras", reason="Keras is not installed")
+    sparring_tf = pytest.importorskip("sparring_tf", reason="sparring-tf is not installed")
+    storage = {"backend": "remote", "target": server.address, "deadline_seconds": 9}
+
+    def model(storage: object) -> object:
+        bag = sparring_tf.EmbeddingBag(4, name="item", seed=3, combiner="sum", storage=storage)
+        return keras.Sequential([keras.Input((2,), dtype="int64"), bag])
+
+    served = model(storage)
+    ids = np.array([[7, 3], [5, 5]])
+    assert served.predict(ids, verbose=0).tolist() == [[2, 10, -10, 1], [2, 10, -10, 1]]
+    unseen = np.array([[-1, -2]])
+    assert np.array_equal(served(unseen), model("memory")(unseen))

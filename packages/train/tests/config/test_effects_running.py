@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -25,6 +26,8 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
+from sparring.storage.cached.change_note import ChangeNote
+from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
@@ -214,6 +217,55 @@ def test_rows_that_one_rank_finds_are_refused_by_all(runs: Runs) -> None:
         runs.ranks(storage, "seed=4")
 
 
+# -- change notes ---------------------------------------------------------------------------
+
+
+@EFFECTS.of("change_notes.every_steps", "change_notes.url")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "every", "change_notes.every_steps=3") == [3, 4]
+    assert _steps_of_notes(runs, "other", "change_notes.every_steps=2") == [2, 4]
+
+
+@EFFECTS.of("change_notes.every_seconds")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "often", "change_notes.every_seconds=1e-9") == [1, 2, 3, 4]
+    assert _steps_of_notes(runs, "seldom", "change_notes.every_seconds=3600") == [4]
+
+
+@EFFECTS.of("change_notes.keep")
+def _(runs: Runs) -> None:
+    given = ("change_notes.every_steps=1", "change_notes.keep=2")
+    assert _steps_of_notes(runs, "few", *given) == [3, 4]
+
+
+def _steps_of_notes(runs: Runs, name: str, *given: str) -> list[int]:
+    """Trains in a RocksDB of its own; the steps of the notes in a folder."""
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    storage = f"storage={{backend: rocksdb, options: {{path: 'rows-{name}'}}}}"
+    runs.ratings(storage, f"change_notes.url=notes-{name}", *given)
+    found = sorted(Path(f"notes-{name}", "item").glob("*.note"))
+    return [ChangeNote.from_bytes(each.read_bytes(), str(each)).step for each in found]
+
+
+def test_change_notes_of_rows_that_no_server_reads_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="rows of table 'user' are in 'memory'"):
+        runs.ratings("change_notes.every_steps=1")
+
+
+def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> None:
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    with pytest.raises(InvalidArgumentError, match="'rocksdb' keeps no change notes with its rows"):
+        runs.ratings(
+            "storage={backend: rocksdb, options: {path: rows-without}}",
+            "change_notes.every_steps=1",
+        )
+
+
+def test_keys_of_change_notes_that_are_never_published_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match=r"change_notes\.keep is of no use"):
+        runs.ratings("change_notes.keep=2")
+
+
 # -- ranks --------------------------------------------------------------------------------
 
 
@@ -281,6 +333,38 @@ def _(runs: Runs) -> None:
     pytest.importorskip("prometheus_client", reason="metrics.format=prometheus needs it")
     runs.ratings("metrics.path=run.prom", "metrics.format=prometheus")
     assert "\nsparring_steps_total" in Path("run.prom").read_text()
+
+
+def last_page(runs: Runs, *overrides: str) -> tuple[str, str]:
+    """The address of a run's metrics, and what is shown there when it has ended."""
+    pytest.importorskip("prometheus_client", reason="metrics.port needs it")
+    shown: list[tuple[str, str]] = []
+    close = PrometheusPage.close
+
+    def read_and_close(page: PrometheusPage) -> None:
+        host, port = page._exporter._server.server_address[:2]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{host}:{port}/metrics", timeout=20) as answer:
+            shown.append((host, answer.read().decode()))
+        close(page)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrometheusPage, "close", read_and_close)
+        runs.ratings(*overrides)
+    [found] = shown
+    return found
+
+
+@EFFECTS.of("metrics.port")
+def _(runs: Runs) -> None:
+    host, page = last_page(runs, "metrics.port=0")
+    assert host == "127.0.0.1"
+    assert '\nsparring_steps_total{rank="0"} 4.0\n' in page
+
+
+@EFFECTS.of("metrics.host")
+def _(runs: Runs) -> None:
+    assert last_page(runs, "metrics.port=0", "metrics.host=127.0.0.2")[0] == "127.0.0.2"
 
 
 @EFFECTS.of("report.path")
