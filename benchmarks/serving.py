@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from sparring import StepContainer, StorageChoice, TableConfig
-from sparring_serve import ClientConfig, LookupClient, ServingConfig, open_server
+from sparring_serve import ClientConfig, LookupClient, LookupServer, ServingConfig, open_server
 from sparring_serve.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 
-__all__ = ["measure"]
+__all__ = ["keeps_serving", "measure", "process"]
 
 TABLE_ROWS, DIM, ROUNDS = 500_000, 64, 60
 BATCHES = (100, 1_000, 65_536)
@@ -129,26 +129,40 @@ def _publish(folder: Path, keys: Any, rows: Any) -> None:
 
 
 @contextmanager
-def _process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
-    """Runs a server until the end; yields its address."""
+def process(target: Callable[[str, Connection], None], argument: str) -> Iterator[Connection]:
+    """Runs `target` in a process of its own, told "end" in the end; yields the connection to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(argument, theirs), daemon=True)
-    process.start()
+    running = context.Process(target=target, args=(argument, theirs), daemon=True)
+    running.start()
     try:
-        if not ours.poll(60):
-            raise AssertionError("a server did not start within 60 s")
-        yield ours.recv()
+        yield ours
     finally:
         ours.send("end")
-        process.join(30)
+        running.join(30)
+
+
+@contextmanager
+def _process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
+    """Runs a server until the end; yields its address."""
+    with process(target, argument) as connection:
+        if not connection.poll(60):
+            raise AssertionError("a server did not start within 60 s")
+        yield connection.recv()
+
+
+def keeps_serving(
+    config: ServingConfig, connection: Connection, described: Callable[[LookupServer], str]
+) -> None:
+    """Serves until it is told to end, as the command does; sends what describes the server."""
+    keep_freed_memory()
+    with open_server(config, address="127.0.0.1:0") as server:
+        connection.send(described(server))
+        connection.recv()
 
 
 def _serve(folder: str, connection: Connection) -> None:
-    keep_freed_memory()  # as the command does
-    with open_server(ServingConfig(snapshots=folder), address="127.0.0.1:0") as server:
-        connection.send(server.address)
-        connection.recv()
+    keeps_serving(ServingConfig(snapshots=folder), connection, lambda server: server.address)
 
 
 def _echo(_: str, connection: Connection) -> None:
