@@ -268,7 +268,9 @@ def tests_long(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
-    session.install(TORCH, "pytest-xdist", "kubernetes-validate", silent=True)
+    session.install(
+        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", silent=True
+    )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")

@@ -194,6 +194,9 @@ class Write(Protocol):
     def note_evicted(self, evicted: Evicted) -> None:
         """Takes the rows that left to make room for the write."""
 
+    def note_erased(self) -> None:
+        """The write has removed its keys."""
+
 
 class Watcher(Protocol):
     """Observer of the writes to a storage, on the thread that writes. Only `check_written` may raise."""
@@ -214,6 +217,9 @@ class Watcher(Protocol):
 
 class _Unwatched:
     def note_evicted(self, evicted: Evicted) -> None:
+        pass
+
+    def note_erased(self) -> None:
         pass
 
 

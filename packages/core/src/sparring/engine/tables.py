@@ -41,6 +41,7 @@ from sparring.engine.storage_choice import (
     check_given,
     check_placement,
 )
+from sparring.engine.unpublished_keys import UnpublishedKeys
 from sparring.engine.visits import Visits
 from sparring.errors import (
     InterruptedLoadError,
@@ -612,10 +613,17 @@ class WriteLog:
         self.changed: _native.KeySet | None = None
         """Keys written, erased or evicted since a base; None where they are not counted, were too
         many, or all rows were replaced."""
+        self.unpublished: UnpublishedKeys | None = None
+        """Keys that change notes have to tell of; None where none are published."""
 
     @property
     def is_active(self) -> bool:
-        return self.view is not None or self.changed is not None or self.visits is not None
+        return (
+            self.view is not None
+            or self.changed is not None
+            or self.visits is not None
+            or self.unpublished is not None
+        )
 
     def check_written(self, keys: Keys) -> None:
         """Refuses keys that another rank owns."""
@@ -631,6 +639,8 @@ class WriteLog:
     def clearing(self) -> None:
         """All rows are about to be removed, or moved to another storage."""
         self.changed = None
+        if self.unpublished is not None:
+            self.unpublished.note_everything()
         if self.view is not None:
             self.view.fail(
                 InvalidArgumentError(
@@ -652,15 +662,19 @@ class WriteLog:
 class _LoggedWrite:
     """One write to a table."""
 
-    __slots__ = ("_evicted", "_keys", "_log", "_view")
+    __slots__ = ("_evicted", "_is_erased", "_keys", "_log", "_view")
 
     def __init__(self, log: WriteLog, keys: Keys) -> None:
         self._log, self._keys = log, keys
         self._view = log.view
         self._evicted: Evicted | None = None
+        self._is_erased = False
 
     def note_evicted(self, evicted: Evicted) -> None:
         self._evicted = evicted if len(evicted) else None
+
+    def note_erased(self) -> None:
+        self._is_erased = True
 
     def __enter__(self) -> Write:
         if self._view is not None:
@@ -675,3 +689,11 @@ class _LoggedWrite:
             self._log.visits.note(self._keys)
         if self._evicted is not None:
             self._log.note_changed(self._evicted.keys)
+        unpublished = self._log.unpublished
+        if unpublished is not None:
+            if self._is_erased:
+                unpublished.note_erased(self._keys)
+            else:
+                unpublished.note_written(self._keys)
+            if self._evicted is not None:
+                unpublished.note_erased(self._evicted.keys)
