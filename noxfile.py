@@ -719,7 +719,7 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def container(session: nox.Session) -> None:
-    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 6 GB.
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 4 GB.
 
     Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
     """
