@@ -24,6 +24,9 @@ constexpr int64_t kGroup = 256;
 // Of one layer: few where rows are read at once, which are then still near.
 constexpr int64_t kPooledGroup = 32;
 
+// So few are looked for one by one: starting a search takes longer than it would save.
+constexpr int64_t kSingleIds = 2;
+
 // Answers from here on go past the caches, in which they would not stay.
 constexpr int64_t kStreamedBytes = 4 << 20;
 
@@ -92,8 +95,23 @@ void for_groups(const Version& version, const Table& table, const int64_t* ids, 
   }
   Group group;
   if (table.layers.size() == 1 && !table.layers[0]->rows.is_empty()) {
-    // One search for all of them: of a full snapshot, which erases nothing.
-    Search search(table.layers[0]->rows, ids + begin, end - begin, 8 + table.row_bytes);
+    // Of a full snapshot, which erases nothing.
+    const FileSet& files = table.layers[0]->rows;
+    if (end - begin <= kSingleIds) {
+      group.ids = ids + begin;
+      group.count = end - begin;
+      group.is_whole = true;
+      for (int64_t i = 0; i < group.count; ++i) {
+        const PackedFile* const file = files.file_of(group.ids[i]);
+        const uint8_t* const record = file == nullptr ? nullptr : file->find(group.ids[i]);
+        group.rows[i] = record == nullptr ? nullptr : PackedFile::row_of(record);
+        group.is_whole &= record != nullptr;
+      }
+      if (group.count > 0) body(begin, group);
+      return;
+    }
+    // One search for all of them.
+    Search search(files, ids + begin, end - begin, 8 + table.row_bytes);
     const uint8_t* records[kGroup];
     for (int64_t at = begin; at < end; at += small_group) {
       group.ids = ids + at;
