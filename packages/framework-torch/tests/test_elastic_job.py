@@ -27,7 +27,7 @@ def started(folder: Path, port: int, steps: int, log: Path, nodes: str) -> subpr
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job",
-        "--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2",
+        "--rdzv-conf", "last_call_timeout=20,keep_alive_interval=1,keep_alive_max_attempt=2",
         "--max-restarts", "5", "--monitor-interval", "0.3", "--local-addr", "127.0.0.1",
         str(PROGRAM), str(folder), str(steps),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_job_that_loses_a_node_goes_on_from_its_last_snapshot(tmp_path: Path) 
     other = started(folder, port, STEPS, tmp_path / "other.log", "1:2")
     try:
         deadline = time.monotonic() + 120
-        while not ([size for size, _ in starts_of(folder)] == [2] and (folder / "step-4").exists()):
+        while not (starts_of(folder) and (folder / "step-4").exists()):
             assert time.monotonic() < deadline, (tmp_path / "host.log").read_text()[-3000:]
             time.sleep(0.1)
         stop(other)
