@@ -44,6 +44,8 @@ BENCHMARKS = (
     "tiers",
     "serving_lookup",
     "serving_start",
+    "serving_refresh",
+    "pushes",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

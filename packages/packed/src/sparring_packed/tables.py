@@ -376,7 +376,8 @@ class PackedTables(Closable):
         Args:
             url: of a serving snapshot, or of a folder of them; None: as it was opened.
             verify: as `open`, of the files that are mapped now; None: as it was opened.
-            warm_up: what to read of it before it is served; `warmed_up` then says what was.
+            warm_up: what to read of it before it is served; `warmed_up` then says what was. None is
+                needed where every byte is hashed: that has read it.
 
         Returns:
             Whether there was a newer one.
@@ -394,7 +395,8 @@ class PackedTables(Closable):
         arguments = native.Refresh(
             path=os.fsencode(path), verify=_choice("verify", verify or self._verify, _VERIFY)
         )
-        warmed_up = None if warm_up is None else self._warm(path, warm_up)
+        is_read = arguments.verify == _VERIFY["all"]
+        warmed_up = None if warm_up is None or is_read else self._warm(path, warm_up)
         self._call("refresh", arguments)
         if arguments.is_changed:
             self.warmed_up = warmed_up

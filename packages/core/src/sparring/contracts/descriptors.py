@@ -16,6 +16,7 @@ from sparring.contracts.options import NoOptions, Options
 if TYPE_CHECKING:
     import typer
 
+    from sparring.contracts.change_log import ChangeLog
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
@@ -114,6 +115,9 @@ class StorageDescriptor(Descriptor):
     `quantized(snapshot_url, folder, dtypes)` is for backends that keep rows in fewer bits, read only: it
     makes what the factory opens of a snapshot, in a new folder, and returns the options for it.
     `dtypes`: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
+
+    `change_log(table name, options)` is for backends that keep the change notes of a table with its rows,
+    where processes with caches before them find them; left out, a folder keeps them.
     """
 
     factory: Callable[..., Storage]
@@ -123,6 +127,7 @@ class StorageDescriptor(Descriptor):
     check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
     estimate_bytes: Callable[..., Mapping[str, int]] | None = None
     quantized: Callable[[str, str, Mapping[str, str]], Mapping[str, Any]] | None = None
+    change_log: Callable[[str, Any], ChangeLog] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
