@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         API_VERSION,
         CollectiveDescriptor,
         CommandDescriptor,
+        CReader,
         Descriptor,
         FrameworkDescriptor,
         InnerStorage,
@@ -120,7 +121,7 @@ __getattr__ = names_from(
             "Array Collective NUM_TAGS Reduction Work WorkContext new_header"
         ),
         "sparring.contracts.descriptors": (
-            "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
+            "API_VERSION CReader CollectiveDescriptor CommandDescriptor Descriptor "
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem PlannerDescriptor "
             "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
@@ -159,7 +160,7 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
+    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
     "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
     "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
     "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor",
