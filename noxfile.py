@@ -674,18 +674,24 @@ def benchmarks_planning(session: nox.Session) -> None:
 def reliability(session: nox.Session) -> None:
     """Breaks things for real, thousands of times, and prints counts; some minutes.
 
-    Kills processes that save snapshots, damages files, fills a disk (mounting needs root), fails calls
-    of the C library, breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many.
+    Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
+    breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    needed = [each for each in FAMILY if each.startswith("backend-")] + [
-        "testing",
-        "packed",
-        "serve",
+    needed = [
+        each for each in FAMILY if each not in ("plan", "framework-torch", "framework-tf", "train")
     ]
     install_family(session, *system_packages(session, *needed))
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
+    session.install("atheris>=3", "coverage", silent=True)
+    install_family(session, "packed", "serve")
+    session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

@@ -24,22 +24,20 @@ from sparring import (
     EnvironmentRendezvous,
     ExchangeOptions,
     StepContainer,
-    _native,
-    hyper_from,
-    resolve_method,
-    update_rows,
+    make_plugin_manager,
 )
-from sparring.adapter import BagLookup, look_up_bags, pool, pool_backward
-from sparring.contracts import Collective, MethodChoice, TableConfig
+from sparring.contracts import Collective, TableConfig
 from sparring_plan import Plan
+from sparring_plan.planning.inputs import Calibration, ExchangeCosts
+from sparring_plan.planning.step_timings import NUM_BATCHES, step_costs, stepping
+from sparring_plan.planning.storage_timings import (
+    MeasuredStorage,
+    pool_ns_per_byte,
+    storage_costs,
+)
+from sparring_plan.simulation.calibration import calibrate
 
-NUM_BATCHES, COSTS_ROUNDS = 3, 9
-DIM, LARGE, SWEPT_BYTES = 64, 1 << 20, 96 << 20
-
-
-def _choice(method: str) -> MethodChoice:
-    found = resolve_method(method)
-    return MethodChoice(found, hyper_from(found, {"lr": 0.1}), 1)
+MESSAGES, DIM, LARGE = 50, 64, 1 << 20
 
 
 def _batches(tables: dict[str, Any], samples: int, rank: int) -> list[list[tuple[str, Any]]]:
@@ -68,7 +66,7 @@ def _plans(
         name: _container(plan, given, rendezvous, closing) for name, plan in given["plans"].items()
     }
     contenders = {
-        name: _stepping(container, batches, given["tables"], given["method"])
+        name: stepping(container, batches, given["tables"], given["method"])
         for name, container in containers.items()
     }
     for step in contenders.values():
@@ -85,7 +83,7 @@ def _plans(
         ]
         for name, each in containers.items()
     }
-    costs = _costs(given, batches, meeting)
+    costs = _costs(given, meeting)
     seconds, processor = _rounds(meeting, contenders, given["rounds"])
     gathered = {
         name: np.asarray(meeting.all_gather(np.asarray(each, np.float64))).tolist()
@@ -134,120 +132,57 @@ def _container(
     return container
 
 
-def _stepping(
-    container: StepContainer,
-    batches: list[list[tuple[str, Any]]],
-    tables: dict[str, Any],
-    method: str,
-) -> Callable[[], object]:
-    """A step: bags of every table to pools, and a gradient of ones back."""
-    choices = {name: _choice(method) for name in tables}
-    pooled = [name for name in tables if container.transfer(name)[0] == "pooled"]
-    offsets = {
-        name: np.arange(0, len(ids) + 1, tables[name]["ids"], dtype=np.int64)
-        for name, ids in batches[0]
-    }
-    ones = {
-        name: np.ones((len(offsets[name]) - 1, tables[name]["dim"]), np.float32) for name in tables
-    }
-    turns = iter(range(1 << 30))
-
-    def step() -> None:
-        batch = batches[next(turns) % NUM_BATCHES]
-        by_rows = [each for each in batch if each[0] not in pooled]
-        if by_rows:
-            found = container.lookup_all(by_rows)
-            for (name, _), each in zip(by_rows, found, strict=True):
-                pool(each.rows, each.inverse, offsets[name], "sum")
-                gradient = pool_backward(
-                    ones[name], each.inverse, offsets[name], len(each.keys), "sum"
-                )
-                assert each.shadow_id is not None
-                container.resources.accumulate(each.shadow_id, gradient)
-        if pooled:
-            wanted = [BagLookup(name, ids, offsets[name]) for name, ids in batch if name in pooled]
-            bags = look_up_bags(container.state, wanted, is_training=True)
-            for each, request in zip(bags, wanted, strict=True):
-                assert each.shadow_id is not None
-                container.resources.accumulate_bags(each.shadow_id, ones[request.table])
-        container.apply_methods(choices)
-
-    return step
-
-
 def _counted(container: StepContainer) -> list[int]:
     counters = container.exchange.counters
     sent = counters.wire_bytes_sent
     return [sent.headers, sent.keys, sent.rows, sent.gradients, counters.num_messages_sent]
 
 
-def _costs(
-    given: dict[str, Any], batches: list[list[tuple[str, Any]]], meeting: Collective
-) -> dict[str, Any]:
-    """Costs of a rank, in seconds; all ranks measure at the same time, as they step at the same time.
+def _costs(given: dict[str, Any], meeting: Collective) -> dict[str, Any]:
+    """Costs of this machine; all ranks measure at the same time, as they step at the same time.
 
-    Of each table those of the keys of a batch: to find, to update, to add up. `one_rank`: a whole step
-    of one rank alone, with no exchange. `small`, `large`: a message each way of 64 bytes, and of 1 MiB
-    that is packed and placed.
+    `calibration`: as `sparring plan calibrate` measures it. `small`, `large`: seconds of a processor
+    for a message each way of 64 bytes, and of 1 MiB.
     """
-    found: dict[str, Any] = {"find": {}, "update": {}, "add": {}}
-    choice = _choice(given["method"])
     meeting.barrier()
-    with StepContainer() as container:
-        for name, each in given["tables"].items():
-            container.declare(TableConfig(name, each["dim"]))
-            container.set_state(name, np.empty(0, np.float32), given["method"])
-        step = _stepping(container, batches, given["tables"], given["method"])
-        for _ in range(NUM_BATCHES):
-            step()
-        found["one_rank"] = _median(step)
-        for name, ids in batches[0]:
-            keys, dim = np.unique(ids), given["tables"][name]["dim"]
-            keys = np.random.default_rng(0).permutation(keys)
-            gradients = np.ones((len(keys), dim), np.float32)
-            storage = container.storage(name)
-
-            def add(keys: Any = keys, gradients: Any = gradients, dim: int = dim) -> None:
-                accumulator = _native.GradientAccumulator(dim, "float32")
-                accumulator.add(keys, gradients)
-                accumulator.take()
-
-            calls = {
-                "find": partial(storage.find, keys),
-                "update": partial(update_rows, storage, keys, gradients, choice),
-                "add": add,
-            }
-            for what, call in calls.items():
-                found[what][name] = _median(call) / len(keys)
-    found["small"] = _median(partial(_pass_message, meeting, 0), 50)
-    found["large"] = _median(partial(_pass_message, meeting, LARGE // DIM // 4), 50)
-    return found
+    calibration = _calibration(given)
+    meeting.barrier()
+    small, large = (_median(partial(_pass_message, meeting, size)) for size in (64, LARGE))
+    return {"calibration": calibration.model_dump(), "small": small, "large": large}
 
 
-def _pass_message(meeting: Collective, num_rows: int) -> None:
-    outgoing = np.zeros((num_rows, DIM), np.float32) if num_rows else np.zeros(16, np.float32)
-    incoming = np.empty_like(outgoing)
+def _calibration(given: dict[str, Any]) -> Calibration:
+    manager = make_plugin_manager()
+    storage = MeasuredStorage("hkv", "host", {}, {}, 200_000, 16_384, (given["method"],))
+    found = calibrate(DIM, "hkv", manager)
+    exchange = ExchangeCosts(
+        memory="host",
+        add_ns=found.add_seconds_per_row * 1e9,
+        pool_ns_per_byte=pool_ns_per_byte(),
+        chunk_rows=given["chunk_rows"],
+        chunks_in_flight=given["chunks_in_flight"],
+    )
+    measured = Calibration(
+        name="measured", storages={"hkv": storage_costs(storage, manager)}, exchange=exchange
+    )
+    steps = step_costs(measured, found.message_seconds, manager)
+    return measured.model_copy(update={"exchange": exchange.model_copy(update={"steps": steps})})
+
+
+def _pass_message(meeting: Collective, size: int) -> None:
+    outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
     peer = (meeting.rank + 1) % meeting.world_size
     before = (meeting.rank - 1) % meeting.world_size
-    places = np.arange(num_rows)
-    if num_rows:
-        _native.gather(incoming, places, outgoing)
     works = [meeting.receive(incoming, before), meeting.send(outgoing, peer)]
     for work in works:
         work.wait()
-    if num_rows:
-        _native.place_rows(incoming, places, outgoing)
 
 
-def _median(call: Callable[[], object], rounds: int = COSTS_ROUNDS) -> float:
-    """Processor time, with cold caches, as steps of other plans leave them.
-
-    A rank has one core, and what else the machine does is no cost of ours.
-    """
+def _median(call: Callable[[], object]) -> float:
+    """Processor time: a rank has one core, and what else the machine does is no cost of ours."""
     call()
-    times, others = [], np.zeros(SWEPT_BYTES, np.uint8)
-    for _ in range(rounds):
-        others += 1
+    times = []
+    for _ in range(MESSAGES):
         begin = time.process_time()
         call()
         times.append(time.process_time() - begin)

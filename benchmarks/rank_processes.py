@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,19 @@ class NotMeasuredError(Exception):
     """Why ranks could not be started, or what they ended with."""
 
 
-def run_ranks(launcher: str, world_size: int, module: str, given: dict[str, Any]) -> Any:
+def run_ranks(
+    launcher: str,
+    world_size: int,
+    module: str,
+    given: dict[str, Any],
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Runs a module on so many ranks and returns the JSON that rank 0 wrote.
 
     Args:
         launcher: ``mpi`` or ``torch``.
         given: the argument of the module, as JSON; ``output`` is added.
+        variables: of the ranks' environment, beyond those of this process.
 
     Raises:
         NotMeasuredError: the launcher is missing, or a rank failed.
@@ -39,6 +47,7 @@ def run_ranks(launcher: str, world_size: int, module: str, given: dict[str, Any]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
+            **(variables or {}),
             "PYTHONPATH": os.pathsep.join(paths),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from sparring import make_plugin_manager, read_document
 from sparring.cli.application import main
 from sparring.errors import ConfigError
-from sparring_plan.planning import calibrate, storage_timings
+from sparring_plan.planning import calibrate, step_timings, storage_timings
 from sparring_plan.planning.calibrate import write_calibration
-from sparring_plan.planning.inputs import Calibration, read_inputs
-from sparring_plan.planning.planner import make_plan
+from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
+from sparring_plan.planning.planner import make_plan, placement_of
 from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs
+from sparring_plan.simulation.plan_step import simulate_plan
 
 INPUTS = """
 topology: {nodes: 2, ranks_per_node: 2, memory: {host: 2 GiB}}
@@ -38,6 +41,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calibrate, "MeasuredStorage", fewer)
     monkeypatch.setattr(calibrate, "_TRIAD_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(step_timings, "_ROUNDS", 2)
+    monkeypatch.setattr(step_timings, "_SAMPLES", 256)
+    monkeypatch.setattr(step_timings, "_MANY_TABLES", 4)
 
 
 def calibrated(tmp_path: Path, *more: str) -> Calibration:
@@ -65,6 +71,7 @@ def test_what_is_measured_is_written_and_what_is_not_is_said(
     assert found.machine.memory_gigabytes_per_second > 0
     assert found.exchange.add_ns > 0
     assert found.exchange.pool_ns_per_byte > 0
+    assert found.exchange.steps.step_us > 0
 
 
 def test_disk_and_server_are_measured_where_given_and_left_as_they_were(tmp_path: Path) -> None:
@@ -208,3 +215,42 @@ def test_messages_between_ranks_are_timed_round_the_ring() -> None:
         assert each.over.startswith("3 ranks")
         assert each.gbit > 0
         assert np.isfinite(each.latency_seconds)
+
+
+def test_costs_of_steps_make_the_simulation_take_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_timings, "_SAMPLES", 8_192)
+    with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
+        before = read_document(default).as_model(Calibration)
+    asked: list[Any] = []
+
+    def simulated(found: StepCosts) -> list[float]:
+        exchange = before.exchange.model_copy(update={"steps": found})
+        costs = before.model_copy(update={"exchange": exchange})
+        return [
+            simulate_plan(
+                placement_of(plan, option_costs(inputs, costs)), inputs, costs, has_one_core=True
+            ).seconds
+            for inputs, plan in asked
+        ]
+
+    # A machine with these costs, whose clock knows nothing of the model.
+    slow = StepCosts(
+        step_us=500, table_us=70, way_us=300,
+        ids=RowCosts(ns=9, ns_per_byte=0.1), rows=RowCosts(ns=40, ns_per_byte=0.9),
+        replicas=RowCosts(ns=20, ns_per_byte=0.3), bags=RowCosts(ns=150, ns_per_byte=1),
+        blocks=RowCosts(ns=30, ns_per_byte=0.4),
+    )  # fmt: skip
+
+    def measured(cases: Any, _manager: Any) -> list[float]:
+        asked.extend(cases)
+        return simulated(slow)
+
+    monkeypatch.setattr(step_timings, "_measured", measured)
+    found = step_timings.step_costs(before, 3e-6, make_plugin_manager())
+    assert simulated(found) == pytest.approx(simulated(slow), rel=0.05)
+    assert found.table_us == pytest.approx(slow.table_us, rel=0.1)
+    for part in ("rows", "replicas", "bags", "blocks"):
+        mine, theirs = getattr(found, part), getattr(slow, part)
+        assert mine.seconds(256) == pytest.approx(theirs.seconds(256), rel=0.1), part

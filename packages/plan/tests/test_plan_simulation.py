@@ -16,7 +16,7 @@ from sparring import read_document
 from sparring.cli.application import main
 from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
 from sparring_plan.planning.costs import option_costs
-from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
+from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, read_inputs
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.planner import make_plan, placement_of
 from sparring_plan.report.page import plan_report, write_report
@@ -131,7 +131,7 @@ def test_one_table_over_all_ranks_takes_the_time_of_the_ring(
     free = calibration.storages["hkv"].model_copy(
         update={"find_ns": 100, "find_ns_per_byte": 0, "update_ns": 0, "update_ns_per_element": 0}
     )
-    exchange = calibration.exchange.model_copy(update={"pool_ns_per_byte": 0})
+    exchange = calibration.exchange.model_copy(update={"pool_ns_per_byte": 0, "steps": StepCosts()})
     costs = calibration.model_copy(update={"storages": {"hkv": free}, "exchange": exchange})
     step = simulate_plan(place(inputs), inputs, costs)
     network = Network(20e-6, 10 * 125e6, 20e-6, 2, 2e-6, 40 * 125e6)

@@ -110,7 +110,23 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     # Ids, the length of each bag, and its gradient.
     assert options.shard[each, back] == pytest.approx(3 * 1000 * (8 + 4 + 16 * 4) / 1e9)
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
-    assert options.fixed[RESOURCES.index("messages")] == pytest.approx(36 * 10e-6 + 6 * 20e-6)
+    driving = calibration.exchange.steps.seconds(1) + 36 * 10e-6 + 6 * 20e-6
+    assert options.fixed[RESOURCES.index("messages")] == pytest.approx(driving)
+    # An id made distinct, a key routed and placed; finds, sums and updates are of every asker.
+    steps, hkv = calibration.exchange.steps, calibration.storages["hkv"]
+    compute, row = RESOURCES.index("compute"), 16 * 4.0
+    pooling = calibration.exchange.pool_ns_per_byte * row * 1e-9
+    asking = 1000 * (pooling + steps.ids.seconds(row) + steps.rows.seconds(row))
+    each = costs["table_wise", "rows"]
+    assert options.base[each, compute] == pytest.approx(asking)
+    find, update = hkv.find_ns + hkv.find_ns_per_byte * row, hkv.update_ns + 16 * 0.5
+    owning = 4000 * (find + update + calibration.exchange.add_ns) * 1e-9
+    assert options.shard[each, compute] == pytest.approx(owning)
+    # Half of a part of a bag is of the rank that asks, half of the owner.
+    each = costs["table_wise", "pooled"]
+    half = 1000 * steps.bags.seconds(row) / 2
+    assert options.base[each, compute] == pytest.approx(half)
+    assert options.shard[each, compute] == pytest.approx(owning + 4 * (half + 1000 * pooling))
     held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
     assert held is not None
     assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)

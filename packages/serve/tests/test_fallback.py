@@ -173,7 +173,7 @@ def test_a_server_that_tells_no_initial_values_is_named(
     initial: InitialValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sparring_serve.testing.memory_tables._initial_values", lambda table: initial
+        "sparring_serve.testing.memory_tables.initial_values", lambda table: initial
     )
     with pytest.raises(
         InvalidArgumentError, match=r"table 'item': client\.on_failure=initial needs"

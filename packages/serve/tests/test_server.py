@@ -399,7 +399,7 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
     ("text", "said"),
     [
         ("", "has 0 tokens, must have 1 to 1,000"),
-        (f"root {PULL}\n", ":1: must be a role .pull or admin., a blank"),
+        (f"root {PULL}\n", ":1: must be a role .pull, push or admin., a blank"),
         ("pull\n", ":1: must be a role"),
         ("pull short\n", "at least 16 characters"),
         ("pull påßwort-that-is-long\n", "must be ASCII"),

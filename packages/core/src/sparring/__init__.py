@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
+    from sparring.rendezvous.apart import ApartRendezvous
     from sparring.rendezvous.environment import (
         EnvironmentOptions,
         EnvironmentRendezvous,
@@ -142,6 +143,7 @@ _name = names_from(
         "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
+        "sparring.rendezvous.apart": "ApartRendezvous",
         "sparring.rendezvous.environment": (
             "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
         ),
@@ -186,7 +188,8 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer", "Closable", "Codec",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer",
+    "Closable", "Codec",
     "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
     "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
     "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,40 @@ def test_all_ranks_raise_what_rank_0_raised(answer: Any, error: type, words: str
         return "raised"
 
     assert run_ranks(2, body) == ["raised", "raised"]
+
+
+@pytest.mark.parametrize("reads_files", [True, False])
+def test_a_path_is_read_by_the_planner(reads_files: bool, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("")
+    asked: list[tuple[str, PlanRequest]] = []
+
+    def read(path: str, request: PlanRequest) -> ShardingPlan:
+        asked.append((path, request))
+        return ShardingPlan()
+
+    class Plugin:
+        @hookimpl
+        def sparring_register_planners(self) -> list[PlannerDescriptor]:
+            given = {"read": read} if reads_files else {}
+            return [
+                PlannerDescriptor(name="auto", api_version=API_VERSION, factory=Planner(), **given)
+            ]
+
+    manager = make_plugin_manager(entry_points=False)
+    manager.load(PluginSource("planner", "some-planner", "1.0", Plugin))
+
+    def body(collective: Collective) -> None:
+        member = Membership(collective.rank, 2)
+        job = Job(member, ThreadRendezvous(2), collective)
+        if not reads_files:
+            with pytest.raises(PluginError, match="reads no files; install sparring-plan"):
+                plan_of_job(str(path), lambda: TABLES, job, manager)
+            return
+        assert plan_of_job(str(path), lambda: TABLES, job, manager) == ShardingPlan()
+
+    run_ranks(2, body)
+    assert asked == [(str(path), PlanRequest(tuple(TABLES), 2))] * (2 if reads_files else 0)
 
 
 def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sparring_torch.table_module import tables_device
     from sparring_torch.train_agent import TrainAgent
     from sparring_torch.train_pipeline import TrainPipeline
+    from sparring_torch.transpiler.program import distribute, distribution_report, restore
 
 __version__ = "0.1.0"
 
@@ -68,10 +69,13 @@ __all__ = [
     "__version__",
     "collate_jagged",
     "dense_parameters",
+    "distribute",
+    "distribution_report",
     "gather_random_state",
     "gather_state",
     "inference_module",
     "quantize_embeddings",
+    "restore",
     "restore_random_state",
     "restore_state",
     "shared_rows",
@@ -102,10 +106,13 @@ _HOMES = {
     "TwoTower": "models",
     "collate_jagged": "collate",
     "dense_parameters": "row_gradients",
+    "distribute": "transpiler.program",
+    "distribution_report": "transpiler.program",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "inference_module": "inference_module",
     "quantize_embeddings": "inference_module",
+    "restore": "transpiler.program",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",
     "shared_rows": "row_copies",

@@ -69,7 +69,8 @@ class DistributedModelParallel(nn.Module):
         plan: how tables are sharded, if the job is joined: a `sparring.contracts.ShardingPlan`, or
             table → kind or `TableSharding`; the same on all ranks. Tables that it does not name are
             ``row_wise``. ``auto``: rank 0 makes it from the tables of `module`, the ranks and their
-            nodes, by sparring-plan where that is installed; a logger of this package's says it.
+            nodes, by sparring-plan where that is installed; a logger of this package's says it. Other
+            text is the path of a file of ``sparring plan``.
         deadline_seconds: the longest that one exchange may take, if the job is joined.
         find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
             batches only.

@@ -26,6 +26,8 @@ namespace sparring::packed {
 
 template <class State>
 class CountedState {
+  struct Slot;
+
  public:
   CountedState() = default;
   CountedState(const CountedState&) = delete;
@@ -52,7 +54,7 @@ class CountedState {
 
    private:
     CountedState& owner_;
-    typename CountedState::Slot* slot_;
+    Slot* slot_;
   };
 
   // Replaces the state. One writer at a time; it waits only where all slots are still read.

@@ -81,6 +81,12 @@ class ServingTable(_Entry):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     initializer: InitialValueSpec
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row, its scale and bias included."""
+        elements = {"fp32": 4 * self.dim, "int8": self.dim + 4, "int4": (self.dim + 1) // 2 + 4}
+        return elements.get(self.dtype, 2 * self.dim)
+
 
 class ServingFile(_Entry):
     """A data file.

@@ -84,6 +84,7 @@ class Written:
         num_rows: table → rows that it holds itself.
         num_erased: table → ids that it erases.
         size_bytes: table → bytes of its mapped files.
+        row_bytes: table → bytes of a stored row, its scale and bias included.
         relative_error: table → root of the mean square that rounding changed, over that of the
             embeddings; 0 where rows are stored as they were trained.
     """
@@ -94,6 +95,7 @@ class Written:
     num_rows: Mapping[str, int]
     num_erased: Mapping[str, int]
     size_bytes: Mapping[str, int]
+    row_bytes: Mapping[str, int]
     relative_error: Mapping[str, float]
 
 
@@ -161,7 +163,7 @@ def write(
         if not is_committed:
             with _writing(url, "the staging folder"):
                 place.abandon(name, token)
-    return writer.written(read_manifest(url).hash)
+    return writer.written(read_manifest(url).hash, {each.name: each.row_bytes for each in tables})
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +310,7 @@ class _Writer:
         for kind, each in filters.items():
             self._write_filter(table.name, kind, each)
 
-    def written(self, manifest_hash: str) -> Written:
+    def written(self, manifest_hash: str, row_bytes: Mapping[str, int]) -> Written:
         def total(what: str, *kinds: str) -> dict[str, int]:
             sums = dict.fromkeys(self._errors, 0)
             for file in self.files:
@@ -323,6 +325,7 @@ class _Writer:
             num_rows=total("num_keys", "rows"),
             num_erased=total("num_keys", "erased"),
             size_bytes=total("size_bytes", "rows", "erased"),
+            row_bytes=row_bytes,
             relative_error={
                 name: math.sqrt(error / whole) if whole > 0 else 0.0
                 for name, (error, whole) in self._errors.items()

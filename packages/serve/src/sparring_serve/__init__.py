@@ -20,22 +20,38 @@ if TYPE_CHECKING:
         TlsFiles,
         read_serving_config,
     )
+    from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
+    from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
+    from sparring_serve.parameters.declaration import ParametersConfig
+    from sparring_serve.parameters.push_window import Token
+    from sparring_serve.parameters.pushing import Pushed, PushFailedError, TablePush
+    from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
     from sparring_serve.shard_ranges import ShardReplicas
     from sparring_serve.tables import ServingTables, VersionGoneError
 
 __all__ = [
+    "open_parameter_server",
+    "Token",
+    "TablePush",
+    "Pushed",
+    "PushFailedError",
+    "ParametersConfig",
+    "AsyncParameterClient",
+    "ParameterClient",
     "AccessError",
     "Answer",
     "AnsweredVersion",
     "AsyncLookupClient",
     "ClientConfig",
+    "EvaluatorDescriptor",
     "LookupClient",
     "LookupServer",
     "LookupService",
     "Place",
+    "Quality",
     "ReplicasFailedError",
     "RowStatus",
     "ServerConfig",
@@ -55,11 +71,18 @@ _HOMES = {
     "Answer": "client.answer",
     "AnsweredVersion": "client.answer",
     "AsyncLookupClient": "client.lookup_client",
+    "AsyncParameterClient": "parameters.client",
     "ClientConfig": "config",
+    "EvaluatorDescriptor": "hookspecs",
     "LookupClient": "client.lookup_client",
     "LookupServer": "server.lookup_server",
     "LookupService": "service",
+    "ParameterClient": "parameters.client",
+    "ParametersConfig": "parameters.declaration",
     "Place": "service",
+    "PushFailedError": "parameters.pushing",
+    "Pushed": "parameters.pushing",
+    "Quality": "hookspecs",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",
@@ -68,8 +91,11 @@ _HOMES = {
     "ServingTables": "tables",
     "ShardReplicas": "shard_ranges",
     "StaleRowsError": "client.failures",
+    "TablePush": "parameters.pushing",
     "TlsFiles": "config",
+    "Token": "parameters.push_window",
     "VersionGoneError": "tables",
+    "open_parameter_server": "parameters.server",
     "open_server": "server.lookup_server",
     "read_serving_config": "config",
 }

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from sparring import DocumentModel, read_document
 from sparring.contracts import ByteCount, passwords_in
 from sparring.errors import ConfigError
+from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.shard_ranges import ShardReplicas
 
 __all__ = [
@@ -121,7 +122,7 @@ class ServerConfig(DocumentModel):
     )
     tls: TlsFiles = Field(TlsFiles(), description="Encrypts, if it has a certificate.")
     token_file: Path | None = Field(
-        None, description="A line for each token: role (pull or admin), blank, token."
+        None, description="A line for each token: role (pull, push or admin), blank, token."
     )
     insecure: bool = Field(
         False, description="Allow plain text where other machines reach the port."
@@ -136,6 +137,9 @@ class ClientConfig(DocumentModel):
     )
     row_dtype: Literal["float32", "float16", "int8"] = Field(
         "float32", description="Of rows on the wire."
+    )
+    push_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
+        10.0, description="Of a push, attempts after lost answers and full queues included."
     )
     most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
         8 << 20, description="Bytes of rows in an answer; a pull of more is divided."
@@ -184,6 +188,9 @@ class ServingConfig(DocumentModel):
     )
     server: ServerConfig = ServerConfig()
     client: ClientConfig = ClientConfig()
+    parameters: ParametersConfig | None = Field(
+        None, description="Tables that learn, for servers of the role `parameters`."
+    )
 
     @model_validator(mode="after")
     def _has_addresses(self) -> ServingConfig:

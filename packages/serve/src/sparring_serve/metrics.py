@@ -35,6 +35,11 @@ HELP = {
     "bytes_in_flight": "Bytes of requests and answers of calls under way",
     "rejected_total": "Calls that were refused, by reason",
     "degraded_rows_total": "Rows of a client that no replica answered, by reason and what was given",
+    "pushed_steps": "Pushes that this shard has applied",
+    "pushes_waiting": "Pushes that wait in the queue",
+    "push_bytes_waiting": "Bytes of pushes that wait in the queue",
+    "rows_updated": "Rows that pushes have changed, since the server began or loaded",
+    "gradients_not_admitted": "Gradients of keys that had no row and were not admitted",
     "failovers_total": "Calls of a client that went to another replica",
 }
 """Name → meaning of all metrics."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import sparring_packed
 from sparring import Snapshot, latest_snapshot, open_place, open_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
+from sparring_serve.quality import QualityCheck, QualityReport
 
 __all__ = ["Published", "PublisherOptions", "publish_newest"]
 
@@ -56,17 +57,20 @@ class Published:
         written: what was written.
         is_delta: over the one before it.
         removed: names of serving snapshots that went.
+        quality: what quantization costs, where that was measured.
     """
 
     written: sparring_packed.Written
     is_delta: bool
     removed: tuple[str, ...]
+    quality: QualityReport | None = None
 
 
 def publish_newest(
     run_url: str | os.PathLike[str],
     out_url: str | os.PathLike[str],
     options: PublisherOptions,
+    quality: QualityCheck | None = None,
 ) -> Published | None:
     """Publishes the newest snapshot of a run, unless that was done.
 
@@ -74,6 +78,7 @@ def publish_newest(
         run_url: of a snapshot, or of a folder of them.
         out_url: of the folder of serving snapshots; it is made.
         options: how they are written.
+        quality: what measures the model before anything is published; None: nothing does.
 
     Returns:
         None where the newest snapshot is published already.
@@ -82,6 +87,7 @@ def publish_newest(
         SnapshotError: there is no snapshot, or it is damaged.
         UnknownTableError: `quantize` names a table that is not in the snapshot.
         InvalidArgumentError: a dtype is unknown, or does not fit.
+        QualityLossError: quantized rows cost too much; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
@@ -91,6 +97,13 @@ def publish_newest(
     base = _base(snapshot, existing, options)
     out = os.fspath(out_url).rstrip("/")
     url = f"{out}/{snapshot.name}"
+    report = None
+    if quality is not None:
+        # Tables of a delta are stored as those of its base.
+        inherited = (
+            {} if base is None else {each.name: each.dtype for each in existing[base].tables}
+        )
+        report = quality.check(snapshot, inherited | quantize)
     written = None
     if base is not None:
         try:
@@ -102,7 +115,7 @@ def publish_newest(
     is_delta = written is not None
     if written is None:
         written = sparring_packed.write(snapshot.url, url, quantize=quantize)
-    return Published(written, is_delta, tuple(_retain(out, options.keep)))
+    return Published(written, is_delta, tuple(_retain(out, options.keep)), report)
 
 
 def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:

@@ -13,6 +13,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
+from sparring_serve.parameters.declaration import (
+    ParametersConfig,
+    StorageDeclaration,
+    TableDeclaration,
+)
 
 __all__ = ["reference_tables"]
 
@@ -21,6 +26,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("server", ServerConfig),
     ("client", ClientConfig),
     ("tls", TlsFiles),
+    ("parameters", ParametersConfig),
+    ("parameters.tables.NAME", TableDeclaration),
+    ("parameters.tables.NAME.storage", StorageDeclaration),
 )
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
 
@@ -38,7 +46,10 @@ def _table(section: str, model: type[BaseModel]) -> Iterator[str]:
         if field.description is None:  # a section, which has a table of its own
             continue
         default = field.default
-        shown = "" if isinstance(default, BaseModel) else f"`{_yaml(default)}`"
+        if field.default_factory is not None:
+            default = field.get_default(call_default_factory=True)
+        is_blank = field.is_required() or isinstance(default, BaseModel)
+        shown = "" if is_blank else f"`{_yaml(default)}`"
         yield f"| `{name}` | {_type(field.annotation)} | {shown} | {field.description} |"
     yield ""
 
@@ -60,6 +71,8 @@ def _type(annotation: Any) -> str:
     if origin in (Union, UnionType):
         named = [_type(each) for each in arguments if each is not NoneType]
         return " or ".join([*named, "null"])
+    if origin is dict:
+        return "mapping"
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
     if arguments:  # Annotated

@@ -13,8 +13,9 @@ from sparring_serve.refusal import Refusal, Status
 
 __all__ = ["ROLES", "ChangingFile", "Tokens", "read_token"]
 
-ROLES = ("pull", "admin")
-"""`pull`: rows and descriptions; `admin`: hints to refresh, and all that `pull` may."""
+ROLES = ("pull", "push", "admin")
+"""`pull`: rows and descriptions; `push`: gradients and flushes, and all that `pull` may; `admin`:
+hints to refresh, saves, loads, and all."""
 
 _MOST_TOKENS = 1000
 _MOST_TOKEN = 4096
@@ -100,7 +101,7 @@ class Tokens:
                 "the call has no token that this server knows; set client.token_file",
                 reason="token",
             )
-        if found not in (role, "admin"):
+        if ROLES.index(found) < ROLES.index(role):
             raise Refusal(
                 Status.PERMISSION_DENIED,
                 f"this call needs a token of the role {role}, found one of the role {found}",
@@ -122,8 +123,8 @@ def _tokens(path: Path, content: bytes) -> dict[str, str]:
             continue
         if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MOST_TOKEN:
             raise ConfigError(
-                f"{path}:{number}: must be a role ({' or '.join(ROLES)}), a blank, and a token of at "
-                "least 16 characters"
+                f"{path}:{number}: must be a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}), a "
+                "blank, and a token of at least 16 characters"
             )
         tokens[words[1]] = words[0]
     if not 1 <= len(tokens) <= _MOST_TOKENS:

@@ -20,6 +20,7 @@ from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import (
     DescribeAnswer,
     Missing,
+    ParametersMessage,
     PullAnswer,
     PullRequest,
     Replicas,
@@ -54,6 +55,7 @@ class LookupService:
         limits: of one call.
         admission: of all calls together.
         metrics: what is counted.
+        parameters: of tables that learn.
     """
 
     tables: ServingTables
@@ -61,6 +63,7 @@ class LookupService:
     limits: Limits = field(default_factory=Limits)
     admission: Admission = field(default_factory=lambda: Admission(256 << 20))
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
+    parameters: ParametersMessage = field(default_factory=ParametersMessage)
     is_draining: bool = False
     clock: Callable[[], float] = time.time
 
@@ -179,6 +182,7 @@ class LookupService:
             self.limits.most_bytes,
             self.limits.most_deadline_seconds,
             self.is_ready,
+            self.parameters,
         )
 
     def age_of(self, looked: Looked) -> float:

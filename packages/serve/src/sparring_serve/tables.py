@@ -13,10 +13,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts import Initializer, TableConfig
 from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
-__all__ = ["Found", "Ids", "Looked", "ServingTables", "TableShape", "Version", "VersionGoneError"]
+__all__ = [
+    "Found",
+    "Ids",
+    "Looked",
+    "ServingTables",
+    "TableShape",
+    "Version",
+    "VersionGoneError",
+    "initial_values",
+]
 
 Ids = npt.NDArray[np.int64]
 
@@ -115,3 +125,11 @@ class ServingTables(Protocol):
 
     def close(self) -> None:
         """Frees everything. No other call may be under way, and none may follow."""
+
+
+def initial_values(table: TableConfig) -> InitialValues:
+    """Description of what keys of a declared table without a row read as."""
+    initializer = table.initializer
+    assert isinstance(initializer, Initializer)  # TableConfig sees to it
+    first, second = initializer.parameters(table.dim)
+    return InitialValues(initializer.kind, first, second, table.seed, table.dtype)

@@ -9,7 +9,7 @@ sparring-train is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,14 @@ class TrainerDescriptor(Descriptor):
     `train(config, plugin_manager, progress)` runs one training from reading the data to the last
     evaluation, and writes the report that the configuration asks for. Backends come from the
     plugin manager; it tells `progress` of its progress and prints nothing itself.
+
+    `evaluate(config, plugin_manager, snapshot_url)` returns the metrics on the test samples of the
+    model with ordinary parameters of the snapshot, and rows that the configuration's storage has. It
+    changes nothing. None: this trainer evaluates only what it trains.
     """
 
     train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
+    evaluate: Callable[[RunConfig, PluginManager, str], Mapping[str, float]] | None = None
 
 
 @hookspec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import typer
 
     from sparring import PluginManager
+    from sparring_serve import EvaluatorDescriptor
     from sparring_train.config.run import RunConfig
     from sparring_train.hookspecs import TrainerDescriptor
     from sparring_train.result import Progress, TrainResult
@@ -56,13 +57,30 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             api_version=API_VERSION,
             summary="DLRM and matrix factorisation with torch's own optimizers.",
             train=_train_with_torch,
+            evaluate=_evaluate_with_torch,
         ),
         TrainerDescriptor(
             name="tensorflow",
             api_version=API_VERSION,
             summary="DLRM and matrix factorisation with Keras 3's optimizers.",
             train=_train_with_keras,
+            evaluate=_evaluate_with_keras,
         ),
+    ]
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_evaluators() -> Sequence[EvaluatorDescriptor]:
+    from sparring_serve import EvaluatorDescriptor
+    from sparring_train.served_quality import served_quality
+
+    return [
+        EvaluatorDescriptor(
+            name="train",
+            api_version=API_VERSION,
+            summary="Models of the configurations of `sparring train`.",
+            quality=served_quality,
+        )
     ]
 
 
@@ -100,3 +118,19 @@ def _train_with_keras(config: RunConfig, manager: PluginManager, progress: Progr
     from sparring_train.keras.trainer import train
 
     return train(config, manager, progress)
+
+
+def _evaluate_with_torch(
+    config: RunConfig, manager: PluginManager, snapshot_url: str
+) -> Mapping[str, float]:
+    from sparring_train.pytorch.trainer import evaluate
+
+    return evaluate(config, manager, snapshot_url)
+
+
+def _evaluate_with_keras(
+    config: RunConfig, manager: PluginManager, snapshot_url: str
+) -> Mapping[str, float]:
+    from sparring_train.keras.trainer import evaluate
+
+    return evaluate(config, manager, snapshot_url)

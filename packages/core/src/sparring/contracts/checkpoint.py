@@ -70,6 +70,9 @@ class SaveOptions:
             its base. It costs at most 64 MiB a table and some time in each step.
         report_failure: the step after a save that failed in the background raises `BackgroundError`;
             otherwise the task alone tells of the failure.
+        token: of ranks that meet in no collective (`Rendezvous.is_apart`): 1 to 64 letters, digits, ``_``
+            or ``-``, the same on all ranks of this save, and of no other save; others give none.
+        step: of the snapshot, likewise: such ranks count steps apart. None: that of the container.
     """
 
     undo_bytes: int = UNDO_BYTES
@@ -78,6 +81,8 @@ class SaveOptions:
     share: float | None = None
     is_base: bool = False
     report_failure: bool = True
+    token: str | None = None
+    step: int | None = None
 
     def __post_init__(self) -> None:
         numbers = {"undo_bytes": self.undo_bytes, "deadline_seconds": self.deadline_seconds}

@@ -39,6 +39,10 @@ class Membership:
 class Rendezvous(ABC):
     """Where ranks meet. All methods may be called from any thread."""
 
+    is_apart: bool = False
+    """Whether ranks meet in no collective: each keeps its shard alone, as servers of a lookup service
+    do, and takes its own steps."""
+
     @abstractmethod
     def membership(self) -> Membership:
         """This rank's place. It stays the same until the job is restarted."""

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,8 @@ from sparring.updates.resolve import resolve_method
 __all__ = ["PlanLike", "automatic_plan", "made_plan", "plan_of_job", "workload_of"]
 
 PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
-"""A plan as users give one: table → kind or `TableSharding`; ``auto``; None: all tables ``row_wise``."""
+"""A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a plan's file; None:
+all tables ``row_wise``."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 _IN_MEMORY = ("hkv", "memory")
@@ -111,17 +113,26 @@ def plan_of_job(
         plugin_manager: where the planner is looked up.
 
     Raises:
-        InvalidArgumentError: other text than ``auto``.
+        InvalidArgumentError: text that is neither ``auto`` nor the path of a file.
+        ConfigError: the file is no plan of these tables and ranks.
         CapacityError: ``auto``, and the tables do not fit the memory.
     """
     if not isinstance(plan, str):
         return plan
-    if plan != AUTO:
+    if plan != AUTO and not Path(plan).is_file():
         raise InvalidArgumentError(
-            f"plan: found {plan!r}; give 'auto', a dict of table to sharding kind, or a ShardingPlan; a "
-            "file of `sparring plan` is read by sparring_plan.read_plan(path).sharding(world_size)"
+            f"plan: found {plan!r}; give 'auto', the path of a file of `sparring plan`, a dict of table "
+            "to sharding kind, or a ShardingPlan"
         )
     request = PlanRequest(tuple(tables()), job.collective.world_size)
+    if plan != AUTO:
+        planner = plugin_manager.planner()
+        if planner.read is None:
+            raise PluginError(
+                f"plan {plan!r}: planner {planner.name!r} reads no files; install sparring-plan, which "
+                "does"
+            )
+        return planner.read(plan, request)
     made = automatic_plan(request, job.collective, job.membership, plugin_manager)
     if job.collective.rank == 0:
         for sentence in made.assumed:

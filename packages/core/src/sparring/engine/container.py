@@ -51,7 +51,7 @@ from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.prefetch import Prefetch
 from sparring.engine.prefetch_thread import PrefetchThread
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import EngineState, NonFinite, Purpose, StepCounters, quiesce
+from sparring.engine.state import EngineState, NonFinite, Purpose, StepCounters, place_of, quiesce
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
 from sparring.engine.tables import TableEntry, Tables
@@ -130,11 +130,7 @@ class StepContainer:
         collective = collective or LocalGroup(1).join(0)
         rendezvous = rendezvous or SingleRendezvous()
         shards = rendezvous.shard_map()
-        if shards.world_size != collective.world_size:
-            raise InvalidArgumentError(
-                f"container: the rendezvous knows {shards.world_size} ranks, the collective "
-                f"{collective.world_size}; both must come from one job"
-            )
+        place = place_of(collective, rendezvous)
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
         if memory_bytes is not None and memory_bytes < 1:
@@ -147,9 +143,10 @@ class StepContainer:
         most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
         self._fingerprint = JobFingerprint(config or {})
         plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan(plan or {})
-        tables = Tables(collective, rendezvous, resources, events, plugin_manager, plan)
+        tables = Tables(place, rendezvous, resources, events, plugin_manager, plan)
         self.state = EngineState(
             collective=collective,
+            place=place,
             shard_map=shards,
             exchange=RingExchange(
                 collective,

@@ -59,7 +59,7 @@ def check_memory(state: EngineState, budget: int) -> None:
         return
     largest = max(held, key=lambda name: held[name])
     raise CapacityError(
-        f"the tables of rank {state.collective.rank} hold {bytes_text(found)}, the most of it "
+        f"the tables of rank {state.place.rank} hold {bytes_text(found)}, the most of it "
         f"table {largest!r} with {bytes_text(held[largest])}; their budget is {bytes_text(budget)} "
         "of memory. No row was changed. Raise the budget (StepContainer(memory_bytes=…), in a "
         "configuration tables.memory_bytes), add ranks, or bound the tables by a capacity and a "

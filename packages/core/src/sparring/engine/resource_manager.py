@@ -256,6 +256,24 @@ class ResourceManager:
         with self._lock:
             self._accumulators[table].add(keys, gradients)
 
+    def give(self, table: str, keys: Keys, gradients: Rows) -> None:
+        """Takes gradients that came from elsewhere, of keys that this rank owns.
+
+        Args:
+            keys: ``(n,)``, C-contiguous and aligned; gradients of a key that is repeated add up.
+            gradients: ``(n, dim)`` of the table's computing dtype, C-contiguous and aligned. Neither
+                array may change until the step.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+            InvalidArgumentError: wrong shape or dtype; nothing is taken.
+        """
+        self._accumulator(table)
+        sources = _native.key_gradients(self._views[table], keys, gradients)
+        with self._lock:
+            self.num_gradients += 1
+            self._hold(table, _Held(sources, None))
+
     def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
 

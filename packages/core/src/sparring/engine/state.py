@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.shard_map import ShardMap
 from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load_manager import LoadManager
@@ -26,7 +27,7 @@ from sparring.engine.checkpoint.save_manager import SaveManager
 from sparring.engine.prefetch_thread import PrefetchThread, RunningPrefetch
 from sparring.engine.resource_manager import ResourceManager
 from sparring.engine.tables import Tables
-from sparring.errors import ClosedError
+from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import ProcessGuard
@@ -38,9 +39,26 @@ __all__ = [
     "Purpose",
     "StepCounters",
     "join_prefetch",
+    "place_of",
     "quiesce",
     "try_quiesce",
 ]
+
+
+def place_of(collective: Collective, rendezvous: Rendezvous) -> Membership:
+    """This rank's place among those that share the tables.
+
+    Raises:
+        InvalidArgumentError: collective and rendezvous are of two jobs.
+    """
+    found, num_ranks = collective.world_size, rendezvous.shard_map().world_size
+    expected = 1 if rendezvous.is_apart else num_ranks
+    if found != expected:
+        raise InvalidArgumentError(
+            f"container: the rendezvous knows {num_ranks} ranks, which need a collective of {expected}, "
+            f"found one of {found}; both must come from one job"
+        )
+    return rendezvous.membership() if rendezvous.is_apart else Membership(collective.rank, found)
 
 
 class NonFinite(Enum):
@@ -71,6 +89,9 @@ class EngineState:
     """One rank's tables, exchange, background work, counters and policies."""
 
     collective: Collective
+    place: Membership
+    """This rank's, whose shard of each table is here. It is that in the collective, but for ranks
+    that meet in none (`Rendezvous.is_apart`)."""
     shard_map: ShardMap
     exchange: RingExchange
     tables: Tables

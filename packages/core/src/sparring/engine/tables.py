@@ -16,12 +16,11 @@ import xxhash
 
 from sparring import _native
 from sparring.contracts.admission import admission_from
-from sparring.contracts.collective import Collective
 from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.expiry import expiry_from
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.layout import Layout, ShardingPlan
-from sparring.contracts.rendezvous import Rendezvous
+from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
@@ -66,7 +65,8 @@ class Tables:
     """The tables of one rank. It waits for no background work: callers `quiesce` first.
 
     Args:
-        collective, rendezvous: whose shard of each table this is.
+        place: whose shard of each table this is.
+        rendezvous: who owns what.
         resources: learns of each table that is declared.
         events: where storages of stacks work in the background.
         plugin_manager: where backends are looked up; None: among the installed plugins.
@@ -78,7 +78,7 @@ class Tables:
 
     def __init__(
         self,
-        collective: Collective,
+        place: Membership,
         rendezvous: Rendezvous,
         resources: ResourceManager,
         events: EventLoop,
@@ -92,7 +92,7 @@ class Tables:
         """Tables by name, in the order of declaration."""
         self.expiring: list[TableEntry] = []
         """Those whose rows expire."""
-        self._collective = collective
+        self._place = place
         self._rendezvous = rendezvous
         self._resources = resources
         self._events = events
@@ -111,7 +111,7 @@ class Tables:
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None) -> None:
         """As `StepContainer.declare`."""
-        rank, world_size = self._collective.rank, self._collective.world_size
+        rank, world_size = self._place.rank, self._place.world_size
         check_declaration(table, storage)
         layout = self.layouts.layout(table)
         if layout.is_replicated:
@@ -141,7 +141,7 @@ class Tables:
             choice, opened = None, storage
         else:
             choice, opened = storage or StorageChoice(), None
-        entry = TableEntry(table, choice, opened, self._events, layout, self._collective.rank)
+        entry = TableEntry(table, choice, opened, self._events, layout, rank)
         self.declared[table.name] = entry
         self._add(entry)
 
@@ -151,7 +151,7 @@ class Tables:
         """Adds a table whose columns are divided: each block as a table of its own."""
         check_divided(table, storage, is_given=True)
         assert not isinstance(storage, Storage)
-        choice, rank = storage or StorageChoice(), self._collective.rank
+        choice, rank = storage or StorageChoice(), self._place.rank
         whole = DividedEntry(table, choice, None, self._events, layout, rank)
         blocks = []
         for number in range(layout.num_blocks):
@@ -217,7 +217,7 @@ class Tables:
             self.layouts.check_tables(list(self.declared))
             assert entry.choice is not None  # a storage that was given is never dropped
             entry.hold(self.open_storage(entry.choice, entry.config))
-            entry.expect_part(entry.layout.shard_of(self._collective.rank))
+            entry.expect_part(entry.layout.shard_of(self._place.rank))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
@@ -253,7 +253,7 @@ class Tables:
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank."""
-        rank, world_size = self._collective.rank, self._collective.world_size
+        rank, world_size = self._place.rank, self._place.world_size
         opened = open_storage(
             choice.backend,
             config,

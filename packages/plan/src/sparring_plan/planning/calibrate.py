@@ -23,6 +23,7 @@ from sparring import AUTO, PluginManager, join_job
 from sparring.contracts import Collective
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts, MachineCosts, StorageCosts
+from sparring_plan.planning.step_timings import step_costs
 from sparring_plan.planning.storage_timings import (
     MeasuredStorage,
     pool_ns_per_byte,
@@ -173,6 +174,12 @@ def _measured(
         exchange=exchange,
         machine=machine,
     )
+    if "hkv" in storages:
+        steps = step_costs(calibration, found.message_seconds, manager)
+        exchange = exchange.model_copy(update={"steps": steps})
+        calibration = calibration.model_copy(update={"exchange": exchange})
+    else:
+        skipped.append("steps: not measured, as hkv is not")
     return Measured(calibration, rank, tuple(skipped), time.perf_counter() - begin)
 
 

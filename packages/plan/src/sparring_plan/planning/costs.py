@@ -146,6 +146,10 @@ class Options:
         """(options, memories): bytes, summed over all ranks."""
         return self.base_memory * self.num_ranks + self.shard_memory * self.num_shards()[:, None]
 
+    def has_blocks(self, option: Ints) -> bool:
+        """Whether any of these options divides columns."""
+        return any(self.shapes[each].num_columns > 1 for each in set(self.shape[option].tolist()))
+
     def num_shards(self) -> Floats:
         """(options,): shards that are on ranks of their own; a shard on every rank is part of `base`."""
         counts = [0 if each.span is Span.ALL else each.num_shards for each in self.shapes]
@@ -192,7 +196,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     links += [topology.far.latency_us] * (topology.nodes > 1)
     # One message waits for the one before: three headers, keys, rows and gradients.
     fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
-    fixed += model.dense_seconds
+    fixed += model.dense_seconds + calibration.exchange.steps.seconds(len(names))
     # The ends of the same six with each other rank, as one who asks and as an owner.
     fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
     capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
@@ -375,10 +379,7 @@ class _CostModel:
         ]
         misses = [self._hits.key_misses(tables, rows) for rows in tiers]
         misses_of_all = [self._hits.key_misses_of_all(tables, rows) for rows in tiers]
-        hits = np.full((len(tables), MOST_TIERS), np.nan)
-        if storage.is_stack:
-            below = [self._hits.id_hits(tables, rows) for rows in tiers]
-            hits[:, : len(tiers) + 1] = np.diff([0 * held, *below, 0 * held + 1], axis=0).T
+        hits = self._hit_shares(storage, tables, tiers)
 
         def find(keys: Floats) -> Floats:
             return storage.find_seconds(keys, block * element, misses)
@@ -386,18 +387,18 @@ class _CostModel:
         def update(keys: Floats) -> Floats:
             return storage.update_seconds(keys, block + state, tables, misses_of_all)
 
+        steps = self._exchange.steps
         pool = self._exchange.pool_ns_per_byte * 1e-9 * element
         add = self._exchange.add_ns * 1e-9
         kept = storage.bytes(held, tables, blocks)
-        staged = np.zeros_like(kept)
-        if self._exchange.memory in self._memories:
-            place = self._memories.index(self._exchange.memory)
-            staged[:, place] = unique * dim * (element + _GRADIENT_BYTES)
+        staged = self._staged(tables)
+        local = ids * (dim * pool + steps.ids.seconds(dim * element))
         if replicated:
             moved = (ranks - 1) * unique * (_KEY_BYTES + dim * _GRADIENT_BYTES)
-            compute = find(unique) + unique * ranks * add + update(self._unique_of_all[tables])
+            adding = unique * ranks * (add + steps.replicas.seconds(dim * _GRADIENT_BYTES))
+            compute = local + find(unique) + adding + update(self._unique_of_all[tables])
             chunks = unique / self._exchange.chunk_rows
-            base = self._seconds(compute + ids * dim * pool, moved, moved, 2 * (ranks - 1) * chunks)
+            base = self._seconds(compute, moved, moved, 2 * (ranks - 1) * chunks)
             memory = np.stack([kept + staged, np.zeros_like(kept)])
             return _Part(tables, base, np.zeros_like(base), memory, hits)
         # Of one asking rank with one owner: bytes there, bytes back, and the owner's work.
@@ -406,7 +407,7 @@ class _CostModel:
             back = unique * share * (block * element + _STATUS_BYTES)
             work = find(unique * share) + unique * share * add
             chunks = unique * share / self._exchange.chunk_rows
-            asking = ids * dim * pool
+            asking = local + unique * blocks * steps.rows.seconds(block * element)
         else:
             owners = shape.num_shards / blocks
             touched = _touched(bags, ids, owners)
@@ -415,7 +416,10 @@ class _CostModel:
             back = touched * block * element
             work = find(unique * share) + ids * share * (block * pool + add)
             chunks = ids * share / self._exchange.chunk_rows
-            asking = np.zeros_like(ids)
+            half = touched * steps.bags.seconds(block * _GRADIENT_BYTES) / 2
+            work, asking = work + half, shape.num_shards * half
+        if blocks > 1:
+            work = work + unique * share * steps.blocks.seconds(block * _GRADIENT_BYTES)
         count = shape.num_shards * (ranks - 1) / ranks
         base = self._seconds(asking, count * there, count * back, count * _STREAMS * chunks)
         shard = self._seconds(
@@ -429,6 +433,23 @@ class _CostModel:
             base, shard = base + shard, np.zeros_like(base)
             memory = np.stack([memory.sum(0), np.zeros_like(kept)])
         return _Part(tables, base, shard, memory, hits)
+
+    def _staged(self, tables: Ints) -> Floats:
+        """(tables, memories): bytes of a batch's embeddings and gradients."""
+        staged = np.zeros((len(tables), len(self._memories)))
+        if self._exchange.memory in self._memories:
+            width = self._dim[tables] * (self._element[tables] + _GRADIENT_BYTES)
+            staged[:, self._memories.index(self._exchange.memory)] = self._unique[tables] * width
+        return staged
+
+    def _hit_shares(self, storage: StorageModel, tables: Ints, tiers: Sequence[Floats]) -> Floats:
+        """(tables, tiers): the share of ids that each tier serves, NaN where there are fewer."""
+        hits = np.full((len(tables), MOST_TIERS), np.nan)
+        if storage.is_stack:
+            below = [self._hits.id_hits(tables, rows) for rows in tiers]
+            ends = np.zeros(len(tables)), np.ones(len(tables))
+            hits[:, : len(tiers) + 1] = np.diff([ends[0], *below, ends[1]], axis=0).T
+        return hits
 
     def _seconds(self, compute: Floats, out: Floats, back: Floats, messages: Floats) -> Floats:
         """(tables, resources) of a rank's work, its bytes to and from all others, and its messages."""

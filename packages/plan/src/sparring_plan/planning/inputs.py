@@ -28,8 +28,10 @@ __all__ = [
     "Link",
     "MachineCosts",
     "PlanInputs",
+    "RowCosts",
     "SketchFile",
     "Stack",
+    "StepCosts",
     "StorageCosts",
     "TableSpec",
     "Tier",
@@ -325,12 +327,50 @@ class StorageCosts(DocumentModel):
     overhead: float = Field(ge=1)
 
 
+class RowCosts(DocumentModel):
+    """Costs of a row, in nanoseconds."""
+
+    ns: float = Field(default=0, ge=0)
+    ns_per_byte: float = Field(default=0, ge=0)
+    """Of its embedding."""
+
+    def seconds(self, row_bytes: Any) -> Any:
+        """Of a row of so many bytes, or of an array of them."""
+        return (self.ns + self.ns_per_byte * row_bytes) * 1e-9
+
+
+class StepCosts(DocumentModel):
+    """Costs of a step beyond finds, sums, updates and messages."""
+
+    step_us: float = Field(default=0, ge=0)
+    """Of a step, whatever is in it."""
+    table_us: float = Field(default=0, ge=0)
+    """Of each table in it: its lookup and its update."""
+    way_us: float = Field(default=0, ge=0)
+    """Of each further way that tables of a step go: by rows, as replicas, pooled by owners."""
+    ids: RowCosts = RowCosts()
+    """Of an id, on the rank that asks: made distinct, its row taken, its gradient added to its key."""
+    rows: RowCosts = RowCosts()
+    """Of a distinct key, on the rank that asks: routed, its row placed, its gradient packed."""
+    replicas: RowCosts = RowCosts()
+    """Of a gradient of any rank, on each replica: sent, copied, added in the order of ranks."""
+    bags: RowCosts = RowCosts()
+    """Of the part of a bag that an owner pools: half of it on the rank that asks, half on the owner."""
+    blocks: RowCosts = RowCosts()
+    """Of a gradient of a block of columns, on its owner: such rows are updated in arrays."""
+
+    def seconds(self, num_tables: int) -> float:
+        """Of a step with so many tables, whatever its plan."""
+        return (self.step_us + num_tables * self.table_us) * 1e-6
+
+
 class ExchangeCosts(DocumentModel):
     """Costs and sizes of the exchange."""
 
     memory: str
     add_ns: float = Field(ge=0)
     pool_ns_per_byte: float = Field(ge=0)
+    steps: StepCosts = StepCosts()
     chunk_rows: int = Field(gt=0)
     chunks_in_flight: int = Field(gt=0)
 

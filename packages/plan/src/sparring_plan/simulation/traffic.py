@@ -32,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 _DTYPES = {"float64": "<f8", "float32": "<f4", "bfloat16": "<u2", "float16": "<f2"}
 """Of the same size: only bytes count here."""
+_GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,9 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
     options, exchange = placement.options, calibration.exchange
     ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)
     found, update = _Collected(), np.zeros(ranks)
+    steps, has_blocks = exchange.steps, options.has_blocks(placement.option)
     local = 0.0 if calibration.machine is None else calibration.machine.dense_ms * 1e-3
+    local += steps.seconds(len(costs.specs))
     adding, add = 0.0, exchange.add_ns * 1e-9
     for table, spec in enumerate(costs.specs):
         shape = options.shape_of(int(placement.option[table]))
@@ -201,28 +204,41 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         find, write = costs.of(table, shape)
         pool = exchange.pool_ns_per_byte * 1e-9 * width * spec.element_bytes
         keys, keys_of_all = float(costs.unique[table]), float(costs.unique_of_all[table])
+        shares = _shares(options, placement, table, shape)
+        if has_blocks:
+            # Where one table has blocks, rows of none are updated in place.
+            update += shares * keys * ranks * steps.blocks.seconds(width * _GRADIENT_BYTES)
+        if shape.transfer == "rows":
+            local += ids * steps.ids.seconds(spec.dim * spec.element_bytes)
         if shape.kind == "data_parallel":
             found.replicated.append(round(keys))
             found.replicated_codecs.append(_gradients(spec, spec.dim))
             local += ids * pool + keys * find
-            adding += keys * ranks * add
+            adding += keys * ranks * (add + steps.replicas.seconds(spec.dim * _GRADIENT_BYTES))
             update += keys_of_all * write
             continue
-        shares = _shares(options, placement, table, shape)
         update += shares * keys_of_all * write
         if shape.transfer == "pooled":
-            found.pooled.append(
-                PooledTable(
-                    spec, inputs.samples, shares, keys, _gradients(spec, width),
-                    find_seconds=find, pool_seconds=pool, add_seconds=add,
-                )
+            pooled = PooledTable(
+                spec, inputs.samples, shares, keys, _gradients(spec, width),
+                find_seconds=find, pool_seconds=pool, add_seconds=add,
             )  # fmt: skip
+            found.pooled.append(pooled)
+            bags = np.zeros(ranks)
+            for owner in np.flatnonzero(shares):
+                bags[owner] = pooled.num_bags(int(owner))
+            bag = steps.bags.seconds(width * _GRADIENT_BYTES)
+            local += bags.sum() * bag / 2
+            update += bags * ranks * bag / 2
             continue
         local += ids * pool * shape.num_columns
+        local += keys * shape.num_columns * steps.rows.seconds(width * spec.element_bytes)
         found.asked.append(_counts(shares, shape, round(keys)))
         found.compute.append(Compute(find, add, 0.0))
         found.row_codecs.append(Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT))
         found.gradient_codecs.append(_gradients(spec, width))
+    ways = bool(found.asked) + bool(found.replicated) + bool(found.pooled)
+    local += max(ways - 1, 0) * steps.way_us * 1e-6
     return PlanTraffic(
         num_keys=round(float(costs.unique.sum())),
         num_tables=len(costs.specs),

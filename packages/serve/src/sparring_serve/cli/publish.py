@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from sparring import make_console, print_json, print_warning
+from sparring import context_of, make_console, print_json, print_warning
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_serve.publisher import Published, PublisherOptions, publish_newest
+from sparring_serve.quality import QualityCheck
 
 __all__ = ["add_publish"]
 
@@ -19,7 +21,8 @@ def add_publish(application: typer.Typer) -> None:
     application.command("publish")(publish)
 
 
-def publish(
+def publish(  # noqa: PLR0913, PLR0917 - one for each option
+    context: typer.Context,
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
     ],
@@ -42,14 +45,26 @@ def publish(
         int, typer.Option(help="One in so many is full at least, the others are deltas.")
     ] = 4,
     keep: Annotated[int, typer.Option(help="Serving snapshots that stay, at least 2.")] = 3,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="The run's configuration: its model is evaluated before and after quantization.",
+        ),
+    ] = None,
+    max_metric_loss: Annotated[
+        float | None,
+        typer.Option(help="With --evaluate: publish nothing that costs more of the metric."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each serving snapshot.")
     ] = False,
 ) -> None:
     """Publish the newest snapshot of a run for `sparring serve`."""
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
+    quality = _quality(context, evaluate, max_metric_loss)
     if not watch:
-        published = publish_newest(run, out, options)
+        published = publish_newest(run, out, options, quality)
         if published is None:
             typer.echo(f"{out}: has the newest snapshot already")
         else:
@@ -61,7 +76,7 @@ def publish(
     last = ""
     while True:
         try:
-            published = publish_newest(run, out, options)
+            published = publish_newest(run, out, options, quality)
         except SnapshotError as error:
             # There is none yet, or one that cannot be read: the next may be whole.
             if str(error) != last:
@@ -72,6 +87,19 @@ def publish(
                 _print(published, as_json=as_json)
         if stop.wait(poll_seconds):
             return
+
+
+def _quality(
+    context: typer.Context, config: str | None, most_loss: float | None
+) -> QualityCheck | None:
+    if config is not None:
+        return QualityCheck(config, most_loss, context_of(context).plugin_manager)
+    if most_loss is not None:
+        raise InvalidArgumentError(
+            f"--max-metric-loss {most_loss}: needs --evaluate CONFIG, the run's configuration, by "
+            "which the metric is measured"
+        )
+    return None
 
 
 def _quantize(given: list[str]) -> dict[str, str]:
@@ -89,7 +117,7 @@ def _quantize(given: list[str]) -> dict[str, str]:
 
 
 def _print(published: Published, *, as_json: bool) -> None:
-    written = published.written
+    written, quality = published.written, published.quality
     if as_json:
         print_json(
             {
@@ -98,11 +126,13 @@ def _print(published: Published, *, as_json: bool) -> None:
                 "step": written.step,
                 "is_delta": published.is_delta,
                 "removed": published.removed,
+                **({"quality": asdict(quality)} if quality is not None else {}),
                 "tables": {
                     name: {
                         "rows": rows,
                         "erased": written.num_erased.get(name, 0),
                         "bytes": written.size_bytes.get(name, 0),
+                        "row_bytes": written.row_bytes[name],
                         "relative_error": written.relative_error.get(name, 0.0),
                     }
                     for name, rows in written.num_rows.items()
@@ -119,7 +149,13 @@ def _print(published: Published, *, as_json: bool) -> None:
         error = written.relative_error.get(name, 0.0)
         console.print(
             f"  {name}: {rows:,} rows, {written.num_erased.get(name, 0):,} erased, "
-            f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB"
+            f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB, {written.row_bytes[name]:,} bytes a row"
             + (f", relative error {error:.2%}" if error else ""),
+            soft_wrap=True,
+        )
+    if quality is not None:
+        console.print(
+            f"  {quality.metric}: {quality.before:.6f} before, {quality.after:.6f} after, a loss of "
+            f"{quality.loss:.6f}; {quality.bytes_after / max(quality.bytes_before, 1):.2f} of the bytes",
             soft_wrap=True,
         )

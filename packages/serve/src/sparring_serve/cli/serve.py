@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ import typer
 from sparring.errors import ConfigError, StorageIOError
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
 from sparring_serve.server.heap import keep_freed_memory
-from sparring_serve.server.lookup_server import open_server
+from sparring_serve.server.lookup_server import LookupServer, open_server
 from sparring_serve.service import Place
 
 __all__ = ["add_serve"]
@@ -43,17 +43,30 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Processes on one port; as server.workers.", min=1)
     ] = None,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="inference: serving snapshots, read only; parameters: tables that learn from pushes."
+        ),
+    ] = "inference",
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve the tables of a folder of serving snapshots over gRPC, until SIGTERM."""
+    """Serve tables over gRPC until SIGTERM: a folder of serving snapshots, or tables that learn."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     given = [*(overrides or []), *([] if workers is None else [f"server.workers={workers}"])]
+    if role not in ("inference", "parameters"):
+        raise ConfigError(f"--role: must be inference or parameters, found {role!r}")
     read = read_serving_config(config, given)
     place = Place(read.shard_map, _shard(shard, read))
     address = read.server.address or _address(read, place, replica)
+    if role == "parameters":
+        from sparring_serve.parameters.server import open_parameter_server
+
+        _run(open_parameter_server, read, place, address, 0)
+        return
     if read.server.workers > 1 and worker is None:
         raise typer.Exit(_run_workers(config, given, ["--shard", shard], address))
-    _run(read, place, address, worker or 0)
+    _run(open_server, read, place, address, worker or 0)
 
 
 def _shard(text: str, config: ServingConfig) -> int:
@@ -87,7 +100,13 @@ def _address(config: ServingConfig, place: Place, replica: int) -> str:
     return replicas[replica - 1]
 
 
-def _run(config: ServingConfig, place: Place, address: str, worker: int) -> None:
+def _run(
+    opened: Callable[..., LookupServer],
+    config: ServingConfig,
+    place: Place,
+    address: str,
+    worker: int,
+) -> None:
     keep_freed_memory()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,13 +117,14 @@ def _run(config: ServingConfig, place: Place, address: str, worker: int) -> None
         port = server_config.metrics_port + worker
         server_config = server_config.model_copy(update={"metrics_port": port})
     own = config.model_copy(update={"server": server_config})
-    server = open_server(own, shard=place.shard, address=address)
+    server = opened(own, shard=place.shard, address=address)
     tables = server.service.tables
     newest = tables.versions()[0]
     served = ", ".join(f"{each.name} ({each.num_rows:,} rows)" for each in tables.shapes().values())
     _log.info(
         "ready on %s: step %d, version %s, shard %d/%d: %s",
-        server.address, newest.step, newest.hash, place.shard + 1, place.shards.num_shards, served,
+        server.address, newest.step, newest.hash or "none", place.shard + 1,
+        place.shards.num_shards, served,
     )  # fmt: skip
     stop.wait()
     _log.info("draining")

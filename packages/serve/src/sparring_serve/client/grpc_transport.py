@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,9 @@ class GrpcTransport:
                 channel.close()
         return outcome
 
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def close(self) -> None:
         for each in self._connections.take_all():
             each.close()
@@ -184,6 +188,9 @@ class AsyncGrpcTransport:
             if channel is not None:
                 await channel.close()
         return outcome
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def close(self) -> None:
         for each in self._connections.take_all():

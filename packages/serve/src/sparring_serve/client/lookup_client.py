@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy.typing as npt
 
@@ -14,11 +14,14 @@ from sparring.errors import ClosedError, InvalidArgumentError
 from sparring_serve.client.answer import Answer
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
 from sparring_serve.client.session import Description, Session, Steps
-from sparring_serve.client.transport import AsyncTransport, Outcome, Transport
+from sparring_serve.client.transport import AsyncTransport, Outcome, Pause, Transport
 from sparring_serve.config import ClientConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.wire.messages import Missing
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["AsyncLookupClient", "LookupClient"]
 
@@ -92,9 +95,7 @@ class LookupClient(_Client):
         self._transport = GrpcTransport(self.config) if transport is None else transport
 
     @classmethod
-    def from_config(
-        cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
-    ) -> LookupClient:
+    def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
         """A client by the file of its service.
 
         Args:
@@ -166,7 +167,11 @@ class LookupClient(_Client):
             except StopIteration as ended:
                 result: _Result = ended.value
                 return result
-            outcomes = self._transport.exchange(sends)
+            if isinstance(sends, Pause):
+                self._transport.pause(sends.seconds)
+                outcomes = ()
+            else:
+                outcomes = self._transport.exchange(sends)
 
 
 class AsyncLookupClient(_Client):
@@ -184,9 +189,7 @@ class AsyncLookupClient(_Client):
         self._transport = AsyncGrpcTransport(self.config) if transport is None else transport
 
     @classmethod
-    def from_config(
-        cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()
-    ) -> AsyncLookupClient:
+    def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
         """As `LookupClient.from_config`."""
         config = read_serving_config(Path(path), overrides)
         return cls(config.shard_map, config.client)
@@ -228,4 +231,8 @@ class AsyncLookupClient(_Client):
             except StopIteration as ended:
                 result: _Result = ended.value
                 return result
-            outcomes = await self._transport.exchange(sends)
+            if isinstance(sends, Pause):
+                await self._transport.pause(sends.seconds)
+                outcomes = ()
+            else:
+                outcomes = await self._transport.exchange(sends)

@@ -22,7 +22,7 @@ from sparring_serve.client.fallback import Fallback
 from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
@@ -35,8 +35,8 @@ __all__ = ["Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
-Steps = Generator[list[Send], Iterable[Outcome], _Result]
-"""Yields attempts to make at once, takes how they ended, returns a result."""
+Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
+"""Yields attempts to make at once, takes how they ended; or yields a pause. Returns a result."""
 
 _MOST_BEGINNINGS = 3
 
@@ -114,10 +114,10 @@ class Session:
     ) -> Steps[Answer]:
         """A pull; see `LookupClient.pull`."""
         wanted = [_distinct(table, each) for table, each in ids.items()]
-        deadline = self._deadline(deadline_seconds)
+        deadline = self.deadline(deadline_seconds)
         for beginning in range(_MOST_BEGINNINGS):
             is_last = beginning == _MOST_BEGINNINGS - 1
-            description = yield from self._described(
+            description = yield from self.described(
                 deadline, None if self._fallback.raises else self._last_description
             )
             pulled = self._divided(wanted, description, missing, version)
@@ -131,7 +131,7 @@ class Session:
                     description.most_deadline_seconds,
                 )
             except ShardMapMovedError as moved:
-                self._take_map(moved, is_last=is_last)
+                self.take_map(moved, is_last=is_last)
                 continue
             finally:
                 for _ in range(rounds.num_failovers):
@@ -154,9 +154,9 @@ class Session:
     def describing(self, deadline_seconds: float | None) -> Steps[Description]:
         """Descriptions by all shards, now."""
         self._forget()
-        return (yield from self._described(self._deadline(deadline_seconds)))
+        return (yield from self.described(self.deadline(deadline_seconds)))
 
-    def _described(
+    def described(
         self, deadline: float, otherwise: Description | None = None
     ) -> Steps[Description]:
         with self._lock:
@@ -249,7 +249,7 @@ class Session:
             with self._lock:
                 self._pin = newest.pop()
 
-    def _take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
+    def take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
         try:
             newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
         except SparringError as error:
@@ -273,7 +273,7 @@ class Session:
         with self._lock:
             self._description, self._pin = None, ""
 
-    def _deadline(self, deadline_seconds: float | None) -> float:
+    def deadline(self, deadline_seconds: float | None) -> float:
         given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
         if not 0 < given <= 600:
             raise InvalidArgumentError(

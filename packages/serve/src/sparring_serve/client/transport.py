@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["AsyncTransport", "Outcome", "Send", "Transport"]
+__all__ = ["AsyncTransport", "Outcome", "Pause", "Send", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,13 @@ class Send:
     request: bytes
     timeout_seconds: float
     waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Time before the next attempt."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,9 @@ class Transport(Protocol):
     def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
         """Sends all at once. Gives the outcome of each, in the same order, when it has ended."""
 
+    def pause(self, seconds: float) -> None:
+        """Returns after some time."""
+
     def close(self) -> None: ...
 
 
@@ -58,5 +68,7 @@ class AsyncTransport(Protocol):
     """`Transport` for asyncio."""
 
     async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]: ...
+
+    async def pause(self, seconds: float) -> None: ...
 
     async def close(self) -> None: ...

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -29,11 +29,39 @@ from sparring_serve.wire.open_inference import (
     ServingStatus,
 )
 
-__all__ = ["Methods", "make_handlers"]
+__all__ = ["Changes", "Methods", "make_handlers"]
 
 _log = logging.getLogger(__name__)
 
 _Answer = Callable[[bytes, Any], bytes]
+
+
+class Changes(Protocol):
+    """Calls that change tables: content and seconds until the deadline → the answer."""
+
+    def methods(self) -> Mapping[str, tuple[str, Callable[[bytes, float], bytes]]]:
+        """Method → the role that it needs, and what answers it."""
+
+    def close(self) -> None: ...
+
+
+_CHANGES = ("Push", "Flush", "Save", "Load")
+
+
+def _refuse_change(name: str) -> _Answer:
+    def refuse(*_: Any) -> bytes:
+        raise Refusal(
+            Status.UNIMPLEMENTED,
+            f"{name}: this server has the role inference, whose tables are read only; send it to servers "
+            "that were started with --role parameters",
+            reason="role_inference",
+        )
+
+    return refuse
+
+
+def _timed(answer: Callable[[bytes, float], bytes]) -> _Answer:
+    return lambda content, context: answer(content, context.time_remaining())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +72,13 @@ class Methods:
         service: answers pulls.
         refresher: takes newer versions.
         tokens: who may call; None: everyone.
+        changes: of tables that learn; None: they are read only.
     """
 
     service: LookupService
     refresher: Refresher
     tokens: Tokens | None = None
+    changes: Changes | None = None
 
     def pull(self, content: bytes, context: Any) -> bytes:
         return self.service.pull(content, context.time_remaining())
@@ -110,6 +140,7 @@ def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
         SERVICE: {
             **{name: _handler(each, tokens, "pull") for name, each in lookups.items()},
             "Refresh": _handler(methods.refresh, tokens, "admin"),
+            **_changes(methods),
         },
         INFERENCE: {
             **{name: _handler(each, tokens, "pull") for name, each in of_models.items()},
@@ -118,6 +149,15 @@ def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
         HEALTH: {"Check": _handler(methods.health, None, "")},
     }
     return [grpc.method_handlers_generic_handler(name, each) for name, each in table.items()]
+
+
+def _changes(methods: Methods) -> dict[str, grpc.RpcMethodHandler]:
+    if methods.changes is None:
+        return {name: _handler(_refuse_change(name), methods.tokens, "pull") for name in _CHANGES}
+    return {
+        name: _handler(_timed(answer), methods.tokens, role)
+        for name, (role, answer) in methods.changes.methods().items()
+    }
 
 
 def _handler(answer: _Answer, tokens: Tokens | None, role: str) -> grpc.RpcMethodHandler:

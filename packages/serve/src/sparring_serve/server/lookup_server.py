@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -13,7 +13,7 @@ from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, spl
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import MetricsExporter, ServingMetrics
 from sparring_serve.security import Tokens
-from sparring_serve.server.grpc_methods import Methods, make_handlers
+from sparring_serve.server.grpc_methods import Changes, Methods, make_handlers
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, Place
 from sparring_serve.tables import ServingTables
@@ -32,6 +32,7 @@ class LookupServer:
         config: of the service.
         place: shard of this server.
         address: ``host:port``; port 0 takes a free one.
+        changes: makes what changes the tables, where pushes are taken; None: they are read only.
 
     Raises:
         ConfigError: plain text off loopback, or a file of TLS or tokens is wrong.
@@ -39,7 +40,12 @@ class LookupServer:
     """
 
     def __init__(
-        self, tables: ServingTables, config: ServingConfig, place: Place, address: str
+        self,
+        tables: ServingTables,
+        config: ServingConfig,
+        place: Place,
+        address: str,
+        changes: Callable[[LookupService], Changes] | None = None,
     ) -> None:
         server = config.server
         host, _ = split_address(address)
@@ -62,6 +68,7 @@ class LookupServer:
             self.metrics,
         )
         self.metrics.add_gauges(self._gauges)
+        self.changes = None if changes is None else changes(self.service)
         self._drain_seconds = server.drain_seconds
         self._executor = ThreadPoolExecutor(server.threads, "sparring-serve")
         self._grpc = grpc.server(
@@ -84,7 +91,7 @@ class LookupServer:
         self.refresher = Refresher(
             tables, self.metrics, None if server.pin is not None else server.poll_seconds
         )
-        methods = Methods(self.service, self.refresher, tokens)
+        methods = Methods(self.service, self.refresher, tokens, self.changes)
         self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
         self.exporter = (
             None
@@ -103,6 +110,8 @@ class LookupServer:
         self._grpc.stop(self._drain_seconds).wait()
         self._executor.shutdown(wait=True)
         self.refresher.close()
+        if self.changes is not None:
+            self.changes.close()
         if self.exporter is not None:
             self.exporter.close()
         self.service.tables.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.parameters.service import ParameterService
 from sparring_serve.refusal import Refusal
 from sparring_serve.service import LookupService
 from sparring_serve.wire.fields import encode
@@ -36,7 +37,7 @@ class FaultyTransport:
 
     def __init__(
         self,
-        services: Mapping[str, LookupService],
+        services: Mapping[str, LookupService | ParameterService],
         fault: Callable[[Send], str] = lambda _: "",
         clock: TransportClock | None = None,
     ) -> None:
@@ -56,8 +57,21 @@ class FaultyTransport:
         self.clock.now = max(ends)
         return outcomes
 
+    def pause(self, seconds: float) -> None:
+        self.clock.now += seconds
+
     def close(self) -> None:
         self.is_closed = True
+
+    def _answer(self, service: LookupService | ParameterService, send: Send) -> bytes:
+        lookups = service if isinstance(service, LookupService) else service.lookups
+        if send.method == "Describe":
+            return encode(lookups.describe())
+        if send.method == "Pull":
+            return lookups.pull(send.request, send.timeout_seconds)
+        assert not isinstance(service, LookupService)
+        _, answer = service.methods()[send.method]
+        return answer(send.request, send.timeout_seconds)
 
     def _one(self, send: Send) -> tuple[Outcome, float]:
         self.sent.append(send)
@@ -72,11 +86,7 @@ class FaultyTransport:
             return Outcome(None, "DEADLINE_EXCEEDED", "deadline"), send.timeout_seconds
         service = self.services[send.address]
         try:
-            answer = (
-                encode(service.describe())
-                if send.method == "Describe"
-                else service.pull(send.request, send.timeout_seconds)
-            )
+            answer = self._answer(service, send)
         except Refusal as refusal:
             return Outcome(None, refusal.status.value, str(refusal), refusal.shard_map), 0.001
         if fault == "lost":

@@ -9,10 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import initial_rows
-from sparring.contracts import Initializer, TableConfig
+from sparring.contracts import TableConfig
 from sparring.errors import SparringError
-from sparring_serve.tables import Found, Ids, Looked, TableShape, Version, VersionGoneError
-from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+    initial_values,
+)
+from sparring_serve.wire.messages import Missing, RowDtype
 
 __all__ = ["MemoryTables"]
 
@@ -69,7 +77,7 @@ class MemoryTables:
         newest = self._kept[0][1]
         return {
             name: TableShape(
-                name, each.dim, "float32", len(newest.get(name, {})), _initial_values(each)
+                name, each.dim, "float32", len(newest.get(name, {})), initial_values(each)
             )
             for name, each in self._tables.items()
         }
@@ -116,10 +124,3 @@ class MemoryTables:
 
     def close(self) -> None:
         self.is_closed = True
-
-
-def _initial_values(table: TableConfig) -> InitialValues:
-    initializer = table.initializer
-    assert isinstance(initializer, Initializer)  # TableConfig sees to it
-    first, second = initializer.parameters(table.dim)
-    return InitialValues(initializer.kind, first, second, table.seed, table.dtype)

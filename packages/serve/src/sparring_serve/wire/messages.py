@@ -21,19 +21,27 @@ __all__ = [
     "SERVICE",
     "DescribeAnswer",
     "DescribeRequest",
+    "FlushAnswer",
+    "FlushRequest",
     "InitialValues",
     "Missing",
+    "ParametersMessage",
     "PullAnswer",
     "PullRequest",
+    "PushAnswer",
+    "PushRequest",
     "RefreshAnswer",
     "RefreshRequest",
     "Replicas",
     "RowDtype",
     "ShardMapMessage",
+    "TableGradients",
     "TableIds",
     "TableMessage",
+    "TableMethod",
     "TableRows",
     "VersionMessage",
+    "Wait",
 ]
 
 SERVICE = "sparring.serving.v1.Lookup"
@@ -128,6 +136,20 @@ class ShardMapMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class TableMethod:
+    table: str = text(1)
+    update_method: str = text(2)
+    hyper: str = text(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersMessage:
+    tables: tuple[TableMethod, ...] = many(1, TableMethod)
+    non_finite_gradients: str = text(2)
+    save_seconds: float = real(3)
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeAnswer:
     tables: tuple[TableMessage, ...] = many(1, TableMessage)
     versions: tuple[VersionMessage, ...] = many(2, VersionMessage)
@@ -138,6 +160,7 @@ class DescribeAnswer:
     most_bytes: int = number(7)
     most_deadline_seconds: float = real(8)
     is_ready: bool = flag(9)
+    parameters: ParametersMessage = one(10, ParametersMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +173,43 @@ class RefreshAnswer:
     version: VersionMessage = one(1, VersionMessage)
     is_new: bool = flag(2)
     refused: str = text(3)
+
+
+class Wait(IntEnum):
+    """When a push is answered."""
+
+    QUEUED = 0
+    APPLIED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TableGradients:
+    table: str = text(1)
+    ids: Buffer = data(2)
+    gradients: Buffer = data(3)
+    update_method: str = text(4)
+    hyper: str = text(5)
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    tables: tuple[TableGradients, ...] = many(1, TableGradients)
+    client: str = text(2)
+    sequence: int = number(3)
+    wait: int = number(4)
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswer:
+    was_known: bool = flag(1)
+    step: int = number(2)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    client: str = text(1)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAnswer:
+    step: int = number(1)

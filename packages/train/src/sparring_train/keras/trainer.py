@@ -30,13 +30,14 @@ from sparring_tf import (
 from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.keras.tasks import ClickTask, RatingTask, Task
+from sparring_train.loop.evaluation import run_evaluation
 from sparring_train.loop.loop import micro_batches, run_training
-from sparring_train.loop.model import Source, Trained
+from sparring_train.loop.model import Predict, Source, Trained
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["train"]
+__all__ = ["evaluate", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -57,12 +58,33 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         # TensorFlow's threads cannot be changed once it has begun.
         with suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(num_threads())
-        is_rating = isinstance(config.model, MatrixFactorizationModel)
-        task = (RatingTask if is_rating else ClickTask)(config, container)
+        task = _task(config, container)
         return task.source, _Trainer(config, task, plugin_manager)
 
     with own_errors():
         return run_training(config, plugin_manager, progress, make)
+
+
+def evaluate(
+    config: RunConfig, plugin_manager: PluginManager, snapshot_url: str
+) -> dict[str, float]:
+    """See `sparring_train.loop.evaluation.run_evaluation`; raises as it."""
+
+    def make(container: StepContainer, state: State) -> tuple[Source[Any], Predict]:
+        task = _task(config, container)
+        # Layers are made by their first batch, which may be empty.
+        task.predicted(*(_empty(spec) for spec in task.signature))
+        restore_state(state, model=task.model)
+        predicted = tf.function(task.predicted, input_signature=task.signature)
+        return task.source, lambda batch: predicted(*task.tensors(batch)).numpy()
+
+    with own_errors():
+        return run_evaluation(config, plugin_manager, snapshot_url, make)
+
+
+def _task(config: RunConfig, container: StepContainer) -> Task:
+    is_rating = isinstance(config.model, MatrixFactorizationModel)
+    return (RatingTask if is_rating else ClickTask)(config, container)
 
 
 class _Trainer:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring import PluginManager, State, StepContainer, num_threads
-from sparring.errors import ConfigError, NonFiniteGradientError
+from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,
     dense_parameters,
@@ -23,8 +23,9 @@ from sparring_torch import (
 )
 from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
+from sparring_train.loop.evaluation import run_evaluation
 from sparring_train.loop.loop import micro_batches, run_training
-from sparring_train.loop.model import Source, Trained
+from sparring_train.loop.model import Predict, Source, Trained
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.pytorch.click_task import ClickTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
@@ -32,7 +33,7 @@ from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["native_optimizer", "train"]
+__all__ = ["evaluate", "native_optimizer", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -46,8 +47,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
         torch.set_num_threads(num_threads())
         torch.manual_seed(config.seed % 2**63)
-        is_rating = isinstance(config.model, MatrixFactorizationModel)
-        task = (RatingTask if is_rating else ClickTask)(config, container)
+        task = _task(config, container)
         return task.source, _Trainer(config, task, plugin_manager)
 
     try:
@@ -55,6 +55,40 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
             return run_training(config, plugin_manager, progress, make)
     finally:
         torch.set_num_threads(threads_before)
+
+
+def evaluate(
+    config: RunConfig, plugin_manager: PluginManager, snapshot_url: str
+) -> dict[str, float]:
+    """See `sparring_train.loop.evaluation.run_evaluation`; raises as it."""
+
+    def make(container: StepContainer, state: State) -> tuple[Source[Any], Predict]:
+        task = _task(config, container)
+        try:
+            restore_state(state, model=task.model)
+        except RuntimeError as error:  # torch's own
+            raise InvalidArgumentError(
+                f"snapshot {snapshot_url} has parameters of another model than the configuration: "
+                f"{error}; give the configuration that the run was trained with"
+            ) from error
+        return task.source, lambda batch: _predicted(task, batch)
+
+    with torch.random.fork_rng(devices=[]):
+        return run_evaluation(config, plugin_manager, snapshot_url, make)
+
+
+def _task(config: RunConfig, container: StepContainer) -> RatingTask | ClickTask:
+    is_rating = isinstance(config.model, MatrixFactorizationModel)
+    return (RatingTask if is_rating else ClickTask)(config, container)
+
+
+def _predicted(task: Any, batch: Any) -> npt.NDArray[Any]:
+    """Predictions for a batch; the model is in training mode as before."""
+    task.model.eval()
+    with torch.no_grad():
+        predicted: npt.NDArray[Any] = task.predict(batch)
+    task.model.train()
+    return predicted
 
 
 class _Trainer:
@@ -191,12 +225,7 @@ class _Trainer:
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
         """See `sparring_train.loop.model.Trainer`."""
-        model = self._task.model
-        model.eval()
-        with torch.no_grad():
-            predicted: npt.NDArray[Any] = self._task.predict(batch)
-        model.train()
-        return predicted
+        return _predicted(self._task, batch)
 
     def states(self) -> dict[str, State]:
         """See `sparring_train.loop.model.Trainer`."""

@@ -43,7 +43,7 @@ OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
 
 def container_states(state: EngineState) -> dict[str, State]:
     """This rank's, copied."""
-    rank = state.collective.rank
+    rank = state.place.rank
     dropped = {
         entry.table_name: entry.num_not_admitted
         for entry in state.tables.entries.values()
@@ -86,7 +86,7 @@ def _visits(state: EngineState) -> State:
         if (
             visits is None
             or not entry.is_first
-            or (entry.config.is_replicated and state.collective.rank)
+            or (entry.config.is_replicated and state.place.rank)
         ):
             continue
         visits.seal(state.counters.steps)  # of writes since the last step
@@ -122,7 +122,7 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
 def _take_filters(
     state: EngineState, snapshot: Snapshot, saved_owners: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    rank = state.collective.rank
+    rank = state.place.rank
     read: dict[int, Mapping[str, npt.NDArray[Any]]] = {}
     for entry in state.tables.entries.values():
         if entry.admission_filter is None:
@@ -178,7 +178,7 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
 
 def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
     """A rank goes on counting from its own; with other ranks the first one has the totals."""
-    rank = state.collective.rank
+    rank = state.place.rank
     mine = [saved[rank]] if is_same_job else ([] if rank else saved)
     for counter in fields(state.counters):
         total = sum(each["counters"].get(counter.name, 0) for each in mine)
@@ -187,7 +187,7 @@ def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job:
         entry.num_not_admitted = sum(
             each["num_not_admitted"].get(entry.table_name, 0) for each in mine
         )
-    state.set_steps(saved[0]["counters"]["steps"])
+    state.set_steps(max(each["counters"]["steps"] for each in saved))
 
 
 # docs/format/admission.md: magic, version, kind; k, forgotten, number of keys.

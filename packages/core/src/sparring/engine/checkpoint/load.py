@@ -180,7 +180,7 @@ class Load:
                     rows[entry.table_name] = num_rows
             if self._is_whole:
                 take_counters = take_container_states(state, snapshot)
-            states = _states(snapshot, state.collective.rank)
+            states = _states(snapshot, state.place.rank)
         except Exception as failure:
             error = failure
         except BaseException as stopped:
@@ -231,10 +231,10 @@ class Load:
 
     def _partitions_of(self, entry: TableEntry) -> list[int] | None:
         """Those that this rank reads; None: all."""
-        collective = self._state.collective
-        if collective.world_size == 1 or entry.layout.is_replicated:
+        place = self._state.place
+        if place.world_size == 1 or entry.layout.is_replicated:
             return None
-        partitions: list[int] = entry.layout.partitions_of(collective.rank).tolist()
+        partitions: list[int] = entry.layout.partitions_of(place.rank).tolist()
         return partitions
 
     def _go_on(self) -> None:

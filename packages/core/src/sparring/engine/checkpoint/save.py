@@ -106,7 +106,11 @@ def _begin(
     """
     begin = time.perf_counter()
     entries = list(state.tables.entries.values())
-    rank, step = state.collective.rank, state.counters.steps
+    rank, step = state.place.rank, state.counters.steps
+    if error is None:
+        error = _check_apart(state, url, options)
+    if options.step is not None:
+        step = options.step
     if error is None:
         try:
             for entry in entries:
@@ -122,6 +126,7 @@ def _begin(
         if each.storage is not None and not (each.config.is_replicated and rank)
     ]
     token, base = _agreed(state, coordinator, url, base, mine)
+    token = options.token or token
     given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
     own: Mapping[str, State] = {}
     writer: SnapshotWriter | None = None
@@ -136,7 +141,7 @@ def _begin(
             url,
             step=step,
             rank=rank,
-            world_size=state.collective.world_size,
+            world_size=state.place.world_size,
             base=base,
             deadline_seconds=options.deadline_seconds,
             token=token,
@@ -176,6 +181,23 @@ def _begin(
         throttle,
         options.deadline_seconds,
     )
+
+
+def _check_apart(state: EngineState, url: str, options: SaveOptions) -> InvalidArgumentError | None:
+    """Why the options are of another kind of ranks."""
+    is_apart = state.collective.world_size < state.place.world_size
+    if is_apart and options.token is None:
+        return InvalidArgumentError(
+            f"save of {url}: rank {state.place.rank} of {state.place.world_size} meets the others in no "
+            "collective, so it cannot agree with them on a save; give all of them the same "
+            "SaveOptions token and step"
+        )
+    if state.collective.world_size > 1 and (options.token, options.step) != (None, None):
+        return InvalidArgumentError(
+            f"save of {url}: SaveOptions token and step are for ranks that meet in no collective, and "
+            f"these {state.place.world_size} ranks agree by theirs; leave them out"
+        )
+    return None
 
 
 def _table_job(

@@ -1,0 +1,147 @@
+"""`JointOptimizer`: the user's optimizer, over the rows of tables and over what remained of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+import torch
+
+from sparring.adapter import StepContainer
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import Anchor
+from sparring_torch.transpiler.report import DistributionReport
+
+__all__ = ["JointOptimizer"]
+
+_Loss = TypeVar("_Loss")
+_OWN = ("params", "param_names")
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """One optimizer in place of one: rows and parameters take their steps together.
+
+    `param_groups` are those of the user's optimizer, as many and in the same order: what is written to a
+    group, by a scheduler or by hand, is the rows' too where the group had embeddings. `step` steps the
+    rows first, because it may refuse a step, and then no parameter has moved.
+
+    Args:
+        dense: the user's optimizer, from whose groups the embeddings were taken.
+        rows: of the tables.
+        row_group: which group of `dense` the embeddings were in.
+        report: what became of the modules.
+    """
+
+    def __init__(
+        self,
+        dense: torch.optim.Optimizer,
+        rows: Optimizer,
+        row_group: int,
+        report: DistributionReport,
+    ) -> None:
+        self.dense, self.rows, self.report = dense, rows, report
+        self._row_group = row_group
+        self._is_made = False
+        groups = [
+            {name: each for name, each in group.items() if name != "param_names"}
+            for group in dense.param_groups
+        ]
+        for place, group in enumerate(groups):
+            group["params"] = list(group["params"])
+            if place == row_group:
+                # Without elements: gradient scalers find the gradients of rows there.
+                group["params"] += rows.param_groups[0]["params"]
+        super().__init__(groups, dict(dense.defaults))
+        self._is_made = True
+
+    @property
+    def container(self) -> StepContainer:
+        """Where the tables live."""
+        return self.rows.container
+
+    @property
+    def state(self) -> Any:
+        """State of each parameter; that of rows is with the rows."""
+        return self.dense.state if hasattr(self, "dense") else {}
+
+    @state.setter
+    def state(self, state: object) -> None:
+        """Ignores what torch's constructor sets."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
+
+    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
+        """Steps rows and parameters.
+
+        Args:
+            closure: computes the loss again, with gradients, and returns it; called once.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._write_groups()
+        self.rows.step()
+        self.dense.step()
+        return loss
+
+    def _write_groups(self) -> None:
+        """Brings hyper-parameters, as they are in `param_groups`, to both parts."""
+        for place, (shown, group) in enumerate(
+            zip(self.param_groups, self.dense.param_groups, strict=True)
+        ):
+            values = {name: each for name, each in shown.items() if name not in _OWN}
+            group.update(values)
+            if place == self._row_group:
+                self.rows.param_groups[0].update(values)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, of both parts."""
+        self.rows.zero_grad()
+        self.dense.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds ordinary parameters, as torch's; what stands for rows is left out."""
+        if not self._is_made:
+            return super().add_param_group(param_group)
+        parameters = param_group["params"]
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        kept = [each for each in parameters if not isinstance(each, Anchor)]
+        self.dense.add_param_group({**param_group, "params": kept})
+        super().add_param_group({**param_group, "params": kept})
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """``rows`` and ``dense``: the `state_dict` of each."""
+        self._write_groups()
+        return {"rows": self.rows.state_dict(), "dense": self.dense.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            InvalidArgumentError: it is of another optimizer; nothing is changed.
+        """
+        if set(state_dict) != {"rows", "dense"}:
+            raise InvalidArgumentError(
+                f"this state_dict has {', '.join(map(str, state_dict)) or 'nothing'}, expected rows and "
+                "dense; one that was saved before `distribute` is loaded before it"
+            )
+        self.rows.load_state_dict(state_dict["rows"])
+        self.dense.load_state_dict(state_dict["dense"])
+        for shown, group in zip(self.param_groups, self.dense.param_groups, strict=True):
+            shown.update({name: each for name, each in group.items() if name not in _OWN})
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UnsupportedError(
+            "a distributed optimizer is not copied or pickled, as it belongs to its model; save its "
+            "state_dict()"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of\nrows: {self.rows!r}\ndense: {self.dense!r}"

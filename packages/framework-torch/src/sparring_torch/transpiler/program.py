@@ -1,0 +1,259 @@
+"""`distribute` and `restore`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparring.adapter import PlanLike, StepContainer, StorageLike
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.table_module import TableModule
+from sparring_torch.transpiler.joint_optimizer import JointOptimizer
+from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
+from sparring_torch.transpiler.replacements import Kind
+from sparring_torch.transpiler.report import DistributionReport
+from sparring_torch.transpiler.scan import Scan, scan
+
+__all__ = ["distribute", "distribution_report", "restore"]
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    plan: PlanLike = None,
+    semantics: str = "exact",
+    keep: Collection[str] = (),
+    storage: StorageLike = "hkv",
+    find_unused_parameters: bool = False,
+) -> tuple[Any, Any]:
+    """Makes the program of one machine one of many ranks, in place; torchrun starts it.
+
+    Two lines of a program change::
+
+        from sparring_torch import distribute
+        …
+        model, optimizer = distribute(model, optimizer)
+
+    Each `nn.Embedding` and `nn.EmbeddingBag` is replaced by a module with a table that begins with its
+    weight, and the optimizer by one that steps tables and parameters. Parameters of several ranks are
+    averaged by `DistributedModelParallel`. Call it once weights are made or loaded and the optimizer is
+    made, before schedulers are.
+
+    Args:
+        model: a module of torch on one machine; rank 0's weights count.
+        optimizer: of its parameters, and of no others; or several, of which one has all embeddings.
+        plan: how tables are sharded, as of `DistributedModelParallel`.
+        semantics: ``exact``: an optimizer that would move rows without a gradient is refused; ``lazy``:
+            such rows stay as they are, and the optimizer differs from what it was.
+        keep: paths of modules that stay as they are, with weights on all ranks.
+        storage: what keeps the rows.
+        find_unused_parameters: as of `DistributedModelParallel`.
+
+    Returns:
+        The model, which is wrapped where there are several ranks, and the optimizer, or as many as were
+        given. ``optimizer.report`` is the `DistributionReport`.
+
+    Raises:
+        UnsupportedError: a module or the optimizer cannot be distributed; its text lists all of them, and
+            ``report`` has them. Nothing was changed.
+        InvalidArgumentError: another value of `semantics`, or something that is no module or optimizer.
+    """
+    optimizers = _optimizers(optimizer)
+    scanned = _scan(model, optimizers, semantics, keep)
+    if scanned.report.refused:
+        raise UnsupportedError(
+            f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
+            f"refused, and nothing was changed\n{DistributionReport(scanned.report.refused)}",
+            report=scanned.report,
+        )
+    made = {
+        id(each.module): each.kind.make(each.module, each.table, storage) for each in scanned.found
+    }
+    for each in scanned.found:
+        _put(model, each.paths, made[id(each.module)])
+    try:
+        wrapped = DistributedModelParallel(
+            model, plan=plan, find_unused_parameters=find_unused_parameters
+        )
+        rows = _row_optimizer(scanned, made, optimizers)
+    except BaseException:
+        for each in scanned.found:
+            _put(model, each.paths, each.module)
+        raise
+    with torch.no_grad():
+        for each in scanned.found:
+            module = made[id(each.module)]
+            for table, weight, skipped in each.kind.rows(each.module, each.table):
+                _write(wrapped.container, table, weight, skipped)
+            replaced: Any = _Replaced(each.kind, each.module, each.table, each.paths)
+            module.replaced = replaced
+    joint = [*optimizers]
+    if rows is not None and scanned.owner is not None:
+        number, place = scanned.owner
+        taken = {id(weight) for each in scanned.found for weight in each.kind.weights(each.module)}
+        dense = optimizers[number]
+        _take_out(dense, taken)
+        joint[number] = JointOptimizer(dense, rows, place, scanned.report)
+    is_several = wrapped.container.collective.world_size > 1
+    returned: Any = joint if isinstance(optimizer, Sequence) else next(iter(joint), None)
+    return wrapped if is_several else model, returned
+
+
+def distribution_report(
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    semantics: str = "exact",
+    keep: Collection[str] = (),
+) -> DistributionReport:
+    """Report of what `distribute` would do with the same arguments. It changes nothing.
+
+    Raises:
+        InvalidArgumentError: as `distribute`.
+    """
+    return _scan(model, _optimizers(optimizer), semantics, keep).report
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Gives the modules back that `distribute` replaced, with the trained weights, in place.
+
+    All ranks call it; each gets all weights. An optimizer for them is made again.
+
+    Args:
+        model: what `distribute` returned.
+
+    Returns:
+        The model, not wrapped.
+
+    Raises:
+        InvalidArgumentError: nothing of it was replaced by `distribute`.
+    """
+    inner: nn.Module = model.module if isinstance(model, DistributedModelParallel) else model
+    modules = [
+        each
+        for each in inner.modules()
+        if isinstance(each, TableModule) and hasattr(each, "replaced")
+    ]
+    if not modules:
+        raise InvalidArgumentError(
+            f"restore: {type(inner).__name__} has no module that distribute replaced; give what "
+            "distribute returned"
+        )
+    read = [_weights(each) for each in modules]
+    for module, weights in zip(modules, read, strict=True):
+        replaced: _Replaced = module.replaced
+        replaced.kind.give_back(replaced.module, weights)
+        replaced.module.train(module.training)
+        replaced.module.requires_grad_(module.anchor.requires_grad)
+        _put(inner, replaced.paths, replaced.module)
+    return inner
+
+
+class _Replaced:
+    """The module of torch whose place a module with tables took; its weight is in the table."""
+
+    def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
+        self.kind, self.module, self.table, self.paths = kind, module, table, paths
+        self.tables: list[tuple[str, int, int | None, Tensor | None]] = []
+        for name, weight, skipped in kind.rows(module, table):
+            row = None if skipped is None else weight.data[skipped].clone()
+            self.tables.append((name, len(weight), skipped, row))
+            weight.data = weight.data.new_empty(0, weight.shape[1])
+
+
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    optimizers = (
+        list(given) if isinstance(given, Sequence) else [given] if given is not None else []
+    )
+    for each in optimizers:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                f"distribute takes optimizers of torch, found {type(each).__name__}"
+            )
+    return optimizers
+
+
+def _scan(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    semantics: str,
+    keep: Collection[str],
+) -> Scan:
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
+    if semantics not in ("exact", "lazy"):
+        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
+    if isinstance(keep, str):
+        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
+    return scan(model, optimizers, is_lazy=semantics == "lazy", keep=keep)
+
+
+def _put(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = module
+
+
+def _row_optimizer(
+    scanned: Scan, made: dict[int, TableModule], optimizers: Sequence[torch.optim.Optimizer]
+) -> Optimizer | None:
+    trained = [made[id(each.module)] for each in scanned.found if each.is_trained]
+    if scanned.owner is None:
+        return None
+    number, place = scanned.owner
+    native = optimizers[number]
+    return Optimizer(
+        [*trained, *scanned.tables], over_rows(type(native)), **hyperparameters_of(native, place)
+    )
+
+
+def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
+    """Takes parameters out of an optimizer's groups, and their state."""
+    for group in optimizer.param_groups:
+        kept = [number for number, each in enumerate(group["params"]) if id(each) not in taken]
+        for each in group["params"]:
+            if id(each) in taken:
+                optimizer.state.pop(each, None)
+        if "param_names" in group:
+            group["param_names"] = [group["param_names"][number] for number in kept]
+        group["params"] = [group["params"][number] for number in kept]
+
+
+def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:
+    """Writes the rows of rank 0's weight, each rank a part of them."""
+    collective = container.collective
+    values = weight.detach().cpu().contiguous()
+    if collective.world_size > 1:
+        mine = values.view(-1).view(torch.uint8).numpy()
+        sent = mine if collective.rank == 0 else np.empty(0, np.uint8)
+        first = torch.from_numpy(collective.all_gather(sent)[0])
+        values = first.view(values.dtype).view_as(values)
+    if values.dtype is torch.bfloat16:  # of which numpy knows nothing
+        values = values.float()
+    ids = np.arange(len(values))
+    ids = ids[ids != skipped] if skipped is not None else ids
+    ids = ids[collective.rank :: collective.world_size]
+    container.assign(table, ids, values.numpy()[ids])
+
+
+def _weights(module: TableModule) -> list[Tensor]:
+    """Each weight of a replaced module, as it was trained."""
+    replaced: _Replaced = module.replaced
+    weights = []
+    for (name, count, skipped, row), before in zip(
+        replaced.tables, replaced.kind.weights(replaced.module), strict=True
+    ):
+        values = module.embeddings_of(np.arange(count), name).to(before.device, before.dtype)
+        if skipped is not None and row is not None:
+            values[skipped] = row
+        weights.append(values)
+    return weights

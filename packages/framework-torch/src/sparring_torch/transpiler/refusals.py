@@ -1,0 +1,142 @@
+"""Reasons why an embedding, or its optimizer, cannot be distributed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from sparring.errors import SparringError
+from sparring_torch.optimizer_probe import probe
+from sparring_torch.transpiler.replacements import Kind
+from sparring_torch.transpiler.sparse_adam import SparseAdam
+from sparring_torch.transpiler.weight_uses import weight_uses
+
+__all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal", "over_rows"]
+
+_MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum", "weight_decay"),
+    torch.optim.Adagrad: ("weight_decay",),
+    torch.optim.SparseAdam: (),
+}
+"""Optimizers that leave a row without a gradient as it is, if these hyper-parameters are 0."""
+
+
+class RefusalFinder:
+    """Finds why a module of a model cannot be replaced.
+
+    Args:
+        model: the whole of it.
+        optimizers: of its parameters.
+        paths: id of a module → its paths.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        paths: Mapping[int, Sequence[str]],
+    ) -> None:
+        self._optimizers, self._paths = optimizers, paths
+        self._uses = weight_uses(model)
+        self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._listed: dict[int, str] = {}
+        for module in model.modules():
+            for name, each in module._parameters.items():
+                if each is not None:
+                    self._holders.setdefault(id(each), []).append((module, name))
+            for name, value in vars(module).items():
+                values = list(value.values()) if isinstance(value, dict) else value
+                if not name.startswith("_") and isinstance(values, (list, tuple)):
+                    for each in values:
+                        self._listed[id(each)] = f"{type(module).__name__}.{name}"
+
+    def reason(self, module: nn.Module, kind: Kind) -> str:
+        """Why a module cannot be replaced; empty: it can."""
+        if self._paths[id(module)] == [""]:
+            return "it is the whole model; put it into a module"
+        return (
+            kind.refusal(module)
+            or self._tie(module, kind)
+            or self._use(module)
+            or self._state(module, kind)
+        )
+
+    def _tie(self, module: nn.Module, kind: Kind) -> str:
+        own = {id(each) for each in module.modules()}
+        for weight in kind.weights(module):
+            for other, name in self._holders.get(id(weight), ()):
+                if id(other) not in own:
+                    where = ".".join(filter(None, [self._paths[id(other)][0], name]))
+                    return f"its weight is tied: {where} is the same parameter"
+        return ""
+
+    def _use(self, module: nn.Module) -> str:
+        for each in module.modules():
+            if id(each) in self._uses:
+                return f"its weight is used as a matrix, in {self._uses[id(each)]}; a table is none"
+            if id(each) in self._listed:
+                where = self._listed[id(each)]
+                return (
+                    f"{where} has it in a plain list or dict; make that a ModuleList or ModuleDict"
+                )
+            if parametrize.is_parametrized(each):
+                return "its weight is parametrized; a table has no weight to compute"
+            if each._forward_hooks or each._forward_pre_hooks or each._backward_hooks:
+                return "it has hooks; register them after distribute"
+        return ""
+
+    def _state(self, module: nn.Module, kind: Kind) -> str:
+        for optimizer in self._optimizers:
+            for weight in kind.weights(module):
+                state = optimizer.state.get(weight) or {}
+                is_kept = any(each is not None for each in state.values())
+                if is_kept and float(state.get("step", 1)) > 0:
+                    return (
+                        f"{type(optimizer).__name__} has taken steps with its weight; distribute with an "
+                        "optimizer that has taken none"
+                    )
+        return ""
+
+
+def optimizer_refusal(optimizer: torch.optim.Optimizer, place: int, is_lazy: bool) -> str:
+    """Why an optimizer cannot step rows as it steps weights; empty: it can.
+
+    Args:
+        optimizer: that has the embeddings.
+        place: in which of its groups.
+        is_lazy: whether rows without a gradient may stay where it would move them.
+    """
+    native, group = type(optimizer), optimizer.param_groups[place]
+    if not is_lazy:
+        needed = _MOVES_MET_ROWS.get(native)
+        found = [name for name in needed or () if group.get(name)]
+        if needed is None or found:
+            what = native.__name__ + "".join(f" with {name}={group[name]}" for name in found)
+            return (
+                f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows "
+                "of tables change when a batch meets them. Give embeddings SGD without momentum, Adagrad "
+                "or SparseAdam, without weight_decay; or, for rows that move when they are met, "
+                "semantics='lazy'"
+            )
+    try:
+        probe(over_rows(native), hyperparameters_of(optimizer, place), torch.float32)
+    except SparringError as error:
+        return str(error)
+    return ""
+
+
+def over_rows(native: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class that steps rows as `native` steps a weight."""
+    return SparseAdam if native is torch.optim.SparseAdam else native
+
+
+def hyperparameters_of(optimizer: torch.optim.Optimizer, place: int) -> dict[str, Any]:
+    """Keyword arguments that make an optimizer of this class with the values of a group."""
+    known = inspect.signature(type(optimizer)).parameters
+    group = optimizer.param_groups[place]
+    return {name: each for name, each in group.items() if name in known and name != "params"}

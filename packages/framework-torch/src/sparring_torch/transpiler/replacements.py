@@ -1,0 +1,153 @@
+"""Which module with tables takes the place of an embedding of torch, and of which it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparring.adapter import StorageLike
+from sparring.errors import InvalidArgumentError
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.ids import tensor_of
+from sparring_torch.table_module import TableModule
+
+__all__ = ["Kind", "kind_of"]
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_OF_ITS_OWN = {"__init__", "reset_parameters", "extra_repr"}
+
+
+class Kind:
+    """How modules of one class are replaced."""
+
+    has_several = False
+    """Whether such a module has several tables."""
+
+    def weights(self, module: Any) -> Sequence[nn.Parameter]:
+        """The weights that become tables."""
+        return [module.weight]
+
+    def table_names(self, module: Any, table: str) -> str:
+        """Names of the tables, for the report."""
+        return table
+
+    def refusal(self, module: Any) -> str:
+        """Why it cannot be replaced; empty: it can."""
+        raise NotImplementedError
+
+    def note(self, module: Any) -> str:
+        """Remark on the replacement, for the report."""
+        if module.weight.dtype in (torch.float16, torch.bfloat16):
+            return "rows of 16 bits are updated in float32 and rounded stochastically"
+        return ""
+
+    def make(self, module: Any, table: str, storage: StorageLike) -> TableModule:
+        """The module with tables, without rows."""
+        raise NotImplementedError
+
+    def rows(self, module: Any, table: str) -> list[tuple[str, Tensor, int | None]]:
+        """Table, weight, and the row that is not written, for each table."""
+        return [(table, module.weight, module.padding_idx)]
+
+    def give_back(self, module: Any, weights: Sequence[Tensor]) -> None:
+        """Puts trained weights into the module that was replaced."""
+        for parameter, values in zip(self.weights(module), weights, strict=True):
+            parameter.data = values
+
+
+class _OfTorch(Kind):
+    """`nn.Embedding` and `nn.EmbeddingBag`."""
+
+    def __init__(self, native: type[nn.Module]) -> None:
+        self._native = native
+
+    def refusal(self, module: Any) -> str:
+        weight, kind = module.weight, type(module)
+        added = {
+            name
+            for each in kind.__mro__[: kind.__mro__.index(self._native)]
+            for name, value in vars(each).items()
+            if callable(value) and name not in _OF_ITS_OWN
+        }
+        if added:
+            return f"its class {kind.__name__} defines {', '.join(sorted(added))}"
+        if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
+            return "its weight has no elements yet; materialize it first"
+        if weight.dtype not in _DTYPES:
+            return f"its weight is {weight.dtype}; tables are float32, float64, float16 or bfloat16"
+        if module.max_norm is not None:
+            return (
+                f"max_norm={module.max_norm} renormalises rows in a lookup, which changes no table"
+            )
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq divides gradients by counts of a batch, which tables do not"
+        if getattr(module, "mode", "sum") == "max":
+            return "mode='max'; bags of tables are summed or averaged"
+        padding = module.padding_idx if self._native is nn.Embedding else None
+        if padding is not None and bool(weight[padding].any()):
+            return (
+                f"its row of padding_idx={padding} is not zeros, and reads as zeros from a table; set it "
+                f"to zeros before: weight.data[{padding}] = 0"
+            )
+        return ""
+
+    def make(self, module: Any, table: str, storage: StorageLike) -> TableModule:
+        weight = module.weight
+        given: dict[str, Any] = {
+            "name": table,
+            "padding_idx": module.padding_idx,
+            "dtype": weight.dtype,
+            "initializer": "zeros",
+            "storage": storage,
+            "device": None if weight.device.type == "cpu" else weight.device,
+        }
+        made: TableModule
+        if self._native is nn.Embedding:
+            made = Embedding(module.embedding_dim, **given)
+        else:
+            made = EmbeddingBag(
+                module.embedding_dim,
+                mode=module.mode,
+                include_last_offset=module.include_last_offset,
+                **given,
+            )
+        if weight.dtype in (torch.float16, torch.bfloat16):
+            made.to(weight.dtype)
+        made.train(module.training)
+        made.requires_grad_(weight.requires_grad)
+        made.register_forward_pre_hook(_range_check(table, module.num_embeddings), with_kwargs=True)
+        return made
+
+
+def _range_check(table: str, count: int) -> Callable[..., None]:
+    def check(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        ids = tensor_of(given[0] if given else named["input"], f"ids of table {table!r}")
+        if ids.is_nested or not ids.numel() or ids.device.type != "cpu":
+            return
+        low, high = (int(each) for each in torch.aminmax(ids))
+        if low < 0 or high >= count:
+            error = InvalidArgumentError(
+                f"embedding {table!r}: found id {low if low < 0 else high}, and the module that it "
+                f"replaced has embeddings 0 to {count - 1}; for ids of any size write "
+                "sparring_torch.Embedding(dim) in the model",
+                table=table,
+            )
+            module.agent.refuse(error, is_training=module.is_training)
+
+    return check
+
+
+_EMBEDDING, _EMBEDDING_BAG = _OfTorch(nn.Embedding), _OfTorch(nn.EmbeddingBag)
+
+
+def kind_of(module: nn.Module) -> Kind | None:
+    """How a module is replaced; None where it has no rows to look up."""
+    if isinstance(module, nn.Embedding):
+        return _EMBEDDING
+    return _EMBEDDING_BAG if isinstance(module, nn.EmbeddingBag) else None

@@ -1,0 +1,221 @@
+"""`scan`: a model and its optimizer looked at, and neither changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparring_torch.table_module import TableModule
+from sparring_torch.transpiler.refusals import RefusalFinder, optimizer_refusal
+from sparring_torch.transpiler.replacements import Kind, kind_of
+from sparring_torch.transpiler.report import DistributionReport, ModuleReport, Outcome
+
+__all__ = ["Found", "Scan", "scan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A module that becomes one with tables.
+
+    Args:
+        module: the module itself.
+        kind: how it is replaced.
+        paths: in the model.
+        table: name of the table; of several, what their names begin with.
+        is_trained: whether an optimizer has its weight.
+    """
+
+    module: nn.Module
+    kind: Kind
+    paths: tuple[str, ...]
+    table: str
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Result of `scan`.
+
+    Args:
+        report: of all modules.
+        found: those to replace.
+        tables: modules with tables that the model has already.
+        owner: which of the optimizers has the embeddings, and in which group; None: none has.
+    """
+
+    report: DistributionReport
+    found: tuple[Found, ...]
+    tables: tuple[TableModule, ...]
+    owner: tuple[int, int] | None
+
+
+def scan(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    is_lazy: bool,
+    keep: Collection[str],
+) -> Scan:
+    """Looks at each module of a model, and at its optimizers.
+
+    Args:
+        model: of one machine.
+        optimizers: of its parameters.
+        is_lazy: whether rows without a gradient may stay where the optimizer would move them.
+        keep: paths of modules that stay as they are.
+    """
+    scanner = _Scanner(model, optimizers, keep)
+    scanner.look_at_program()
+    for module in model.modules():
+        scanner.look_at(module)
+    scanner.look_at_optimizer(is_lazy)
+    return Scan(
+        DistributionReport(tuple(scanner.reports)),
+        tuple(scanner.found),
+        tuple(scanner.tables),
+        scanner.owner,
+    )
+
+
+class _Scanner:
+    """One pass over a model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        keep: Collection[str],
+    ) -> None:
+        self._model, self._optimizers, self._keep = model, optimizers, set(keep)
+        self.reports: list[ModuleReport] = []
+        self.found: list[Found] = []
+        self.tables: list[TableModule] = []
+        self.owner: tuple[int, int] | None = None
+        self._paths: dict[int, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(module), []).append(path)
+        self._groups = {
+            id(each): (number, place)
+            for number, optimizer in enumerate(optimizers)
+            for place, group in enumerate(optimizer.param_groups)
+            for each in group["params"]
+        }
+        self._why_not = RefusalFinder(model, optimizers, self._paths)
+        self._inside: set[int] = set()
+
+    def look_at_program(self) -> None:
+        """Finds what stands in the way whatever the modules are."""
+        model = self._model
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            self._refuse(model, "give the module that it wraps; several ranks wrap it again")
+        if isinstance(model, torch.jit.ScriptModule):
+            self._refuse(model, "it is scripted; give the module that it was made of")
+        for path in sorted(self._keep - {path for each in self._paths.values() for path in each}):
+            reason = "keep names it, and the model has no such path"
+            self.reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))
+        for optimizer in self._optimizers:
+            reason = ""
+            if any("initial_lr" in group for group in optimizer.param_groups):
+                reason = (
+                    "a scheduler was made for it; make it after distribute, for what that returns"
+                )
+            if type(optimizer).__module__.startswith("sparring_torch."):
+                reason = "it is an optimizer of rows already; give those of torch.optim"
+            if reason:
+                self._refuse_optimizer(optimizer, reason)
+
+    def look_at(self, module: nn.Module) -> None:
+        """Replaces, keeps or refuses a module that is not inside of one that was."""
+        if id(module) in self._inside:
+            return
+        kind = kind_of(module)
+        if isinstance(module, TableModule):
+            self.tables.append(module)
+            self._inside |= {id(each) for each in module.modules()}
+            self.owner = self.owner or self._groups.get(id(module.anchor))
+            self._report(module, Outcome.KEPT, "it looks up in tables already")
+        elif kind is None or not self._keep.isdisjoint(self._paths[id(module)]):
+            if any(each is not None for each in module._parameters.values()):
+                is_kept = kind is not None
+                self._report(
+                    module, Outcome.KEPT, "named in keep" if is_kept else "ordinary parameters"
+                )
+        else:
+            self._inside |= {id(each) for each in module.modules()}
+            self._look_at_embedding(module, kind)
+
+    def _look_at_embedding(self, module: nn.Module, kind: Kind) -> None:
+        where = self._paths[id(module)]
+        weights = kind.weights(module)
+        places = [self._groups[id(each)] for each in weights if id(each) in self._groups]
+        reason = self._why_not.reason(module, kind) or self._why_not_in(places)
+        if reason:
+            self._refuse(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
+            return
+        if places and self.owner is None:
+            self.owner = places[0]
+        table = _table_name(where[0], {each.table for each in self.found})
+        note = kind.note(module)
+        if not places:
+            note = "no optimizer has its weight: rows are read only"
+        elif not any(each.requires_grad for each in weights):
+            note = "frozen: rows are read only"
+        said = f"table{'s' * kind.has_several} {kind.table_names(module, table)}"
+        self._report(module, Outcome.REPLACED, said + (note and f"; {note}"))
+        self.found.append(Found(module, kind, tuple(where), table, bool(places)))
+
+    def _why_not_in(self, places: Sequence[tuple[int, int]]) -> str:
+        first = self.owner or next(iter(places), None)
+        for number, place in places:
+            if first is not None and (number, place) != first:
+                return (
+                    f"its weight is in param_group {place} of optimizer {number}, others are "
+                    f"in group {first[1]} of optimizer {first[0]}; put all of them into one group"
+                )
+        return ""
+
+    def look_at_optimizer(self, is_lazy: bool) -> None:
+        """Finds whether the optimizer of the embeddings can step rows; and whether there are any."""
+        trained = [
+            weight
+            for each in self.found
+            if each.is_trained
+            for weight in each.kind.weights(each.module)
+            if weight.requires_grad
+        ]
+        if self.owner is not None and trained:
+            optimizer = self._optimizers[self.owner[0]]
+            reason = optimizer_refusal(optimizer, self.owner[1], is_lazy)
+            if reason:
+                self._refuse_optimizer(optimizer, reason)
+        is_empty = not self.found and not self.tables
+        if is_empty and not any(each.outcome is Outcome.REFUSED for each in self.reports):
+            self._refuse(self._model, "it has no embeddings; use DistributedDataParallel of torch")
+
+    def _report(self, module: nn.Module, outcome: Outcome, reason: str) -> None:
+        path = ", ".join(each or "model" for each in self._paths[id(module)])
+        self.reports.append(ModuleReport(path, type(module).__name__, outcome, reason))
+
+    def _refuse(self, module: nn.Module, reason: str) -> None:
+        self._report(module, Outcome.REFUSED, reason)
+
+    def _refuse_optimizer(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
+        name = type(optimizer).__name__
+        self.reports.append(ModuleReport("optimizer", name, Outcome.REFUSED, reason))
+
+
+def _table_name(path: str, taken: Collection[str]) -> str:
+    """A path as the name of a table: letters, digits, ``_``, ``.``, ``-``."""
+    name = re.sub(r"[^A-Za-z0-9_.\-]", "_", path)
+    if not re.match(r"[A-Za-z_]", name):
+        name = f"embedding.{name}"
+    stem, number = name[:190], 1
+    name = stem
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    return name

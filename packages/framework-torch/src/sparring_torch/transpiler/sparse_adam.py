@@ -1,0 +1,49 @@
+"""`SparseAdam` over the rows of a step, which lie in a dense tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+__all__ = ["SparseAdam"]
+
+
+class SparseAdam(torch.optim.Optimizer):
+    """The formula of `torch.optim.SparseAdam`, which takes sparse gradients alone.
+
+    Every row that it is given had a gradient. Adam differs in where `eps` is added.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Moves each parameter that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "exp_avg" not in state:
+                    state["step"] = state.get("step", 0)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                gradient = -parameter.grad if group["maximize"] else parameter.grad
+                average = state["exp_avg"].lerp_(gradient, 1 - beta1)
+                square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
+                correction1 = 1 - beta1 ** state["step"]
+                correction2 = 1 - beta2 ** state["step"]
+                size = group["lr"] * math.sqrt(correction2) / correction1
+                parameter.addcdiv_(average, square.sqrt().add_(group["eps"]), value=-size)

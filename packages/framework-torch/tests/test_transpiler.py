@@ -1,0 +1,344 @@
+"""`distribute`: what is replaced, kept and refused; and the way back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch import Embedding, distribute, distribution_report, restore
+from sparring_torch.table_module import TableModule
+from sparring_torch.transpiler.joint_optimizer import JointOptimizer
+
+
+class Small(nn.Module):
+    """One embedding and a layer."""
+
+    def __init__(self, words: nn.Module | None = None) -> None:
+        super().__init__()
+        self.words = words or nn.Embedding(10, 4)
+        self.score = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.score(self.words(ids)).sum()
+
+
+class Tied(Small):
+    """The output layer's weight is the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = nn.Linear(4, 10, bias=False)
+        self.classes.weight = self.words.weight
+
+
+class Functional(Small):
+    """The weight is an argument, in a method that `forward` calls."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.logits(self.words(ids)).sum()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.words.weight)
+
+
+class InList(Small):
+    """A list that is no `ModuleList`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [self.words]
+
+
+class Doubled(nn.Embedding):
+    """Another `forward`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return 2 * super().forward(ids)
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def padded() -> nn.Module:
+    words = nn.Embedding(10, 4, padding_idx=2)
+    words.weight.data[2] = 1.0
+    return words
+
+
+def hooked() -> nn.Module:
+    words = nn.Embedding(10, 4)
+    words.register_forward_hook(lambda *_: None)
+    return words
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "tied": (Tied, "classes.weight is the same parameter"),
+    "functional": (Functional, "used as a matrix, in Functional.logits"),
+    "list": (InList, "InList.parts has it in a plain list"),
+    "max_norm": (lambda: Small(nn.Embedding(10, 4, max_norm=1.0)), "max_norm=1.0"),
+    "frequency": (
+        lambda: Small(nn.Embedding(10, 4, scale_grad_by_freq=True)),
+        "scale_grad_by_freq",
+    ),
+    "max": (lambda: Small(nn.EmbeddingBag(10, 4, mode="max")), "mode='max'"),
+    "forward": (lambda: Small(Doubled(10, 4)), "Doubled defines forward"),
+    "padding": (lambda: Small(padded()), "padding_idx=2 is not zeros"),
+    "meta": (lambda: Small(nn.Embedding(10, 4, device="meta")), "no elements yet"),
+    "parametrized": (lambda: Small(weight_norm(nn.Embedding(10, 4))), "defines"),
+    "hooks": (lambda: Small(hooked()), "it has hooks"),
+    "nothing": (lambda: nn.Linear(4, 1), "it has no embeddings"),
+    "the model": (lambda: nn.Embedding(10, 4), "it is the whole model"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_module_is_refused_with_its_path_and_reason(name: str) -> None:
+    make, reason = REFUSED[name]
+    model = make()
+    modules, optimizer = list(model.modules()), sgd(model)
+    report = distribution_report(model, optimizer)
+    with pytest.raises(UnsupportedError, match="nothing was changed") as caught:
+        distribute(model, optimizer)
+    assert caught.value.report == report
+    assert [each for each in report.refused if reason in each.reason], str(report)
+    assert reason in str(caught.value)
+    assert list(model.modules()) == modules
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+Made = Callable[[nn.Module], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, tuple[Made, str]] = {
+    "Adam": (lambda model: torch.optim.Adam(model.parameters()), "Adam moves rows"),
+    "AdamW": (lambda model: torch.optim.AdamW(model.parameters()), "AdamW moves rows"),
+    "momentum": (lambda model: sgd(model, momentum=0.9), "SGD with momentum=0.9 moves rows"),
+    "decay": (lambda model: sgd(model, weight_decay=0.1), "SGD with weight_decay=0.1 moves rows"),
+    "RMSprop": (lambda model: torch.optim.RMSprop(model.parameters()), "RMSprop moves rows"),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_an_optimizer_that_moves_all_rows_is_refused_unless_lazy(name: str) -> None:
+    make, reason = OPTIMIZERS[name]
+    model = Small()
+    with pytest.raises(UnsupportedError, match=reason):
+        distribute(model, make(model))
+
+    still = model.words.weight.detach().clone()
+    model, optimizer = distribute(model, make(model), semantics="lazy")
+    for ids in ([1, 2], [2, 3]):
+        optimizer.zero_grad()
+        model(torch.tensor(ids)).backward()
+        optimizer.step()
+    after = restore(model).words.weight
+    assert torch.equal(after[4:], still[4:])
+    assert not torch.isclose(after[1:4], still[1:4]).any()
+
+
+def test_lbfgs_is_refused_although_lazy() -> None:
+    model = Small()
+    with pytest.raises(UnsupportedError, match="LBFGS"):
+        distribute(model, torch.optim.LBFGS(model.parameters()), semantics="lazy")
+
+
+def test_all_refusals_are_told_at_once() -> None:
+    model = nn.ModuleDict(
+        {"a": Small(nn.Embedding(10, 4, max_norm=1.0)), "b": Doubled(10, 4), "c": Small()}
+    )
+    with pytest.raises(UnsupportedError, match="3 of 6 parts") as caught:
+        distribute(model, torch.optim.Adam(model.parameters()))
+    for text in ("a.words", "keep=['a.words']", "\nb ", "\noptimizer "):
+        assert text in str(caught.value)
+    assert "c.words" not in str(caught.value)
+
+
+def test_what_is_kept_stays_a_module_of_torch() -> None:
+    model = Tied()
+    model.tags = nn.Embedding(5, 4)
+    model, optimizer = distribute(model, sgd(model), keep=["words"])
+    assert isinstance(model.words, nn.Embedding)
+    assert isinstance(model.tags, TableModule)
+    assert "named in keep" in str(optimizer.report)
+    kept = model.words.weight.detach().clone()
+    (model(torch.tensor([1])) + model.tags(torch.tensor([1])).sum()).backward()
+    optimizer.step()
+    assert not torch.equal(model.words.weight, kept)
+
+
+def test_keep_names_a_path_of_the_model() -> None:
+    model = Small()
+    with pytest.raises(UnsupportedError, match=r"word +refused +keep names it"):
+        distribute(model, sgd(model), keep=["word"])
+    with pytest.raises(InvalidArgumentError, match=r"\['words'\]"):
+        distribute(model, sgd(model), keep="words")
+
+
+def test_the_report_is_a_table_of_all_modules() -> None:
+    model = Small(nn.Embedding(10, 4, dtype=torch.bfloat16))
+    model.tables = Embedding(4, name="ours")
+    model.frozen = nn.Embedding(10, 4).requires_grad_(False)
+    model.other = nn.Embedding(10, 4)
+    trained = [*model.words.parameters(), *model.score.parameters(), *model.frozen.parameters()]
+    model, optimizer = distribute(model, torch.optim.SGD([*trained, model.tables.anchor], lr=1.0))
+    lines = str(optimizer.report).splitlines()
+    assert lines[0].split() == ["module", "class", "outcome", "reason"]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["words", "Embedding", "replaced"],
+        ["score", "Linear", "kept"],
+        ["tables", "Embedding", "kept"],
+        ["frozen", "Embedding", "replaced"],
+        ["other", "Embedding", "replaced"],
+    ]
+    assert "rounded stochastically" in lines[1]
+    assert "looks up in tables already" in lines[3]
+    assert "frozen: rows are read only" in lines[4]
+    assert "no optimizer has its weight" in lines[5]
+
+
+def test_a_scheduler_is_made_afterwards() -> None:
+    model = Small()
+    optimizer = sgd(model)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UnsupportedError, match="a scheduler was made for it"):
+        distribute(model, optimizer)
+
+
+def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
+    model = Small()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    model(torch.tensor([1])).backward()
+    optimizer.step()
+    with pytest.raises(UnsupportedError, match="Adagrad has taken steps with it"):
+        distribute(model, optimizer)
+
+
+def test_an_id_out_of_range_is_refused_as_before() -> None:
+    model = Small()
+    model, _ = distribute(model, sgd(model))
+    for wrong in (10, -1):
+        with pytest.raises(InvalidArgumentError, match=f"found id {wrong}.*0 to 9"):
+            model(torch.tensor([3, wrong]))
+    assert model.words.num_rows() == {"words": 10}
+
+
+def test_the_weight_of_a_replaced_module_is_not_there() -> None:
+    model = Small()
+    model, _ = distribute(model, sgd(model))
+    with pytest.raises(AttributeError, match="its tables are no matrices"):
+        model.words.weight.norm()
+
+
+def test_a_shared_module_is_replaced_by_one() -> None:
+    model = Small()
+    model.again = model.words
+    model, optimizer = distribute(model, sgd(model))
+    assert model.again is model.words
+    assert isinstance(model.words, TableModule)
+    assert optimizer.report.replaced[0].path == "words, again"
+    plain = restore(model)
+    assert plain.again is plain.words
+    assert isinstance(plain.words, nn.Embedding)
+
+
+def test_rows_of_bfloat16_follow_the_weight() -> None:
+    torch.manual_seed(1)
+    original = Small().to(torch.bfloat16)
+    model = copy.deepcopy(original)
+    model, optimizer = distribute(model, sgd(model))
+    theirs = sgd(original)
+    for step in range(5):
+        for each, its in ((model, optimizer), (original, theirs)):
+            its.zero_grad()
+            output = each(torch.tensor([step, 3]))
+            assert output.dtype is torch.bfloat16
+            output.backward()
+            its.step()
+    words = restore(model).words
+    assert words.weight.dtype is torch.bfloat16
+    torch.testing.assert_close(words.weight, original.words.weight, rtol=0.05, atol=0.01)
+
+
+def test_frozen_rows_can_be_trained_later() -> None:
+    model = Small()
+    model.words.requires_grad_(False)
+    before = model.words.weight.detach().clone()
+    model, optimizer = distribute(model, sgd(model))
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).backward()
+        optimizer.step()
+        return model.words.embeddings_of(torch.arange(10))
+
+    assert torch.equal(step(), before)
+    model.words.requires_grad_(True)
+    after = step()
+    assert torch.equal(after[3:], before[3:])
+    assert not torch.equal(after[1:3], before[1:3])
+
+
+def test_restore_gives_the_trained_weights_and_can_be_done_again() -> None:
+    bag = nn.EmbeddingBag(10, 4, mode="sum", padding_idx=2)
+    bag.weight.data[2] = 5.0  # never read
+    model = Small(bag)
+    optimizer = sgd(model)
+    for _ in range(2):
+        model, optimizer = distribute(model, optimizer)
+        assert isinstance(optimizer, JointOptimizer)
+        optimizer.zero_grad()
+        model(torch.tensor([[1, 2]])).backward()
+        optimizer.step()
+        model = restore(model)
+        optimizer = sgd(model)
+    assert model.words is bag
+    assert torch.equal(bag.weight[2], torch.full((4,), 5.0))
+    assert bag.weight.requires_grad
+    with pytest.raises(InvalidArgumentError, match="no module that distribute replaced"):
+        restore(model)
+
+
+def test_state_of_the_optimizer_is_saved_and_loaded() -> None:
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(2)
+        model = Small()
+        return distribute(model, torch.optim.Adagrad(model.parameters(), lr=0.1, lr_decay=0.5))
+
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).backward()
+        optimizer.step()
+
+    model, optimizer = made()
+    step(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.3
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    step(model, optimizer)
+
+    other, its_optimizer = made()
+    other.load_state_dict(saved[0])
+    its_optimizer.load_state_dict(saved[1])
+    assert its_optimizer.param_groups[0]["lr"] == 0.3
+    step(other, its_optimizer)
+    assert torch.equal(restore(other).words.weight, restore(model).words.weight)
+    assert torch.equal(other.score.weight, model.score.weight)
+    with pytest.raises(InvalidArgumentError, match="expected rows and dense"):
+        its_optimizer.load_state_dict(torch.optim.SGD([nn.Parameter()], lr=1.0).state_dict())
+
+
+def test_a_group_of_parameters_can_be_added() -> None:
+    model = Small()
+    model, optimizer = distribute(model, sgd(model))
+    added = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [added], "lr": 1.0})
+    added.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(added, torch.zeros(2))
+    assert len(optimizer.state_dict()["dense"]["param_groups"]) == 2

@@ -1,0 +1,1 @@
+"""The role `parameters`: a service whose tables learn from gradients that are pushed."""

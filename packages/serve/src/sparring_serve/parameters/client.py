@@ -1,0 +1,162 @@
+"""`ParameterClient` and `AsyncParameterClient`: clients of a service whose tables learn."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError
+from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
+from sparring_serve.client.session import Session, Steps
+from sparring_serve.parameters.push_window import Token
+from sparring_serve.parameters.pushing import Pushed, TablePush, flushing, pushing
+from sparring_serve.wire.messages import Wait
+
+__all__ = ["AsyncParameterClient", "ParameterClient"]
+
+Gradients = TablePush | Sequence[npt.ArrayLike]
+
+
+def _pushes(
+    gradients: Mapping[str, Gradients],
+    update_method: str | None,
+    hyper: Mapping[str, Any] | None,
+) -> dict[str, TablePush]:
+    pushes = {}
+    for table, each in gradients.items():
+        if isinstance(each, TablePush):
+            pushes[table] = each
+        elif len(each) == 2:
+            pushes[table] = TablePush(each[0], each[1], update_method, hyper)
+        else:
+            raise InvalidArgumentError(
+                f"push to table {table!r}: must be a TablePush, or ids and gradients, found "
+                f"{len(each)} values",
+                table=table,
+            )
+    if not pushes:
+        raise InvalidArgumentError("push: no table was given; leave empty pushes out")
+    return pushes
+
+
+def _wait(given: str) -> Wait:
+    try:
+        return Wait[given.upper()]
+    except (KeyError, AttributeError):
+        raise InvalidArgumentError(f"wait must be 'queued' or 'applied', found {given!r}") from None
+
+
+class _Pushing:
+    """The part that both clients share: tokens are the name of a client, and numbers from 1."""
+
+    _session: Session
+
+    @cached_property
+    def name(self) -> str:
+        """The client in its push tokens."""
+        return secrets.token_hex(8)
+
+    @cached_property
+    def _numbers(self) -> Iterator[int]:
+        return itertools.count(1)
+
+    def _pushing(
+        self,
+        gradients: Mapping[str, Gradients],
+        update_method: str | None,
+        hyper: Mapping[str, Any] | None,
+        wait: str,
+        token: Token | None,
+        deadline_seconds: float | None,
+    ) -> Steps[Pushed]:
+        pushes = _pushes(gradients, update_method, hyper)
+        waits = _wait(wait)
+        seconds = deadline_seconds
+        if seconds is None:
+            seconds = self._session.config.push_deadline_seconds
+        deadline = self._session.deadline(seconds)
+        return pushing(
+            self._session, pushes, token or Token(self.name, next(self._numbers)), waits, deadline
+        )
+
+    def _flushing(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
+        return flushing(self._session, self.name, self._session.deadline(deadline_seconds))
+
+
+class ParameterClient(_Pushing, LookupClient):
+    """A `LookupClient` that changes tables, too. Any thread may call any method."""
+
+    def push(
+        self,
+        gradients: Mapping[str, Gradients],
+        *,
+        update_method: str | None = None,
+        hyper: Mapping[str, Any] | None = None,
+        wait: str = "queued",
+        token: Token | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Pushed:
+        """Updates rows by gradients: one step of each table, applied once on each shard.
+
+        An attempt whose answer is lost is made again, and one that found a full queue after a
+        pause, until the deadline.
+
+        Args:
+            gradients: by table: ids ``(n,)`` and gradients ``(n, dim)``, or a `TablePush`.
+            update_method: that tables must have; None: whatever they have.
+            hyper: hyper-parameters of tables that are given as ids and gradients; only `lr` may be
+                another than the table's, for this push.
+            wait: ``queued``: return when all shards have it in their queues; ``applied``: when rows have
+                changed, so that the next pull sees it.
+            token: of an earlier push that failed, to push it again; None: a new one.
+            deadline_seconds: for all of it; None: `ClientConfig.push_deadline_seconds`.
+
+        Raises:
+            UnknownTableError: a table is not served. Nothing was sent.
+            InvalidArgumentError: gradients, methods or hyper-parameters do not fit the tables. No row was
+                changed.
+            PushFailedError: some shards have not taken it; its `token` pushes it again.
+            DeadlineError, ReplicasFailedError, AccessError: as `pull`; nothing was sent.
+        """
+        return self._run(
+            self._pushing(gradients, update_method, hyper, wait, token, deadline_seconds)
+        )
+
+    def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
+        """Returns when all pushes that any client queued before are applied, and storages flushed.
+
+        Returns:
+            Of each shard the pushes that it has applied.
+
+        Raises:
+            PushFailedError: a shard failed, or could not apply a push of this client that was queued.
+        """
+        return self._run(self._flushing(deadline_seconds))
+
+
+class AsyncParameterClient(_Pushing, AsyncLookupClient):
+    """`ParameterClient` for asyncio; of the event loop that first uses it."""
+
+    async def push(
+        self,
+        gradients: Mapping[str, Gradients],
+        *,
+        update_method: str | None = None,
+        hyper: Mapping[str, Any] | None = None,
+        wait: str = "queued",
+        token: Token | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Pushed:
+        """As `ParameterClient.push`."""
+        return await self._run(
+            self._pushing(gradients, update_method, hyper, wait, token, deadline_seconds)
+        )
+
+    async def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
+        """As `ParameterClient.flush`."""
+        return await self._run(self._flushing(deadline_seconds))

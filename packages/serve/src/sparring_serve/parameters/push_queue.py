@@ -1,0 +1,110 @@
+"""The thread that changes the tables of a shard, and the bounded queue of work before it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparring_serve.refusal import Refusal, Status
+
+__all__ = ["PushQueue"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    run: Callable[[], Any]
+    num_bytes: int
+    is_push: bool
+    future: Future[Any] = field(default_factory=Future)
+
+
+class PushQueue:
+    """Work in the order in which it came, one at a time, on a thread of its own.
+
+    Args:
+        most_pushes: that wait.
+        most_bytes: of the pushes that wait.
+    """
+
+    def __init__(self, most_pushes: int, most_bytes: int) -> None:
+        self._most_pushes, self._most_bytes = most_pushes, most_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[_Work] = deque()
+        self.num_pushes = 0
+        """That wait, or are being applied."""
+        self.num_bytes = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="sparring-parameters", daemon=True)
+        self._thread.start()
+
+    def push(self, run: Callable[[], Any], num_bytes: int) -> Future[Any]:
+        """Adds a push.
+
+        Raises:
+            Refusal: RESOURCE_EXHAUSTED: there is no room now, and the push was not taken.
+        """
+        with self._changed:
+            self._check_open()
+            waiting, held = self.num_pushes, self.num_bytes
+            if waiting and (waiting >= self._most_pushes or held + num_bytes > self._most_bytes):
+                raise Refusal(
+                    Status.RESOURCE_EXHAUSTED,
+                    f"a push of {num_bytes:,} bytes: {waiting:,} pushes of {held:,} bytes wait, the most "
+                    f"are {self._most_pushes:,} and {self._most_bytes:,}; it was not taken. Push again "
+                    "later with the same token",
+                    reason="push_queue",
+                )
+            self.num_pushes += 1
+            self.num_bytes += num_bytes
+            return self._add(_Work(run, num_bytes, is_push=True))
+
+    def call(self, run: Callable[[], Any]) -> Future[Any]:
+        """Adds other work, which comes after all pushes that wait."""
+        with self._changed:
+            self._check_open()
+            return self._add(_Work(run, 0, is_push=False))
+
+    def close(self) -> None:
+        """Ends when all work that waits is done."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Refusal(Status.UNAVAILABLE, "this server is draining; push again when it is back")
+
+    def _add(self, work: _Work) -> Future[Any]:
+        self._waiting.append(work)
+        self._changed.notify_all()
+        return work.future
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                work = self._waiting.popleft()
+            result, failure = None, None
+            try:
+                result = work.run()
+            except Exception as error:
+                if work.is_push:
+                    _log.warning("a push was not applied: %s", error)
+                failure = error
+            with self._changed:
+                self.num_pushes -= work.is_push
+                self.num_bytes -= work.num_bytes
+            if failure is None:
+                work.future.set_result(result)
+            else:
+                work.future.set_exception(failure)

@@ -1,0 +1,131 @@
+"""Push tokens: which pushes of each client were applied, so that each is applied at most once.
+
+A token is the client's name and a number that it raises with each push. Of each client the last
+`WIDTH` numbers are known one by one. An older one is refused: no one can say any more whether it
+was applied.
+
+    numbers   … forgotten │ known, one by one │
+                          └─ newest - WIDTH   └─ newest
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["WIDTH", "PushWindows", "Token", "Verdict"]
+
+WIDTH = 1024
+"""Pushes of a client that are known one by one: more than it has under way at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A push: the client that sent it, and its number there."""
+
+    client: str
+    number: int
+
+
+class Verdict:
+    """Knowledge of a token."""
+
+    NEW = "new"
+    APPLIED = "applied"
+    FORGOTTEN = "forgotten"
+    IN_PART = "in part"
+
+
+@dataclass(slots=True)
+class _Window:
+    newest: int = 0
+    missing: set[int] = field(default_factory=set)
+    """Numbers of the window that were not applied."""
+    in_part: set[int] = field(default_factory=set)
+    """Numbers of which a snapshot of other shards had a part."""
+
+    def verdict(self, number: int) -> str:
+        if number <= self.newest - WIDTH:
+            return Verdict.FORGOTTEN
+        if number in self.in_part:
+            return Verdict.IN_PART
+        return Verdict.NEW if number > self.newest or number in self.missing else Verdict.APPLIED
+
+    def add(self, number: int) -> None:
+        if number > self.newest:
+            begin = max(self.newest + 1, number - WIDTH + 1)
+            self.missing.update(range(begin, number))
+            self.newest = number
+            oldest = number - WIDTH
+            self.missing = {each for each in self.missing if each > oldest}
+            self.in_part = {each for each in self.in_part if each > oldest}
+        else:
+            self.missing.discard(number)
+
+
+class PushWindows:
+    """Applied pushes of the clients of one shard. Used by one thread at a time.
+
+    Args:
+        most_clients: past it the client that pushed least recently is forgotten.
+    """
+
+    def __init__(self, most_clients: int) -> None:
+        self._most_clients = most_clients
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+
+    def verdict(self, token: Token) -> str:
+        """A `Verdict`."""
+        window = self._windows.get(token.client)
+        return Verdict.NEW if window is None else window.verdict(token.number)
+
+    def add(self, token: Token) -> None:
+        """Notes that a push was applied."""
+        window = self._windows.get(token.client)
+        if window is None:
+            # Numbers below the first that is seen were not applied here: the client begins at 1.
+            window = self._windows[token.client] = _Window()
+            while len(self._windows) > self._most_clients:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(token.client)
+        window.add(token.number)
+
+    def add_part(self, token: Token) -> None:
+        """Notes that a push changed some of its tables only."""
+        self.add(token)
+        self._windows[token.client].in_part.add(token.number)
+
+    def saved(self) -> dict[str, Any]:
+        """JSON of all, for a snapshot."""
+        return {
+            client: {
+                "newest": each.newest,
+                "missing": sorted(each.missing),
+                "in_part": sorted(each.in_part),
+            }
+            for client, each in self._windows.items()
+        }
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Takes over what shards had saved of whose keys this one has some.
+
+        A push that some of them had, and others not, is known in part: to apply it again would be once
+        too often for some keys.
+        """
+        self._windows.clear()
+        clients = dict.fromkeys(client for each in saved for client in each)
+        for client in clients:
+            known = [
+                each.get(client, {"newest": 0, "missing": [], "in_part": []}) for each in saved
+            ]
+            newest = max(each["newest"] for each in known)
+            window = self._windows[client] = _Window(newest)
+            for number in range(max(1, newest - WIDTH + 1), newest + 1):
+                are_in = [
+                    number <= each["newest"] and number not in each["missing"] for each in known
+                ]
+                if any(number in each["in_part"] for each in known) or any(are_in) != all(are_in):
+                    window.in_part.add(number)
+                elif not all(are_in):
+                    window.missing.add(number)

@@ -1,0 +1,337 @@
+"""The logic of a client that changes tables, without a network: generators, as in `client.session`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import suggestion
+from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
+from sparring_serve.client.failures import is_of_replica, refusal_error
+from sparring_serve.client.rounds import ShardMapMovedError
+from sparring_serve.client.session import Description, Session, Steps
+from sparring_serve.client.transport import Outcome, Pause, Send
+from sparring_serve.parameters.finite import is_finite
+from sparring_serve.parameters.push_window import Token
+from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import (
+    FlushAnswer,
+    FlushRequest,
+    PushAnswer,
+    PushRequest,
+    TableGradients,
+    Wait,
+)
+from sparring_serve.wire.rows import as_bytes
+
+__all__ = [
+    "PushFailedError",
+    "Pushed",
+    "ShardCall",
+    "TablePush",
+    "attempts",
+    "flushing",
+    "pushing",
+    "raise_failed",
+    "save_seconds",
+]
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.25
+_SHORTEST_ATTEMPT_SECONDS = 1.0
+
+
+class PushFailedError(SparringError):
+    """A push was not applied on all shards: push it again with `token`, which applies it where it
+    is missing.
+
+    `done` has the shards that took it, `reasons` why others did not.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A push that all shards have taken.
+
+    Args:
+        token: of it.
+        step: pushes that each shard had applied when it answered.
+        was_known: shards that had it before, as an answer was lost.
+    """
+
+    token: Token
+    step: tuple[int, ...]
+    was_known: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePush:
+    """Gradients of one table.
+
+    Args:
+        ids: ``(n,)`` whole numbers; gradients of an id that is repeated add up.
+        gradients: ``(n, dim)``, sent as float32.
+        update_method: that the table must have; None: whatever it has.
+        hyper: hyper-parameters; only `lr` may differ from the table's, for this push.
+    """
+
+    ids: npt.ArrayLike
+    gradients: npt.ArrayLike
+    update_method: str | None = None
+    hyper: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Checked gradients of one table."""
+
+    table: str
+    ids: npt.NDArray[np.int64]
+    gradients: npt.NDArray[np.float32]
+    update_method: str
+    hyper: str
+
+    def at(self, places: npt.NDArray[np.int64] | slice) -> TableGradients:
+        return TableGradients(
+            self.table,
+            as_bytes(self.ids[places]),
+            as_bytes(self.gradients[places]),
+            self.update_method,
+            self.hyper,
+        )
+
+
+@dataclass(slots=True)
+class ShardCall:
+    """Outcome of the call to one shard."""
+
+    request: bytes
+    answer: Any = None
+    reason: Outcome | None = None
+
+
+def pushing(
+    session: Session,
+    given: Mapping[str, TablePush],
+    token: Token,
+    wait: Wait,
+    deadline: float,
+) -> Steps[Pushed]:
+    """A push; see `ParameterClient.push`."""
+    is_first = True
+    while True:
+        description = yield from session.described(deadline)
+        parts = _checked(given, description)
+        shards = session.shards
+        requests = _requests(parts, shards, token, wait, description)
+        calls = [ShardCall(each) for each in requests]
+        longest = description.most_deadline_seconds
+        try:
+            yield from attempts(session, "Push", calls, PushAnswer, deadline, longest)
+        except ShardMapMovedError as moved:
+            session.take_map(moved, is_last=not is_first)
+            is_first = False
+            continue
+        what = f"push {token.number} of client {token.client}"
+        raise_failed(what, calls, shards, token=token)
+        known = tuple(shard for shard, each in enumerate(calls) if each.answer.was_known)
+        return Pushed(token, tuple(each.answer.step for each in calls), known)
+
+
+def flushing(session: Session, client: str, deadline: float) -> Steps[tuple[int, ...]]:
+    """A flush; see `ParameterClient.flush`."""
+    description = yield from session.described(deadline)
+    shards, longest = session.shards, save_seconds(description)
+    calls = [ShardCall(encode(FlushRequest(client))) for _ in shards.shards]
+    yield from attempts(session, "Flush", calls, FlushAnswer, deadline, longest)
+    raise_failed("flush", calls, shards)
+    return tuple(each.answer.step for each in calls)
+
+
+def save_seconds(description: Description) -> float:
+    """The longest deadline of saves, loads and flushes.
+
+    Raises:
+        InvalidArgumentError: the servers have another role.
+    """
+    answer = next(iter(description.shards.values()))
+    if not answer.parameters.tables:
+        raise InvalidArgumentError(
+            "these servers have the role inference, whose tables are read only; ask servers that "
+            "were started with --role parameters"
+        )
+    return answer.parameters.save_seconds
+
+
+def attempts(
+    session: Session,
+    method: str,
+    calls: Sequence[ShardCall],
+    answer: type[Any],
+    deadline: float,
+    longest_seconds: float,
+) -> Steps[None]:
+    """Sends to each shard until it has answered, refused, or the time is over."""
+    pause, shards = _FIRST_PAUSE_SECONDS, session.shards
+    while True:
+        remaining = deadline - session.clock()
+        due = [
+            (shard, each)
+            for shard, each in enumerate(calls)
+            if each.answer is None and (each.reason is None or is_of_replica(each.reason))
+        ]
+        if not due or remaining <= 0:
+            return
+        # A lost answer must leave time to ask again.
+        timeout = min(max(remaining / 2, _SHORTEST_ATTEMPT_SECONDS), remaining, longest_seconds)
+        outcomes = yield [
+            Send(shards.shards[shard][0], method, each.request, timeout, waits=True)
+            for shard, each in due
+        ]
+        moved: Outcome | None = None
+        for (_, each), outcome in zip(due, outcomes, strict=True):
+            each.reason = outcome
+            if outcome.answer is not None:
+                try:
+                    each.answer = decode(answer, outcome.answer)
+                except MessageError as error:
+                    each.reason = Outcome(None, "DATA_LOSS", str(error))
+            elif outcome.shard_map:
+                moved = outcome
+        if moved is not None:
+            raise ShardMapMovedError(moved)
+        if any(each.answer is None for _, each in due):
+            yield Pause(min(pause, max(0.0, deadline - session.clock())))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def raise_failed(
+    what: str, calls: Sequence[ShardCall], shards: ShardReplicas, **details: object
+) -> None:
+    """Raises where a shard has not done its part.
+
+    Raises:
+        InvalidArgumentError, AccessError: it refuses the request, and no shard took it.
+        PushFailedError: otherwise.
+    """
+    reasons = {
+        shard: each.reason or Outcome(None, "DEADLINE_EXCEEDED")
+        for shard, each in enumerate(calls)
+        if each.answer is None
+    }
+    if not reasons:
+        return
+    done = tuple(shard for shard, each in enumerate(calls) if each.answer is not None)
+    shard, first = next(iter(reasons.items()))
+    is_refused = not is_of_replica(first) and first.status != "FAILED_PRECONDITION"
+    if is_refused and not done:
+        raise refusal_error(shards.shards[shard][0], first)
+    listed = "; ".join(
+        f"shard {shard + 1} at {shards.shards[shard][0]}: {each.status} {each.message}".rstrip()
+        for shard, each in reasons.items()
+    )
+    taken = f"shards {', '.join(str(each + 1) for each in done)} have" if done else "no shard has"
+    raise PushFailedError(
+        f"{what}: {listed}; of the others {taken} done it. See what is wrong there, and ask again, a "
+        "push with the same token",
+        done=done,
+        reasons=reasons,
+        **details,
+    )
+
+
+def _checked(given: Mapping[str, TablePush], description: Description) -> list[_Part]:
+    """All that can be refused is refused before anything is sent."""
+    dims = description.dims
+    answer = next(iter(description.shards.values()))
+    methods = {each.table: each for each in answer.parameters.tables}
+    save_seconds(description)
+    parts = []
+    for table, each in given.items():
+        if table not in methods:
+            raise UnknownTableError(
+                f"push: table {table!r} is not served; {suggestion(table, dims)}", table=table
+            )
+        part = _part(table, each, dims[table], methods[table].update_method)
+        if answer.parameters.non_finite_gradients == "raise" and not is_finite(part.gradients):
+            raise InvalidArgumentError(
+                f"push to table {table!r}: gradients hold NaN or infinity, and the service has "
+                "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "
+                "rate, clip gradients, or start the service with non_finite_gradients: skip",
+                table=table,
+            )
+        parts.append(part)
+    return parts
+
+
+def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
+    try:
+        ids, gradients = np.asarray(given.ids), np.asarray(given.gradients)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"push to table {table!r}: no arrays: {error}") from None
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"push to table {table!r}: ids must be whole numbers in one dimension, found dtype "
+            f"{ids.dtype}, shape {ids.shape}; flatten and convert them",
+            table=table,
+        )
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
+        raise InvalidArgumentError(
+            f"push to table {table!r}: id {ids.max()} is beyond int64; map ids to int64 first",
+            table=table,
+        )
+    is_real = gradients.dtype.kind in "fiu" or gradients.dtype.name == "bfloat16"
+    if gradients.shape != (len(ids), dim) or (gradients.size and not is_real):
+        raise InvalidArgumentError(
+            f"push to table {table!r}: gradients of {len(ids):,} ids must be real numbers of shape "
+            f"({len(ids)}, {dim}), as the table has dim {dim} in the service; found dtype "
+            f"{gradients.dtype}, shape {gradients.shape}",
+            table=table,
+        )
+    if given.update_method not in (None, method):
+        raise InvalidArgumentError(
+            f"push to table {table!r}: update method {given.update_method!r} was asked for, and the "
+            f"service has {method!r}, whose state is behind the rows; push with that one, or declare the "
+            "table otherwise",
+            table=table,
+        )
+    return _Part(
+        table,
+        np.ascontiguousarray(ids, np.int64),
+        np.ascontiguousarray(gradients, np.float32),
+        given.update_method or "",
+        json.dumps(dict(given.hyper)) if given.hyper else "",
+    )
+
+
+def _requests(
+    parts: Sequence[_Part],
+    shards: ShardReplicas,
+    token: Token,
+    wait: Wait,
+    description: Description,
+) -> list[bytes]:
+    """Of each shard its request: all shards get one, so that all count the same steps."""
+    requests = []
+    owners = [shards.shard_of(each.ids) if shards.num_shards > 1 else None for each in parts]
+    for shard in range(shards.num_shards):
+        tables = tuple(
+            part.at(slice(None) if owner is None else np.flatnonzero(owner == shard))
+            for part, owner in zip(parts, owners, strict=True)
+        )
+        num_ids = sum(len(each.ids) // 8 for each in tables)
+        request = encode(PushRequest(tables, token.client, token.number, wait))
+        most_bytes = min(each.most_bytes for each in description.shards.values())
+        if num_ids > description.most_ids or len(request) > most_bytes:
+            raise InvalidArgumentError(
+                f"push: {num_ids:,} ids and {len(request):,} bytes for shard {shard + 1}; it takes "
+                f"at most {description.most_ids:,} ids and {most_bytes:,} bytes; divide the push, "
+                "or add shards"
+            )
+        requests.append(request)
+    return requests

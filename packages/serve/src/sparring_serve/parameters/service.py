@@ -1,0 +1,260 @@
+"""Pushes and flushes, without a network: request bytes in, answer bytes out, or a `Refusal`."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import hyper_from
+from sparring.contracts import HyperParameters
+from sparring.errors import InvalidArgumentError, SparringError
+from sparring_serve.parameters.declaration import TableDeclaration
+from sparring_serve.parameters.finite import is_finite
+from sparring_serve.parameters.push_queue import PushQueue
+from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
+from sparring_serve.parameters.shard import Gradients, ParameterShard
+from sparring_serve.refusal import Refusal, Status
+from sparring_serve.service import LookupService, checked_ids, decoded
+from sparring_serve.wire.fields import Buffer, encode
+from sparring_serve.wire.messages import (
+    FlushAnswer,
+    FlushRequest,
+    PushAnswer,
+    PushRequest,
+    TableGradients,
+    Wait,
+)
+
+__all__ = ["ParameterService"]
+
+_CLIENT = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
+
+
+class ParameterService:
+    """Changes the tables of one server. Any thread may call any method.
+
+    Args:
+        shard: the tables.
+        lookups: the service that answers pulls from them.
+    """
+
+    def __init__(self, shard: ParameterShard, lookups: LookupService) -> None:
+        self.shard, self.lookups = shard, lookups
+        config = shard.config
+        self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
+        self._lock = threading.Lock()
+        self._pending: dict[Token, Future[Any]] = {}
+        lookups.metrics.add_gauges(self._gauges)
+        self._failed: dict[str, str] = {}
+        """Client → why the first of its pushes that was answered before it was applied, was not."""
+
+    def push(self, content: Buffer, remaining_seconds: float) -> bytes:
+        """Answers a PushRequest with a PushAnswer.
+
+        Raises:
+            Refusal: no row has changed by this call; with DEADLINE_EXCEEDED the push waits still.
+        """
+        lookups = self.lookups
+        lookups.check_deadline(remaining_seconds)
+        request: PushRequest = decoded(PushRequest, content)
+        token, wait = _token(request), _wait(request)
+        pushed = self._checked(request)
+        with self._lock:
+            future = self._pending.get(token)
+            if (was_known := future is not None) is False:
+                was_known = self._was_applied(token)
+            if not was_known:
+                future = self._pending[token] = self.queue.push(
+                    lambda: self._apply(token, pushed), len(content)
+                )
+                future.add_done_callback(lambda done: self._end(token, done, wait))
+        if future is not None and wait is Wait.APPLIED:
+            self._result(future, remaining_seconds, "push")
+        return encode(PushAnswer(was_known, self.shard.steps))
+
+    def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
+        """Answers a FlushRequest with a FlushAnswer."""
+        request: FlushRequest = decoded(FlushRequest, content)
+        self.check_long_deadline(remaining_seconds)
+        self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
+        with self._lock:
+            why = self._failed.pop(request.client, "")
+        if why:
+            raise Refusal(Status.FAILED_PRECONDITION, why, reason="push_failed")
+        return encode(FlushAnswer(self.shard.steps))
+
+    def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
+        """As `Changes.methods`."""
+        return {"Push": ("push", self.push), "Flush": ("push", self.flush)}
+
+    def close(self) -> None:
+        """Applies what waits."""
+        self.queue.close()
+
+    def check_long_deadline(self, remaining_seconds: float) -> None:
+        """Refuses a call that may take long, without a deadline or with one that is over."""
+        most = self.shard.config.save_seconds
+        if not 0 < remaining_seconds <= 1.05 * most:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"the call must have a deadline of at most {most:g} s (parameters.save_seconds), found "
+                f"{remaining_seconds:.3g} s; set one",
+                reason="deadline",
+            )
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "pushes_waiting": float(self.queue.num_pushes),
+            "push_bytes_waiting": float(self.queue.num_bytes),
+        }
+
+    # -- of a push
+
+    def _checked(self, request: PushRequest) -> list[Gradients]:
+        """All that can be refused is refused here."""
+        asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
+        self.lookups.check_asked(asked)
+        pushed = []
+        for each, (table, ids) in zip(request.tables, asked, strict=True):
+            declared = self.shard.config.tables[table]
+            gradients = self._gradients(each, len(ids), declared)
+            pushed.append(Gradients(table, _aligned(ids), gradients, _hyper(each, declared)))
+        return pushed
+
+    def _gradients(self, given: TableGradients, num_ids: int, declared: TableDeclaration) -> Any:
+        dim, num_bytes = declared.dim, len(given.gradients)
+        if num_bytes != 4 * dim * num_ids:
+            found = f"{num_bytes / 4 / num_ids:g}" if num_ids else f"{num_bytes} bytes"
+            raise _wrong(
+                f"push to table {given.table!r}: gradients of {num_ids:,} ids must have dim {dim}, "
+                f"as the table has here, in float32; found {found}; send {4 * dim * num_ids:,} bytes"
+            )
+        gradients = _aligned(np.frombuffer(given.gradients, np.float32)).reshape(num_ids, dim)
+        if self.shard.config.non_finite_gradients == "raise" and not is_finite(gradients):
+            raise _wrong(
+                f"push to table {given.table!r}: gradients hold NaN or infinity, and this service has "
+                "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "
+                "rate, clip gradients, or start the service with non_finite_gradients: skip"
+            )
+        return gradients
+
+    def _was_applied(self, token: Token) -> bool:
+        verdict = self.shard.windows.verdict(token)
+        if verdict == Verdict.FORGOTTEN:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"push {token.number} of client {token.client} is older than its last {WIDTH}, so it is "
+                "not known whether it was applied; it is not applied now. Push again as a new one, if "
+                "its rows lack it",
+                reason="push_forgotten",
+            )
+        if verdict == Verdict.IN_PART:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"push {token.number} of client {token.client} was applied in part, and is not applied "
+                "again; load the last snapshot on all shards, or go on without the other part",
+                reason="push_in_part",
+            )
+        return verdict == Verdict.APPLIED
+
+    def _apply(self, token: Token, pushed: list[Gradients]) -> None:
+        self.shard.apply(token, pushed)
+
+    def _end(self, token: Token, done: Future[Any], wait: Wait) -> None:
+        """On the thread that applied it."""
+        error = done.exception()
+        with self._lock:
+            self._pending.pop(token, None)
+            if error is not None and wait is Wait.QUEUED and len(self._failed) < 1024:
+                self._failed.setdefault(
+                    token.client, f"push {token.number} was queued, and not applied: {error}"
+                )
+
+    @staticmethod
+    def _result(future: Future[Any], seconds: float, what: str) -> Any:
+        try:
+            return future.result(seconds)
+        except FutureTimeoutError:
+            raise Refusal(
+                Status.DEADLINE_EXCEEDED,
+                f"the {what} waits its turn still; ask again with the same token, and a longer deadline",
+            ) from None
+        except Refusal:
+            raise
+        except SparringError as error:
+            raise Refusal(
+                Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed"
+            ) from error
+
+
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same numbers at an address that native code takes: messages put them anywhere."""
+    return np.require(array, None, ["C", "A"])
+
+
+def _token(request: PushRequest) -> Token:
+    if not _CLIENT.match(request.client) or not 1 <= request.sequence < 1 << 62:
+        raise _wrong(
+            "push: its token must be a client of 1 to 64 letters, digits, '_' or '-' and a number "
+            f"from 1, found {request.client!r} and {request.sequence}"
+        )
+    return Token(request.client, request.sequence)
+
+
+def _wait(request: PushRequest) -> Wait:
+    try:
+        return Wait(request.wait)
+    except ValueError as error:
+        raise _wrong(f"push: {error}; this server is older") from None
+
+
+def _hyper(given: TableGradients, declared: TableDeclaration) -> HyperParameters:
+    """The hyper-parameters of a push: those of the table, but for `lr`."""
+    if given.update_method and given.update_method != declared.update_method:
+        raise _wrong(
+            f"push to table {given.table!r}: update method {given.update_method!r} was asked for, "
+            f"and the table has {declared.update_method!r} here, whose state is behind its rows; "
+            "push with that one, or declare the table otherwise"
+        )
+    if not given.hyper:
+        return declared.hyper_parameters
+    try:
+        return _merged(
+            given.hyper, declared.update_method, declared.hyper_parameters.model_dump_json()
+        )
+    except InvalidArgumentError as error:
+        raise _wrong(f"push to table {given.table!r}: {error}") from None
+
+
+def _wrong(text: str) -> Refusal:
+    return Refusal(Status.INVALID_ARGUMENT, text, reason="push")
+
+
+@lru_cache(maxsize=256)
+def _merged(given: str, method: str, declared: str) -> HyperParameters:
+    from sparring import resolve_method
+
+    try:
+        asked = json.loads(given)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise InvalidArgumentError(f"hyper-parameters must be a JSON mapping, found {given[:80]!r}")
+    before = json.loads(declared)
+    merged = hyper_from(resolve_method(method), {**before, **asked})
+    for name, value in merged.model_dump().items():
+        if name != "lr" and value != before[name]:
+            raise InvalidArgumentError(
+                f"hyper-parameter {name}={value} was asked for, and the table has {name}={before[name]} "
+                "here; only lr may be another one for a push"
+            )
+    return merged

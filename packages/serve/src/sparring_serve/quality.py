@@ -1,0 +1,118 @@
+"""Quality of a model before and after its rows were quantized, measured before they are published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import sparring_packed
+from sparring import Snapshot
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_serve import hookspecs
+from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["QualityCheck", "QualityLossError", "QualityReport"]
+
+_OPTIONS = sparring_packed.WriteOptions(filter_rate=None)
+
+
+class QualityLossError(SnapshotError):
+    """Quantized rows cost more of a metric than was allowed; nothing was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    """Cost of quantization.
+
+    Args:
+        metric: that was measured.
+        before: with rows as they were trained.
+        after: with rows as they are served.
+        loss: by how much `after` is worse; below 0 where it is better.
+        bytes_before: of data files with rows as they were trained.
+        bytes_after: of data files with rows as they are served.
+    """
+
+    metric: str
+    before: float
+    after: float
+    loss: float
+    bytes_before: int
+    bytes_after: int
+
+
+class QualityCheck:
+    """Evaluates a run's model over a snapshot's rows, quantized and not.
+
+    Args:
+        config: the run's configuration: model and test samples.
+        most_loss: of the metric; None: any.
+        plugin_manager: where the evaluator is looked up.
+
+    Raises:
+        InvalidArgumentError: `most_loss` is no number.
+        PluginError: no plugin evaluates: sparring-train is not installed.
+    """
+
+    def __init__(self, config: str, most_loss: float | None, plugin_manager: PluginManager) -> None:
+        if most_loss is not None and not math.isfinite(most_loss):
+            raise InvalidArgumentError(
+                f"publish: the largest metric loss must be a number, found {most_loss}"
+            )
+        plugin_manager.extend(hookspecs, {"evaluators": EvaluatorDescriptor})
+        self._evaluator = plugin_manager.find("evaluators", "train", EvaluatorDescriptor)
+        self._config, self._most_loss, self._manager = config, most_loss, plugin_manager
+        self._measured: tuple[str, QualityReport] | None = None
+
+    def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> QualityReport:
+        """Measures a snapshot; once, though it may be asked again and again.
+
+        Both sets of rows are written to the folder for temporary files, and removed.
+
+        Raises:
+            QualityLossError: the loss is above the largest, or no number.
+            SparringError: the configuration, its data or the snapshot cannot be read.
+        """
+        if self._measured is None or self._measured[0] != snapshot.manifest_hash:
+            self._measured = snapshot.manifest_hash, self._measure(snapshot, quantize)
+        report = self._measured[1]
+        if self._most_loss is not None and not report.loss <= self._most_loss:
+            chosen = ", ".join(f"{table}={dtype}" for table, dtype in quantize.items())
+            raise QualityLossError(
+                f"snapshot {snapshot.url} is not published: with {chosen} {report.metric} goes from "
+                f"{report.before:.6f} to {report.after:.6f}, a loss of {report.loss:.6f}, above the "
+                f"{self._most_loss} of --max-metric-loss; give the tables more bits, or allow more",
+                url=snapshot.url,
+            )
+        return report
+
+    def _measure(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> QualityReport:
+        # What serving snapshots do not have is served as float32.
+        plain = {name: "fp32" for name, each in snapshot.tables.items() if each.dtype == "float64"}
+        before, bytes_before = self._quality(snapshot, plain)
+        chosen = {**plain, **quantize}
+        after, bytes_after = (
+            (before, bytes_before) if chosen == plain else self._quality(snapshot, chosen)
+        )
+        return QualityReport(
+            before.metric,
+            before.value,
+            after.value,
+            before.loss_of(after),
+            bytes_before,
+            bytes_after,
+        )
+
+    def _quality(self, snapshot: Snapshot, dtypes: Mapping[str, str]) -> tuple[Quality, int]:
+        with TemporaryDirectory(prefix="sparring-quality-") as folder:
+            url = f"{folder}/rows"
+            written = sparring_packed.write(snapshot.url, url, quantize=dtypes, options=_OPTIONS)
+            storage = {"backend": "packed", "path": url, "verify": "open"}
+            quality = self._evaluator.quality(self._config, snapshot.url, storage, self._manager)
+            return quality, sum(written.size_bytes.values())

@@ -1,0 +1,122 @@
+"""Services whose tables learn, in this process: shards, their services, and clients without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer
+from sparring.contracts import MethodChoice
+from sparring_serve import ParameterClient, ParametersConfig, Place, ShardReplicas
+from sparring_serve.client.transport import Send
+from sparring_serve.parameters.service import ParameterService
+from sparring_serve.parameters.shard import ParameterShard
+from sparring_serve.service import LookupService
+from sparring_serve.testing import FaultyTransport
+
+TABLES: dict[str, Any] = {
+    "user": {"dim": 8, "update_method": "adam", "hyper": {"lr": 0.01}, "seed": 3},
+    "item": {"dim": 4, "update_method": "adagrad", "storage": {"backend": "memory"}},
+}
+
+
+class Shards:
+    """All shards of a service, and the addresses ``shard:0`` … at which a transport finds them."""
+
+    def __init__(self, num_shards: int, **config: Any) -> None:
+        self.config = ParametersConfig.model_validate({"tables": TABLES, "start": None, **config})
+        self.map = ShardReplicas(tuple((f"shard:{each}",) for each in range(num_shards)))
+        self.services: dict[str, ParameterService] = {}
+        for each in range(num_shards):
+            self.start(each)
+
+    def start(self, shard: int) -> ParameterService:
+        place = Place(self.map, shard)
+        tables = ParameterShard(self.config, place)
+        lookups = LookupService(tables, place, parameters=tables.describe())
+        service = self.services[f"shard:{shard}"] = ParameterService(tables, lookups)
+        return service
+
+    def client(self, fault: Callable[[Send], str] = lambda _: "") -> ParameterClient:
+        transport = FaultyTransport(self.services, fault)
+        return ParameterClient(self.map, transport=transport, clock=transport.clock)
+
+    def rows(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        with self.client() as client:
+            return dict(client.pull(dict.fromkeys(TABLES, ids)).rows)
+
+    def close(self) -> None:
+        for each in self.services.values():
+            each.close()
+            each.shard.close()
+
+
+MakeShards = Callable[..., Shards]
+
+
+@pytest.fixture
+def make_shards() -> Iterator[MakeShards]:
+    made: list[Shards] = []
+
+    def make(num_shards: int = 1, **config: Any) -> Shards:
+        made.append(Shards(num_shards, **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class OneProcess:
+    """The engine in one process, with the tables of the service."""
+
+    def __init__(self) -> None:
+        self.config = ParametersConfig.model_validate({"tables": TABLES})
+        self.container = StepContainer()
+        self._steps = dict.fromkeys(TABLES, 0)
+        for name, each in self.config.tables.items():
+            table, method = each.table(name), each.method
+            self.container.declare(table, each.storage_choice)
+            state = method.initial_state(table.dim, each.hyper_parameters, np.float32)
+            self.container.set_state(name, state, method.name)
+
+    def push(self, gradients: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        choices = {}
+        for name, (ids, values) in gradients.items():
+            found = self.container.lookup(name, ids)
+            summed = np.zeros_like(found.rows)
+            np.add.at(summed, found.inverse, values)
+            self.container.resources.accumulate(found.shadow_id, summed)
+            self._steps[name] += 1
+            each = self.config.tables[name]
+            choices[name] = MethodChoice(each.method, each.hyper_parameters, self._steps[name])
+        self.container.apply_methods(choices)
+
+    def rows(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        found = {name: self.container.lookup(name, ids, is_registered=False) for name in TABLES}
+        return {name: each.rows[each.inverse] for name, each in found.items()}
+
+
+@pytest.fixture
+def one_process() -> Iterator[OneProcess]:
+    made = OneProcess()
+    yield made
+    made.container.close()
+
+
+def made_gradients(seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of both tables; ids repeat."""
+    random = np.random.default_rng(seed)
+    return {
+        name: (
+            random.integers(-50, 50, 40),
+            random.normal(size=(40, each["dim"])).astype(np.float32),
+        )
+        for name, each in TABLES.items()
+    }
+
+
+IDS = np.arange(-60, 60)

@@ -1,0 +1,217 @@
+"""Pushes: the bits of the engine, applied once, refused before any row changes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring_serve import (
+    AsyncParameterClient,
+    LookupClient,
+    ParameterClient,
+    PushFailedError,
+    ServingConfig,
+    TablePush,
+    Token,
+    open_parameter_server,
+)
+from sparring_serve.client.transport import Send
+
+from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, made_gradients
+
+
+def assert_same_rows(shards: Shards, expected: dict[str, np.ndarray]) -> None:
+    for name, rows in shards.rows(IDS).items():
+        assert np.array_equal(rows, expected[name]), name
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_pushes_give_the_bits_of_the_engine_in_one_process(
+    make_shards: MakeShards, one_process: OneProcess, num_shards: int
+) -> None:
+    shards = make_shards(num_shards)
+    assert_same_rows(shards, one_process.rows(IDS))
+    with shards.client() as client:
+        for seed in range(5):
+            gradients = made_gradients(seed)
+            if seed == 2:
+                del gradients["user"]
+            done = client.push(gradients, wait="applied")
+            assert done.step == (seed + 1,) * num_shards
+            one_process.push(gradients)
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_queued_pushes_are_applied_before_a_flush_returns(
+    make_shards: MakeShards, one_process: OneProcess
+) -> None:
+    shards = make_shards(2)
+    with shards.client() as client:
+        for seed in range(5):
+            client.push(made_gradients(seed))
+            one_process.push(made_gradients(seed))
+        assert client.flush() == (5, 5)
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_a_push_whose_answer_is_lost_is_applied_once(
+    make_shards: MakeShards, one_process: OneProcess
+) -> None:
+    random = np.random.default_rng(7)
+    lost = []
+
+    def fault(send: Send) -> str:
+        if send.method != "Push" or random.random() < 0.5:
+            return ""
+        lost.append(send.address)
+        return str(random.choice(["lost", "cut", "damaged", "busy", "hang"]))
+
+    shards = make_shards(2)
+    with shards.client(fault) as client:
+        for seed in range(30):
+            client.push(made_gradients(seed), wait="applied", deadline_seconds=600)
+            one_process.push(made_gradients(seed))
+    assert len(lost) > 30
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_a_push_that_failed_is_pushed_again_by_its_token(
+    make_shards: MakeShards, one_process: OneProcess
+) -> None:
+    shards = make_shards(2)
+    down = {"shard:1"}
+    with shards.client(lambda send: "cut" if send.address in down else "") as client:
+        down.clear()
+        client.describe()
+        down.add("shard:1")
+        with pytest.raises(
+            PushFailedError, match=r"shard 2 at shard:1: .*shards 1 have done it"
+        ) as info:
+            client.push(made_gradients(1), wait="applied", deadline_seconds=3)
+        assert info.value.done == (0,)
+        down.clear()
+        again = client.push(made_gradients(1), wait="applied", token=info.value.token)
+        assert again.was_known == (0,)
+    one_process.push(made_gradients(1))
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_a_full_queue_refuses_and_drops_nothing(
+    make_shards: MakeShards, one_process: OneProcess
+) -> None:
+    shards = make_shards(1, queue_pushes=2)
+    [service] = shards.services.values()
+    with shards.client() as client, shards.client() as other:
+        client.describe()
+        with service.shard._turn:  # nothing is applied meanwhile
+            for seed in range(2):
+                client.push(made_gradients(seed))
+            with pytest.raises(PushFailedError, match=r"RESOURCE_EXHAUSTED .*2 pushes of") as info:
+                client.push(made_gradients(2), deadline_seconds=2)
+        client.flush()
+        client.push(made_gradients(2), token=info.value.token, wait="applied")
+        assert client.push(made_gradients(2), token=info.value.token).was_known == (0,)
+        other.flush()
+    for seed in range(3):
+        one_process.push(made_gradients(seed))
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_lr_is_of_a_push_and_other_hyper_parameters_are_of_the_table(
+    make_shards: MakeShards,
+) -> None:
+    slow, fast = make_shards(1), make_shards(1)
+    gradients = {"item": ([1, 2], np.ones((2, 4), np.float32))}
+    for shards, lr in ((slow, 0.01), (fast, 0.1)):
+        with shards.client() as client:
+            client.push(gradients, hyper={"lr": lr, "eps": 1e-10}, wait="applied")
+    before = make_shards(1).rows(np.array([1]))["item"]
+    moved = [each.rows(np.array([1]))["item"] - before for each in (slow, fast)]
+    assert np.allclose(10 * moved[0], moved[1], rtol=1e-4)
+
+
+ONES = np.ones((2, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("pushed", "error", "message"),
+    [
+        ({"usr": ([1, 2], ONES)}, UnknownTableError, "'usr' is not served; did you mean 'user'"),
+        ({"user": ([1, 2], ONES[:, :4])}, InvalidArgumentError, r"\(2, 8\), as .*found .*\(2, 4\)"),
+        ({"user": ([1.5, 2], ONES)}, InvalidArgumentError, "whole numbers"),
+        ({"user": ([1, 2], ONES * np.nan)}, InvalidArgumentError, "NaN or infinity"),
+        ({"user": TablePush([1, 2], ONES, "sgd")}, InvalidArgumentError, "'sgd'.* has 'adam'"),
+        (
+            {"user": TablePush([1, 2], ONES, hyper={"beta1": 0.5})},
+            InvalidArgumentError,
+            "beta1=0.5 was asked for, and the table has beta1=0.9",
+        ),
+        (
+            {"user": TablePush([1, 2], ONES, hyper={"bta1": 0.5})},
+            InvalidArgumentError,
+            "no hyper-parameter 'bta1'",
+        ),
+        ({}, InvalidArgumentError, "no table"),
+    ],
+)
+def test_bad_pushes_are_refused_before_any_row_changes(
+    make_shards: MakeShards, pushed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    shards = make_shards(2)
+    before = shards.rows(IDS)
+    good = {"item": ([1, 2], np.ones((2, 4), np.float32))} if pushed else {}
+    with shards.client() as client, pytest.raises(error, match=message):
+        client.push({**good, **pushed}, wait="applied")
+    assert_same_rows(shards, before)
+    assert all(each.shard.steps == 0 for each in shards.services.values())
+
+
+def test_keys_whose_gradients_are_not_finite_are_left_out_where_that_is_asked(
+    make_shards: MakeShards,
+) -> None:
+    shards = make_shards(1, non_finite_gradients="skip")
+    gradients = np.ones((2, 8), np.float32)
+    gradients[1, 3] = np.inf
+    before = shards.rows(np.array([1, 2]))["user"]
+    with shards.client() as client:
+        client.push({"user": ([1, 2], gradients)}, wait="applied")
+    after = shards.rows(np.array([1, 2]))["user"]
+    assert (after[0] != before[0]).all()
+    assert np.array_equal(after[1], before[1])
+
+
+def test_an_old_token_is_refused_and_not_applied(make_shards: MakeShards) -> None:
+    shards = make_shards(1)
+    gradients = {"item": ([1], np.ones((1, 4), np.float32))}
+    with shards.client() as client:
+        client.push(gradients, token=Token("a", 2000), wait="applied")
+        client.push(gradients, token=Token("a", 1500), wait="applied")
+        rows = shards.rows(np.array([1]))["item"]
+        with pytest.raises(PushFailedError, match="older than its last 1024"):
+            client.push(gradients, token=Token("a", 900), wait="applied")
+        assert client.push(gradients, token=Token("a", 1500), wait="applied").was_known == (0,)
+    assert np.array_equal(shards.rows(np.array([1]))["item"], rows)
+
+
+def test_over_a_network_with_asyncio_and_a_server_that_only_reads(one_process: OneProcess) -> None:
+    config = ServingConfig.model_validate({"parameters": {"tables": TABLES, "start": None}})
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+
+        async def train() -> np.ndarray:
+            async with AsyncParameterClient(server.address) as client:
+                await client.push(made_gradients(0), wait="applied")
+                await client.push(made_gradients(1))
+                await client.flush()
+                return (await client.pull({"user": IDS}, deadline_seconds=5)).rows["user"]
+
+        rows = asyncio.run(train())
+        with LookupClient(server.address) as client:
+            assert np.array_equal(client.pull({"user": IDS}, deadline_seconds=5).rows["user"], rows)
+    for seed in range(2):
+        one_process.push(made_gradients(seed))
+    assert np.array_equal(rows, one_process.rows(IDS)["user"])
+    assert ParameterClient(["a:1"]).name != ParameterClient(["a:1"]).name

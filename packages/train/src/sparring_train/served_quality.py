@@ -1,0 +1,43 @@
+"""Quality of a run's model over rows that are to be served, for `sparring publish --evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparring.errors import UnsupportedError
+from sparring_serve import Quality
+from sparring_train.config.loader import load_config
+from sparring_train.config.model import MatrixFactorizationModel
+from sparring_train.config.run import StorageConfig
+from sparring_train.trainers import trainer_of
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["served_quality"]
+
+
+def served_quality(
+    config_path: str, snapshot_url: str, storage: Mapping[str, Any], manager: PluginManager
+) -> Quality:
+    """RMSE of a matrix factorisation, AUC of a model of clicks; see `EvaluatorDescriptor`.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        UnsupportedError: its framework's trainer does not evaluate.
+        SparringError: its data or the snapshot cannot be read, or do not fit.
+    """
+    config = load_config(config_path, plugin_manager=manager)
+    evaluate = trainer_of(config.framework, manager).evaluate
+    if evaluate is None:
+        raise UnsupportedError(
+            f"{config_path}: the trainer of framework {config.framework!r} does not evaluate "
+            "snapshots; publish without --evaluate"
+        )
+    options = {name: value for name, value in storage.items() if name != "backend"}
+    rows = StorageConfig(backend=storage["backend"], options=options)
+    metrics = evaluate(config.model_copy(update={"storage": rows}), manager, snapshot_url)
+    is_rating = isinstance(config.model, MatrixFactorizationModel)
+    metric = "rmse" if is_rating else "auc"
+    return Quality(metric, metrics[metric], is_higher_better=not is_rating)

@@ -1,0 +1,377 @@
+"""Pods of the manifests as processes: no cluster, but its names, mounts, users and probes.
+
+A pod has a network namespace with an address, a name that other pods resolve, and the root file system
+of this machine, read-only, with the volumes of its manifest mounted where it says. A hub namespace
+connects them, and stands for the node from which the kubelet probes. The machine's own network stays as
+it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cluster", "Pod", "why_no_pods"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# In the pod's mount namespace: an overlay of this machine's root, which can have any mount point, then
+# read-only. Arguments: its folder, its name, its directory, its user; `mounts` is a script of its own.
+_ENTER = """
+set -e
+folder=$1; name=$2; directory=$3; user=$4; shift 4
+mount --make-rprivate /
+hostname "$name"
+mount -t tmpfs tmpfs "$folder/root"
+cd "$folder/root"
+mkdir upper work merged
+mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work merged
+root=$folder/root/merged
+for each in proc dev sys; do mount --rbind "/$each" "$root/$each"; done
+mount --bind "$folder/hosts" "$root/etc/hosts"
+. "$folder/mounts"
+mount -o remount,ro,bind "$root"
+exec chroot "$root" setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
+    --inh-caps=-all --bounding-set=-all -- sh -c 'cd "$1" && shift && exec "$@"' sh "$directory" "$@"
+"""
+
+_GRPC_PROBE = """
+import sys, time, grpc
+from sparring_serve.wire.open_inference import HEALTH, HealthAnswer, HealthRequest, ServingStatus
+from sparring_serve.wire.fields import decode, encode
+address, seconds = sys.argv[1], float(sys.argv[2])
+end = time.monotonic() + seconds
+while True:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = channel.unary_unary(f"/{HEALTH}/Check")(encode(HealthRequest()), timeout=1)
+            if decode(HealthAnswer, answer).status == ServingStatus.SERVING:
+                break
+        except grpc.RpcError as error:
+            last = error
+    if time.monotonic() > end:
+        sys.exit("not ready")
+    time.sleep(0.2)
+"""
+
+
+@cache
+def why_no_pods() -> str | None:
+    """The reason why this machine cannot have pods; None: it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [
+        each for each in ("ip", "unshare", "setpriv", "chroot") if shutil.which(each) is None
+    ]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "sh", "-ec", _TRY],
+        capture_output=True,
+        check=False,
+    )
+    return None if tried.returncode == 0 else f"no namespaces: {tried.stderr.decode().strip()}"
+
+
+_TRY = """
+ip link add type veth
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work /mnt/merged
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/merged
+"""
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass
+class Pod:
+    """A pod that was started."""
+
+    name: str
+    address: str
+    namespace: str
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def processes(self) -> list[int]:
+        return [int(each) for each in _run("ip", "netns", "pids", self.namespace).split()]
+
+    def kill(self) -> None:
+        """Ends all of its processes, as a node that fails does."""
+        for each in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self, seconds: float) -> int:
+        """SIGTERM, as the kubelet sends it; the exit code. SIGKILL follows after `seconds`: -9."""
+        self.process.terminate()
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.process.returncode
+
+
+class Cluster:
+    """Pods and what they share. Use it in a ``with`` block: all of it goes at the end.
+
+    Args:
+        folder: of volumes and logs.
+        config_maps: name → file → text.
+        secrets: the same.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config_maps: Mapping[str, Mapping[str, str]],
+        secrets: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        self.folder = folder
+        self.data = folder / "claims/sparring-data"
+        self._maps = {"configMap": config_maps, "secret": secrets}
+        self._names = f"sparring-{os.getpid()}-{next(_numbers)}"
+        self._addresses = itertools.count(2)
+        self._pods: dict[str, Pod] = {}
+        self._services: dict[str, str] = {}
+        self._all = ExitStack()
+
+    def __enter__(self) -> Cluster:
+        self.data.mkdir(parents=True)
+        self.data.chmod(0o777)
+        self._hub = self._add_namespace("hub")
+        _run("ip", "-n", self._hub, "link", "add", "pods", "type", "bridge")
+        _run("ip", "-n", self._hub, "addr", "add", "10.77.0.1/16", "dev", "pods")
+        _run("ip", "-n", self._hub, "link", "set", "pods", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in list(self._pods.values()):
+            self.remove(pod)
+        self._all.close()
+
+    def _add_namespace(self, name: str) -> str:
+        namespace = f"{self._names}-{name}"
+        _run("ip", "netns", "add", namespace)
+        self._all.callback(_run, "ip", "netns", "delete", namespace)
+        _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        return namespace
+
+    def start(
+        self,
+        template: Mapping[str, Any],
+        name: str,
+        service: str,
+        *,
+        labels: Mapping[str, str] = {},
+        more: Sequence[str] = (),
+        env: Mapping[str, str] = {},
+    ) -> Pod:
+        """Starts a pod, with an address of its own.
+
+        Args:
+            template: of the pod, as in its manifest.
+            name: of the pod.
+            service: the headless service that names it.
+            labels: that a controller adds.
+            more: arguments behind those of the manifest.
+            env: variables that a controller adds.
+        """
+        number = next(self._addresses)
+        pod = Pod(
+            name,
+            f"10.77.0.{number}",
+            self._add_namespace(f"{number}"),
+            self.folder / f"{name}-{number}",
+        )
+        (pod.folder / "root").mkdir(parents=True)
+        (pod.folder / "hosts").touch()
+        _run(
+            "ip", "-n", self._hub, "link", "add", f"pod{number}", "type", "veth",
+            "peer", "name", "eth0", "netns", pod.namespace,
+        )  # fmt: skip
+        _run("ip", "-n", self._hub, "link", "set", f"pod{number}", "master", "pods", "up")
+        _run("ip", "-n", pod.namespace, "addr", "add", f"{pod.address}/16", "dev", "eth0")
+        _run("ip", "-n", pod.namespace, "link", "set", "eth0", "up")
+        self._pods[name], self._services[name] = pod, service
+        self._write_hosts()
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        user = (
+            spec["securityContext"]["runAsUser"]
+            if _may_run(spec["securityContext"]["runAsUser"])
+            else 0
+        )
+        (pod.folder / "mounts").write_text(self._mounts(pod, spec, container, user))
+        known = {**template["metadata"]["labels"], **labels}
+        given = {**_IMAGE, **_environment(container, known), **env}
+        words = [*container["command"], *container["args"], *more]
+        words = [re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], word) for word in words]
+        enter = [
+            "ip",
+            "netns",
+            "exec",
+            pod.namespace,
+            "unshare",
+            "--mount",
+            "--uts",
+            "sh",
+            "-c",
+            _ENTER,
+        ]
+        with (pod.folder / "log").open("wb") as log:
+            pod.process = subprocess.Popen(
+                [*enter, "sh", str(pod.folder), name, container["workingDir"], str(user), *words],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=given,
+            )  # fmt: skip
+        return pod
+
+    def remove(self, pod: Pod) -> None:
+        """Kills a pod; its name leads nowhere from then on."""
+        pod.kill()
+        if self._pods.get(pod.name) is pod:
+            del self._pods[pod.name]
+        self._write_hosts()
+
+    def probe(self, pod: Pod, probe: Mapping[str, Any], seconds: float) -> bool:
+        """Whether a probe of its manifest succeeds within a time."""
+        if "grpc" in probe:
+            program = [
+                sys.executable,
+                "-c",
+                _GRPC_PROBE,
+                f"{pod.address}:{probe['grpc']['port']}",
+                str(seconds),
+            ]
+            return self._from_hub(program) == 0
+        if "exec" in probe:
+            return self._repeated(
+                ["ip", "netns", "exec", pod.namespace, *probe["exec"]["command"]], seconds
+            )
+        port = probe["tcpSocket"]["port"]
+        connect = f"import socket; socket.create_connection(({pod.address!r}, {port}), 1)"
+        return self._repeated(
+            ["ip", "netns", "exec", self._hub, sys.executable, "-c", connect], seconds
+        )
+
+    def _from_hub(self, program: Sequence[str]) -> int:
+        enter = ["ip", "netns", "exec", self._hub]
+        return subprocess.run([*enter, *program], capture_output=True, check=False).returncode
+
+    @staticmethod
+    def _repeated(command: Sequence[str], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while subprocess.run(command, capture_output=True, check=False).returncode:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _write_hosts(self) -> None:
+        lines = [
+            f"{each.address} {name}.{self._services[name]}" for name, each in self._pods.items()
+        ]
+        for name, each in self._pods.items():
+            own = f"{each.address} {name}"
+            # In place: what is mounted is this file.
+            (each.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", own, *lines, ""]))
+
+    def _mounts(
+        self, pod: Pod, spec: Mapping[str, Any], container: Mapping[str, Any], user: int
+    ) -> str:
+        lines = []
+        volumes = {each["name"]: each for each in spec.get("volumes", ())}
+        # Outer folders first: a volume at /tmp would hide what is below it.
+        for mount in sorted(container["volumeMounts"], key=lambda each: str(each["mountPath"])):
+            source = self._volume(pod, volumes.get(mount["name"], {"name": mount["name"]}), user)
+            path = mount["mountPath"]
+            lines += _bind(source, path, read_only=mount.get("readOnly", False))
+            if path == "/tmp":
+                for needed in _IMAGE_FOLDERS:
+                    if needed.is_relative_to(path):
+                        lines += _bind(needed, str(needed), read_only=True)
+        return "\n".join([*lines, ""])
+
+    def _volume(self, pod: Pod, volume: Mapping[str, Any], user: int) -> Path:
+        if "persistentVolumeClaim" in volume:
+            return self.folder / "claims" / volume["persistentVolumeClaim"]["claimName"]
+        folder = pod.folder / "volumes" / volume["name"]
+        for kind, key in (("configMap", "name"), ("secret", "secretName")):
+            if kind in volume:
+                folder.mkdir(parents=True)
+                for name, text in self._maps[kind][volume[kind][key]].items():
+                    (folder / name).write_text(text)
+                return folder
+        if "emptyDir" not in volume:
+            # A claim of a StatefulSet: the next pod of this name gets it again.
+            folder = self.folder / "claims" / f"{volume['name']}-{pod.name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chown(folder, user, user)
+        return folder
+
+
+_numbers = itertools.count()
+
+# What an image would bring: our programs and modules, where they are here.
+_IMAGE = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_IMAGE_FOLDERS = sorted(
+    {
+        ROOT,
+        Path(sys.prefix),
+        *(Path(each) for each in _IMAGE["PYTHONPATH"].split(os.pathsep) if each),
+    }
+)
+
+
+@cache
+def _may_run(user: int) -> bool:
+    """Whether a user of pods may read what this Python needs."""
+    become = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+    # A shell between them, because what setpriv executes itself is found with root's rights.
+    program = [*become, "sh", "-c", 'exec "$0" -c "import sparring"', sys.executable]
+    return subprocess.run(program, capture_output=True, check=False).returncode == 0
+
+
+def _environment(container: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for each in container.get("env", ()):
+        if "value" in each:
+            found[each["name"]] = each["value"]
+        else:
+            (label,) = re.findall(
+                r"^metadata\.labels\['(.+)'\]$", each["valueFrom"]["fieldRef"]["fieldPath"]
+            )
+            found[each["name"]] = labels[label]
+    return found
+
+
+def _bind(source: Path, path: str, *, read_only: bool) -> list[str]:
+    at = f'"$root{path}"'
+    lines = [f"mkdir -p {at}", f'mount --bind "{source}" {at}']
+    return [*lines, f"mount -o remount,ro,bind {at}"] if read_only else lines

@@ -1,0 +1,118 @@
+"""`sparring publish --evaluate`: what quantization costs a model is measured before it is published."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.cli.application import main
+
+pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
+pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
+RATINGS = DATA / "ml-latest-small/ratings.csv"
+
+CLICKS = """
+seed: 1
+threads: 1
+data: {kind: synthetic_criteo, samples: 40000, test_samples: 10000, batch_size: 1024, max_ids: 2000}
+model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [32], top_mlp: [32]}
+"""
+# Of a metric, and of the bytes of a row of 64 float32 elements.
+MOST_LOSS = {"fp16": 0.0001, "int8": 0.0005, "int4": 0.002}
+MOST_BYTES = {"fp16": 0.51, "int8": 0.27, "int4": 0.15}
+
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration of clicks, and the snapshots of its run."""
+    folder = tmp_path_factory.mktemp("clicks")
+    (folder / "run.yaml").write_text(CLICKS)
+    assert main(["train", str(folder / "run.yaml"), f"snapshots.url={folder}/run"]) == 0
+    return folder
+
+
+@pytest.fixture
+def trained(run: Path, tmp_path: Path) -> dict[str, str]:
+    """The configuration, the snapshots, and where to publish."""
+    config = str(run / "run.yaml")
+    return {"config": config, "run": str(run / "run"), "out": str(tmp_path / "served")}
+
+
+def published(capsys: Printed, *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["publish", *arguments, "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return told
+
+
+def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> None:
+    run, config = trained["run"], trained["config"]
+    for dtype, most in MOST_LOSS.items():
+        told = published(
+            capsys, run, f"{trained['out']}-{dtype}", "--quantize", dtype,
+            "--evaluate", config, "--max-metric-loss", str(most),
+        )  # fmt: skip
+        quality = told["quality"]
+        assert quality["metric"] == "auc"
+        assert quality["before"] > 0.7  # of the model that was trained, not of a new one
+        assert quality["loss"] == quality["before"] - quality["after"] <= most
+        assert quality["after"] != quality["before"]
+        assert quality["bytes_after"] < quality["bytes_before"]
+        for table in told["tables"].values():
+            assert table["row_bytes"] <= MOST_BYTES[dtype] * 256
+
+
+def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Printed) -> None:
+    out = Path(trained["out"])
+    arguments = ["publish", trained["run"], str(out), "--evaluate", trained["config"]]
+    # Less than none: only rows that improve the model would do.
+    assert main([*arguments, "--quantize", "int4", "--max-metric-loss", "-0.5"]) == 1
+    refused = capsys.readouterr().err
+    assert "is not published" in refused
+    assert "cat_1=int4" in refused
+    assert not out.exists()
+    # Where nothing is quantized nothing is lost.
+    assert main([*arguments, "--max-metric-loss", "0"]) == 0
+    assert "a loss of 0.000000; 1.00 of the bytes" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 1
+
+
+def test_what_cannot_be_measured_is_refused(trained: dict[str, str], capsys: Printed) -> None:
+    run, out = trained["run"], trained["out"]
+    assert main(["publish", run, out, "--max-metric-loss", "0.1"]) == 2
+    assert "needs --evaluate CONFIG" in capsys.readouterr().err
+    assert main(["publish", run, out, "--evaluate", f"{out}/none.yaml"]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+    other = Path(trained["config"]).with_name("other.yaml")
+    other.write_text(CLICKS.replace("top_mlp: [32]", "top_mlp: [16]"))
+    assert main(["publish", run, out, "--evaluate", str(other)]) == 2
+    assert "parameters of another model than the configuration" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+@pytest.mark.skipif(
+    not RATINGS.exists(),
+    reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
+)
+def test_rmse_of_ratings(tmp_path: Path, capsys: Printed) -> None:
+    config, run = tmp_path / "run.yaml", str(tmp_path / "run")
+    text = (ROOT / "configs/movielens.yaml").read_text()
+    config.write_text(text.replace("path: ratings.csv", f"path: {RATINGS}"))
+    assert main(["train", str(config), f"snapshots.url={run}"]) == 0
+    for dtype, most in MOST_LOSS.items():
+        told = published(
+            capsys, run, f"{tmp_path}/{dtype}", "--quantize", dtype,
+            "--evaluate", str(config), "--max-metric-loss", str(most),
+        )  # fmt: skip
+        assert told["quality"]["metric"] == "rmse"
+        assert 0.8 < told["quality"]["before"] < 0.9
+        assert told["quality"]["loss"] <= most
