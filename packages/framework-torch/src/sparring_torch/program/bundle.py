@@ -107,8 +107,8 @@ def read_description(folder: Path) -> Mapping[str, Any]:
         ) from None
     if found != FORMAT:
         raise InvalidArgumentError(
-            f"the bundle {folder} has the format {found!r}, expected {FORMAT!r}; export the program again "
-            "with this release"
+            f"the bundle {folder} has the format {found!r}, expected {FORMAT!r}; export the program "
+            "again with this release"
         )
     present = file_hashes(folder)
     for name, digest in files.items():

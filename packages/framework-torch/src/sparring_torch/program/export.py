@@ -76,10 +76,6 @@ def export_program(
         )
     inner = module.module if isinstance(module, DistributedModelParallel) else module
     modules = table_modules(inner)
-    if not modules:
-        raise InvalidArgumentError(
-            "export_program: the module has no tables of sparring; torch's own AOTInductor exports it"
-        )
     library = load_library()
     digest, tables = library.describe(os.fspath(served))
     dims = {each.table.name: each.table.dim for each in _declarations(modules)}
@@ -89,8 +85,8 @@ def export_program(
                 f"dim {tables[name]}" if name in tables else f"tables {', '.join(sorted(tables))}"
             )
             raise InvalidArgumentError(
-                f"the module looks up in table {name!r} of dim {dim}, and {served} has {found}; publish a "
-                "snapshot of this module",
+                f"the module looks up in table {name!r} of dim {dim}, and {served} has {found}; "
+                "publish a snapshot of this module",
                 table=name,
             )
     handle = f"{'follow' if follow else 'exact'}:{digest}:{folder.name}"
