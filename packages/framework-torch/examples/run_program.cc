@@ -4,7 +4,8 @@
 //
 // reads commands from standard input, a line each, and answers each with a line:
 //
-//   run INPUTS OUTPUTS   runs the program; both are files of torch.save, of a list of tensors
+//   run INPUTS OUTPUTS   runs the program; both are files of tensors: INPUTS a list by
+//                        torch.save, OUTPUTS a tuple for torch.load
 //   refresh              takes the newest version of the tables
 //   version              prints what is read
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -17,6 +18,7 @@
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sparring_program.h"
@@ -26,13 +28,16 @@ namespace {
 std::vector<at::Tensor> tensors_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const c10::IValue list = torch::pickle_load(bytes);
   std::vector<at::Tensor> found;
-  for (const auto& each : torch::pickle_load(bytes).toListRef()) found.push_back(each.toTensor());
+  for (const auto& each : list.toListRef()) found.push_back(each.toTensor());
   return found;
 }
 
 void write(const std::vector<at::Tensor>& tensors, const std::string& path) {
-  const std::vector<char> bytes = torch::pickle_save(c10::IValue(tensors));
+  // A tuple: torch.load reads a list of tensors only where it may run code of the file.
+  std::vector<c10::IValue> values(tensors.begin(), tensors.end());
+  const auto bytes = torch::pickle_save(c10::ivalue::Tuple::create(std::move(values)));
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
 }
 

@@ -160,8 +160,8 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "Collective", "CollectiveDescriptor", "Columns",
-    "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
+    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "Collective", "CollectiveDescriptor",
+    "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
     "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
     "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor",
     "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership", "MethodChoice", "NUM_PARTITIONS",
