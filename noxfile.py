@@ -87,7 +87,12 @@ TEST_ARCHITECTURE = "90"
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
 # Programs that tests start, and the package of Debian and Ubuntu that brings each.
-TEST_PROGRAMS = {"openssl": "openssl", "redis-server": "redis-server", "fiu-run": "fiu-utils"}
+TEST_PROGRAMS = {
+    "openssl": "openssl",
+    "redis-server": "redis-server",
+    "fiu-run": "fiu-utils",
+    "prometheus": "prometheus",
+}
 
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
@@ -361,9 +366,9 @@ def serving_peers(session: nox.Session) -> None:
     session.run(
         python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
     )
-    session.run(
-        "pytest", "packages/serve/tests/test_peers.py", env={"SPARRING_SERVE_PEERS_PYTHON": python}
-    )
+    session.install("grpcio-reflection", silent=True)
+    tests = [f"packages/serve/tests/test_{name}.py" for name in ("peers", "reflection")]
+    session.run("pytest", *tests, env={"SPARRING_SERVE_PEERS_PYTHON": python})
 
 
 @nox.session
@@ -713,6 +718,16 @@ def tfra_python(session: nox.Session) -> str:
     return str(python)
 
 
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 6 GB.
+
+    Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
+    """
+    folder = ROOT / ".nox/container"
+    session.run("python3", "tools/run_containerfile.py", str(folder), *session.posargs)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
@@ -776,23 +791,4 @@ def check_bundled(session: nox.Session, wheels: Path) -> None:
     python = str(folder / "bin/python")
     packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
     session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True, silent=True)
-    session.run(python, "-c", LIBRARIES_OF_A_TABLE, str(folder), external=True)
-
-
-# Opens a table on flash, and names each librocksdb that the process then has.
-LIBRARIES_OF_A_TABLE = """
-import pathlib, sys, tempfile
-import numpy, sparring
-
-with tempfile.TemporaryDirectory() as path:
-    table = sparring.TableConfig("ids", 4)
-    with sparring.open_storage("rocksdb", table, path=path) as storage:
-        storage.upsert(numpy.arange(3), numpy.ones((3, 4), numpy.float32))
-        assert storage.size == 3
-        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
-loaded = {line.split(maxsplit=5)[5] for line in lines if "librocksdb" in line}
-foreign = {each for each in loaded if not each.startswith(sys.argv[1])}
-if foreign or not loaded:
-    sys.exit(f"the wheel should bring librocksdb; loaded were {loaded or 'none'}")
-print("librocksdb comes with the wheel:", *loaded)
-"""
+    session.run(python, str(ROOT / "tools/bundled_rocksdb.py"), str(folder), external=True)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparring import StepContainer, estimate_bytes, hyper_from, resolve_method, update_rows
 from sparring.contracts import MethodChoice, Storage, TableConfig
-from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec, read_inputs
+from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
 
 __all__ = ["Anchor", "measure_anchor"]
@@ -203,7 +203,11 @@ def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, floa
     storage = calibration.storages["hkv"].model_copy(update=changed)
     exchange = calibration.exchange.model_copy(
         # Nothing is exchanged, so that nothing is added up; the rest is a cost of each id.
-        update={"add_ns": 0.0, "pool_ns_per_byte": costs["id"] / (spec.dim * 4)}
+        update={
+            "add_ns": 0.0,
+            "pool_ns_per_byte": costs["id"] / (spec.dim * 4),
+            "steps": StepCosts(),
+        }
     )
     return calibration.model_copy(
         update={"name": "measured", "storages": {"hkv": storage}, "exchange": exchange}

@@ -225,10 +225,12 @@ class Cluster:
             else 0
         )
         (pod.folder / "mounts").write_text(self._mounts(pod, spec, container, user))
-        known = {**template["metadata"]["labels"], **labels}
-        given = {**_IMAGE, **_environment(container, known), **env}
+        fields = {f"metadata.labels['{label}']": text for label, text in labels.items()}
+        fields["status.podIP"] = pod.address
+        given = {**_IMAGE, **_environment(container, fields), **env}
         words = [*container["command"], *container["args"], *more]
         words = [re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], word) for word in words]
+        directory = container.get("workingDir", "/")
         enter = [
             "ip",
             "netns",
@@ -243,7 +245,7 @@ class Cluster:
         ]
         with (pod.folder / "log").open("wb") as log:
             pod.process = subprocess.Popen(
-                [*enter, "sh", str(pod.folder), name, container["workingDir"], str(user), *words],
+                [*enter, "sh", str(pod.folder), name, directory, str(user), *words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=given,
             )  # fmt: skip
         return pod
@@ -276,6 +278,11 @@ class Cluster:
             ["ip", "netns", "exec", self._hub, sys.executable, "-c", connect], seconds
         )
 
+    @staticmethod
+    def run_in(pod: Pod, *command: str) -> str:
+        """What a program prints that runs in the network of a pod."""
+        return _run("ip", "netns", "exec", pod.namespace, *command)
+
     def _from_hub(self, program: Sequence[str]) -> int:
         enter = ["ip", "netns", "exec", self._hub]
         return subprocess.run([*enter, *program], capture_output=True, check=False).returncode
@@ -290,13 +297,17 @@ class Cluster:
         return True
 
     def _write_hosts(self) -> None:
-        lines = [
-            f"{each.address} {name}.{self._services[name]}" for name, each in self._pods.items()
-        ]
+        """Names as the kubelet and the name server give them: its bare name only a pod itself knows."""
+        lines = ["127.0.0.1 localhost"]
         for name, each in self._pods.items():
-            own = f"{each.address} {name}"
+            short = f"{name}.{self._services[name]}"
+            lines.append(f"{each.address} {short}.default.svc.cluster.local {short}")
+        for name, each in self._pods.items():
+            own = [
+                f"{line} {name}" if line.startswith(f"{each.address} ") else line for line in lines
+            ]
             # In place: what is mounted is this file.
-            (each.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", own, *lines, ""]))
+            (each.folder / "hosts").write_text("\n".join([*own, ""]))
 
     def _mounts(
         self, pod: Pod, spec: Mapping[str, Any], container: Mapping[str, Any], user: int
@@ -358,17 +369,13 @@ def _may_run(user: int) -> bool:
     return subprocess.run(program, capture_output=True, check=False).returncode == 0
 
 
-def _environment(container: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for each in container.get("env", ()):
-        if "value" in each:
-            found[each["name"]] = each["value"]
-        else:
-            (label,) = re.findall(
-                r"^metadata\.labels\['(.+)'\]$", each["valueFrom"]["fieldRef"]["fieldPath"]
-            )
-            found[each["name"]] = labels[label]
-    return found
+def _environment(container: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
+    return {
+        each["name"]: each["value"]
+        if "value" in each
+        else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container.get("env", ())
+    }
 
 
 def _bind(source: Path, path: str, *, read_only: bool) -> list[str]:

@@ -214,12 +214,9 @@ def test_an_option_that_does_not_exist_would_be_seen() -> None:
         check_our_command(["serve", "serving.yaml", "--shrad", "1/2"])
 
 
-def serving_sets() -> list[Manifest]:
-    found = [
-        each
-        for each in manifests()
-        if each.path.name == "serve.yaml" and each.kind == "StatefulSet"
-    ]
+def stateful_sets(file: str) -> list[Manifest]:
+    """Those of a lookup service: one for each replica, with a pod for each shard."""
+    found = [each for each in manifests() if each.path.name == file and each.kind == "StatefulSet"]
     assert found
     return found
 
@@ -231,12 +228,19 @@ def config_of(name: str, key: str, folder: Path) -> Path:
     return path
 
 
-def test_addresses_of_the_service_are_those_of_its_pods(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "service", "key"),
+    [("serve.yaml", "serve", "serving.yaml"), ("parameters.yaml", "parameters", "parameters.yaml")],
+)
+def test_addresses_of_a_service_are_those_of_its_pods(
+    file: str, service: str, key: str, tmp_path: Path
+) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
-    config = serving.read_serving_config(config_of("serve", "serving.yaml", tmp_path))
-    sets = serving_sets()
+    config = serving.read_serving_config(config_of(service, key, tmp_path))
+    sets = stateful_sets(file)
     for shard, replicas in enumerate(config.shards, 1):
-        assert list(replicas) == [f"{each.name}-{shard}.serve:7433" for each in sets]
+        assert list(replicas) == [f"{each.name}-{shard}.{service}:7433" for each in sets]
+    assert config.server.address == "0.0.0.0:7433"
     for number, each in enumerate(sets, 1):
         spec = each.body["spec"]
         assert spec["replicas"] == len(config.shards)
@@ -244,16 +248,17 @@ def test_addresses_of_the_service_are_those_of_its_pods(tmp_path: Path) -> None:
         (container,) = pod(each)["spec"]["containers"]
         words = container["args"]
         assert words[words.index("--shard") + 1] == f"$(SHARD)/{len(config.shards)}"
-        assert words[words.index("--replica") + 1] == str(number)
-        assert config.server.address == "0.0.0.0:7433"
+        assert ("--replica" in words) == (len(sets) > 1)
+        if len(sets) > 1:
+            assert words[words.index("--replica") + 1] == str(number)
         grace = pod(each)["spec"]["terminationGracePeriodSeconds"]
         assert config.server.drain_seconds < grace
 
 
 def test_replicas_differ_in_their_name_and_number_alone() -> None:
-    texts = re.split(r"^---\n", serving_sets()[0].path.read_text(), flags=re.M)
+    texts = re.split(r"^---\n", stateful_sets("serve.yaml")[0].path.read_text(), flags=re.M)
     sets = [text.rstrip() for text in texts if "kind: StatefulSet" in text]
-    assert len(sets) == len(serving_sets())
+    assert len(sets) == len(stateful_sets("serve.yaml"))
     assert (
         len({re.sub(r'serve-[ab]|replica: [ab]|--replica, "\d"', "", text) for text in sets}) == 1
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,10 +36,10 @@ def template_of(kind: str, name: str) -> dict[str, Any]:
     return template
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str]) -> None:
     end = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, said()
         time.sleep(0.1)
 
 
@@ -118,7 +119,7 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
     keys, rows = trained
     publisher = cluster.start(template_of("Deployment", "publisher"), "publisher", "none")
     served = cluster.data / "served/quickstart"
-    wait_until(lambda: any(served.glob("step-*")), 60, publisher.log)
+    wait_until(lambda: any(served.glob("step-*")), 60, lambda: publisher.log)
     assert publisher.terminate(60) == 0, publisher.log
 
     pods = {
@@ -126,12 +127,13 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
         for replica in "ab"
         for shard in (1, 2)
     }
+    for kind in ("startupProbe", "livenessProbe"):
+        assert cluster.probe(pods["a", 1], probe_of("serve-a", kind), 60), pods["a", 1].log
     for pod in pods.values():
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert cluster.probe(pod, probe_of("serve-a", kind), 60), pod.log
+        assert cluster.probe(pod, probe_of("serve-a", "readinessProbe"), 60), pod.log
 
     client = start_client(cluster, "cat_3", keys, 200)
-    wait_until(lambda: len(rows_told(client)) > 5, 60, client.log)
+    wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
     # A replica of each shard goes, one by one; what took its place has another address.
     cluster.remove(pods["a", 1])
     again = start_server(cluster, "a", 1)
@@ -158,3 +160,122 @@ def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
     # Nothing is published yet: it ends, and Kubernetes starts it again.
     assert server.process.wait(60) != 0
     assert "sparring publish" in server.log
+
+
+# -- training -------------------------------------------------------------------------
+
+TRAINING = ("snapshots.every_steps=5", "training.epochs=2", "report.path=null", *SMALL)
+STEPS = 40
+
+
+def rows_of(folder: Path) -> dict[int, np.ndarray]:
+    """Key → row of the table cat_3 in the newest snapshot of a run, which must be the last."""
+    snapshot = latest_snapshot(str(folder))
+    assert snapshot is not None
+    assert snapshot.step == STEPS
+    return {
+        key: row
+        for chunk in merged_chunks(snapshot, "cat_3", range(4096))
+        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
+    }
+
+
+@pytest.mark.long
+def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
+    cluster: Cluster,
+) -> None:
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+
+    def start(index: int, url: str = "runs/quickstart") -> Pod:
+        more = [*TRAINING, f"snapshots.url={url}"]
+        return cluster.start(template_of("Job", "train"), f"train-{index}", "train", more=more)
+
+    # The second first: it waits for the name of the other.
+    second = start(1)
+    time.sleep(2)
+    first = start(0)
+    run = cluster.data / "runs/quickstart"
+    wait_until(lambda: len(list(run.glob("step-*"))) > 1, 120, lambda: first.log)
+    cluster.remove(second)
+    again = start(1)
+    assert again.address != second.address
+    for pod in (again, first):
+        assert pod.process.wait(200) == 0, pod.log
+    # The pod of the other node was not made again: its ranks were.
+    assert "find out what became of rank" in first.log
+    assert "resumed from /data/runs/quickstart/step-" in first.log + again.log
+
+    for pod in [start(index, "runs/whole") for index in (0, 1)]:
+        assert pod.process.wait(200) == 0, pod.log
+    found, expected = rows_of(run), rows_of(cluster.data / "runs/whole")
+    assert found.keys() == expected.keys()
+    assert all(np.allclose(found[key], expected[key], rtol=1e-5, atol=1e-7) for key in expected)
+
+
+@pytest.mark.long
+def test_a_train_job_trains_with_the_variables_of_the_trainer(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    template = template_of("TrainingRuntime", "sparring")
+    (job,) = [each for each in manifests() if each.kind == "TrainJob"]
+    trainer = job.body["spec"]["trainer"]
+    (container,) = template["spec"]["containers"]
+    own = {**container, "command": trainer["command"], "args": trainer["args"]}
+    template = {**template, "spec": {**template["spec"], "containers": [own]}}
+    names = [f"{job.name}-node-0-{index}" for index in range(trainer["numNodes"])]
+    pods = [
+        cluster.start(
+            template,
+            name,
+            job.name,
+            more=["training.steps=6", "report.path=null", *SMALL],
+            env={
+                "PET_NNODES": str(trainer["numNodes"]),
+                "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+                "PET_NODE_RANK": str(index),
+                "PET_MASTER_ADDR": f"{names[0]}.{job.name}",
+                "PET_MASTER_PORT": "29500",
+            },
+        )
+        for index, name in enumerate(names)
+    ]
+    for pod in pods:
+        assert pod.process.wait(120) == 0, pod.log
+    assert latest_snapshot(str(cluster.data / "runs/quickstart")) is not None
+
+
+# -- Redis, and the pods themselves ---------------------------------------------------
+
+
+def test_redis_finds_its_rows_again(cluster: Cluster) -> None:
+    if shutil.which("redis-server") is None or shutil.which("redis-cli") is None:
+        pytest.skip("redis-server is not installed")
+    template = template_of("StatefulSet", "redis")
+    (container,) = template["spec"]["containers"]
+    for expected in ("(nil)", "kept"):
+        pod = cluster.start(template, "redis-0", "redis")
+        for kind in ("readinessProbe", "livenessProbe"):
+            assert cluster.probe(pod, container[kind], 20), pod.log
+        assert cluster.run_in(pod, "redis-cli", "--no-raw", "get", "row").strip('"\n') == expected
+        assert cluster.run_in(pod, "redis-cli", "set", "row", "kept") == "OK\n"
+        cluster.remove(pod)
+
+
+def test_a_pod_has_what_its_manifest_says_and_no_more(cluster: Cluster) -> None:
+    template = template_of("StatefulSet", "serve-a")
+    (container,) = template["spec"]["containers"]
+    program = (
+        "cat /etc/sparring/tokens/token; touch /tmp/written && echo tmp; "
+        "touch /data/written || echo no data; touch /root-written || echo no root; "
+        "grep CapEff /proc/self/status; hostname; ls /sys/class/net"
+    )
+    own = {**container, "command": ["sh", "-c"], "args": [program], "env": []}
+    pod = cluster.start(
+        {**template, "spec": {**template["spec"], "containers": [own]}}, "serve-a-1", "serve"
+    )
+    assert pod.process.wait(20) == 0
+    said = [line for line in pod.log.splitlines() if not line.startswith("touch:")]
+    assert said == [
+        TOKEN, "tmp", "no data", "no root", "CapEff:\t0000000000000000", "serve-a-1", "eth0", "lo",
+    ]  # fmt: skip

@@ -15,8 +15,15 @@ import pytest
 from sparring import read_document
 from sparring.cli.application import main
 from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
+from sparring_plan.planning.calibrate import write_calibration
 from sparring_plan.planning.costs import option_costs
-from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, read_inputs
+from sparring_plan.planning.inputs import (
+    Calibration,
+    MachineCosts,
+    PlanInputs,
+    StepCosts,
+    read_inputs,
+)
 from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.planner import make_plan, placement_of
 from sparring_plan.report.page import plan_report, write_report
@@ -280,6 +287,35 @@ def test_the_command_prints_a_sheet(written: Path, capsys: pytest.CaptureFixture
     assert "whole numbers with commas between" in capsys.readouterr().err
     assert main(["plan", "simulate", str(plan), str(plan), str(written)]) == 2
     assert "found 3 files" in capsys.readouterr().err
+
+
+def test_costs_that_the_machine_told_are_marked_measured(
+    written: Path, calibration: Calibration, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def costs_of(inputs: dict[str, Any]) -> dict[str, Any]:
+        written.write_text(json.dumps(inputs))
+        assert main(["plan", "simulate", str(written), "--ranks", "2", "--json"]) == 0
+        costs: dict[str, Any] = json.loads(capsys.readouterr().out)["costs"]
+        return costs
+
+    value = {"topology": NODES | {"message_us": 20}, "samples": 256, "tables": tables()}
+    assert {each["mark"] for each in costs_of(value).values()} == {"given"}
+    machine = MachineCosts(
+        measured_over="loopback", message_us=7, link_gbit=8, link_latency_us=3,
+        memory_gigabytes_per_second=10, dense_ms=4,
+    )  # fmt: skip
+    mine = calibration.model_copy(update={"name": "mine", "date": "2026-11-23", "machine": machine})
+    write_calibration(mine, written.with_name("mine.yaml"))
+    costs = costs_of(value | {"calibration": "mine.yaml"})
+    measured = {name for name, each in costs.items() if each["mark"] == "measured"}
+    assert {"hkv.find_ns", "exchange.steps.rows.ns_per_byte", "dense_ms"} <= measured
+    assert costs["message_us"] == {"value": 20, "mark": "given"}
+    assert costs["far.gbit"]["mark"] == "given"
+    without = {name: each for name, each in value["topology"].items() if name != "message_us"}
+    costs = costs_of(value | {"calibration": "mine.yaml", "topology": without})
+    assert costs["message_us"] == {"value": 7, "mark": "measured"}
+    assert main(["plan", "simulate", str(written), "--ranks", "2"]) == 0
+    assert "made of costs that are measured (mine, 2026-11-23): " in capsys.readouterr().out
 
 
 def test_a_report_shows_every_table_and_loads_nothing(

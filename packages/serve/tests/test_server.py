@@ -480,3 +480,13 @@ def test_metrics_are_read_over_http(serve: Serve) -> None:
         "sparring_serving_bytes_in_flight 0.0",
     ):
         assert expected in lines
+
+
+def test_a_port_of_metrics_that_is_taken_is_named_and_no_thread_stays(serve: Serve) -> None:
+    pytest.importorskip("prometheus_client")
+    server = serve(metrics_port=0)
+    assert server.exporter is not None
+    before = threading.active_count()
+    with pytest.raises(StorageIOError, match=r"choose another server\.metrics_port"):
+        serve(metrics_port=server.exporter.port)
+    assert threading.active_count() <= before

@@ -111,8 +111,14 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
     refused(
         service, Status.NOT_FOUND, "'itm' is not served here; did you mean 'item'", {"itm": [7]}
     )
-    refused(service, wrong, "7 is not a valid RowDtype; this server is older", [7], row_dtype=7)
-    refused(service, wrong, "9 is not a valid Missing", [7], missing=9)
+    refused(
+        service,
+        wrong,
+        r"row_dtype 7 is not known to this server, sparring-serve .*FLOAT32 0, FLOAT16 1, INT8 2",
+        [7],
+        row_dtype=7,
+    )
+    refused(service, wrong, r"missing 9 is not known .*the caller is newer", [7], missing=9)
     refused(
         service, Status.FAILED_PRECONDITION, "rows are 10 s old, asked were at most 9 s", [7],
         max_staleness_seconds=9.0,
@@ -133,6 +139,9 @@ def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
     pull(service, {"item": [1, 2, 3], "user": [1, 2]})
     refused(service, Status.INVALID_ARGUMENT, "6 ids in one call, the most are 5", [1] * 6)
     refused(service, Status.INVALID_ARGUMENT, "the answer would have 85 bytes", [1] * 5)
+    too_long = encode(PullRequest((TableIds("item", bytes(80)),)))
+    with pytest.raises(Refusal, match="the request has 90 bytes, the most are 80"):
+        service.pull(too_long, 1.0)
     asked = encode(PullRequest((TableIds("item"),) * 3))
     with pytest.raises(Refusal, match="3 tables in one call, the most are 2"):
         service.pull(asked, 1.0)

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
+    from sparring.runtime.metrics import MetricCounter, MetricFamily, MetricRegistry, MetricSample
+    from sparring.runtime.metrics_exporter import MetricsExporter, write_metrics_file
     from sparring.runtime.pool import Task, configure_pool, num_threads
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
@@ -151,6 +153,8 @@ _name = names_from(
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
+        "sparring.runtime.metrics": "MetricCounter MetricFamily MetricRegistry MetricSample",
+        "sparring.runtime.metrics_exporter": "MetricsExporter write_metrics_file",
         "sparring.runtime.pool": "Task configure_pool num_threads",
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
@@ -194,7 +198,8 @@ __all__ = [
     "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
     "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded",
     "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
-    "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
+    "MemoryStorage", "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
+    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
     "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
     "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
@@ -209,6 +214,6 @@ __all__ = [
     "open_snapshot", "open_storage", "own_chunks", "partition", "print_json", "print_warning",
     "read_document", "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends",
     "restore", "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows",
-    "verify_snapshot", "workload_of", "write_note"
+    "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
 ]
 # fmt: on

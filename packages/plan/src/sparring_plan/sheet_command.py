@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from sparring import make_console, print_json
 from sparring.errors import InvalidArgumentError
 from sparring_plan.cli import numbers_from
-from sparring_plan.planning.inputs import read_inputs
+from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
 
@@ -54,11 +54,15 @@ def simulate(
             {
                 "calibration": calibration.name,
                 "samples_of_a_rank": inputs.samples,
+                "costs": {
+                    cost.name: {"value": cost.value, "mark": cost.mark}
+                    for cost in _costs(inputs, calibration)
+                },
                 "rows": [_as_json(row) for row in rows],
             }
         )
         return
-    _print(rows)
+    _print(rows, _costs(inputs, calibration), calibration)
 
 
 _MARKS = {
@@ -73,8 +77,56 @@ _MARKS = {
     "price_per_hour": "given",
     "price_per_billion_samples": "simulated",
 }
-"""Field → where its figures are from. What the simulation takes from a calibration may be measured;
-no figure of the sheet is."""
+"""Field → where its figures are from. What it is made of has marks too: see `_costs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """A cost that steps are made of, and where its figure is from: measured or given."""
+
+    name: str
+    value: float
+    mark: str
+
+
+def _costs(inputs: PlanInputs, calibration: Calibration) -> list[_Cost]:
+    """Costs of the storages, the exchange, the links and the dense model.
+
+    Those of a calibration are measured where `sparring plan calibrate` wrote it, which dates it. Those of
+    the topology are, where it leaves them to the calibration.
+    """
+    mark = "measured" if calibration.date else "given"
+    held = {
+        name: each.model_dump(exclude={"memory", "backend", "options"}, exclude_none=True)
+        for name, each in calibration.storages.items()
+        if each.memory in inputs.topology.memory
+    }
+    held["exchange"] = calibration.exchange.model_dump(
+        exclude={"memory", "chunk_rows", "chunks_in_flight"}
+    )
+    costs = [_Cost(name, value, mark) for name, value in _numbers(held)]
+    machine, topology = calibration.machine, inputs.topology
+    of_topology = {
+        "message_us": (topology.message_us, machine and machine.message_us),
+        "near.gbit": (topology.near.gbit, machine and machine.link_gbit),
+        "near.latency_us": (topology.near.latency_us, machine and machine.link_latency_us),
+        "far.gbit": (topology.far.gbit, None),
+        "far.latency_us": (topology.far.latency_us, None),
+    }
+    for name, (value, measured) in of_topology.items():
+        costs.append(_Cost(name, value, mark if value == measured else "given"))
+    if machine is not None and machine.dense_ms:
+        costs.append(_Cost("dense_ms", machine.dense_ms, mark))
+    return costs
+
+
+def _numbers(held: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """Names with dots, and the numbers that they have."""
+    for name, value in held.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{before}{name}.")
+        elif isinstance(value, int | float):
+            yield f"{before}{name}", float(value)
 
 
 def _hits(row: SheetRow) -> str:
@@ -90,7 +142,7 @@ def _as_json(row: SheetRow) -> dict[str, Any]:
     return {**asdict(row), "marks": _MARKS}
 
 
-def _print(rows: Sequence[SheetRow]) -> None:
+def _print(rows: Sequence[SheetRow], costs: Sequence[_Cost], calibration: Calibration) -> None:
     console = make_console()
     found = [row for row in rows if row.step is not None]
     console.print(_times(rows))
@@ -108,6 +160,13 @@ def _print(rows: Sequence[SheetRow]) -> None:
     if any(row.memory_full for row in found):
         notes.append("full: when growing tables have filled a rank.")
     console.print(" ".join(notes))
+    console.print()
+    for mark, where in (("measured", f" ({calibration.name}, {calibration.date})"), ("given", "")):
+        listed = [
+            f"{cost.name} {cost.value:.4g}" for cost in costs if cost.value and cost.mark == mark
+        ]
+        if listed:
+            console.print(f"made of costs that are {mark}{where}: {', '.join(listed)}")
 
 
 def _times(rows: Sequence[SheetRow]) -> Table:

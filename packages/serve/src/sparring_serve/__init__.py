@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
     from sparring_serve.parameters.declaration import ParametersConfig
     from sparring_serve.parameters.push_window import Token
-    from sparring_serve.parameters.pushing import Pushed, PushFailedError, TablePush
+    from sparring_serve.parameters.pushing import (
+        Pushed,
+        PushFailedError,
+        ServiceSnapshot,
+        TablePush,
+    )
     from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from sparring_serve.tables import ServingTables, VersionGoneError
 
 __all__ = [
+    "ServiceSnapshot",
     "open_parameter_server",
     "Token",
     "TablePush",
@@ -86,6 +92,7 @@ _HOMES = {
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",
+    "ServiceSnapshot": "parameters.pushing",
     "ServingConfig": "config",
     "ServingMetrics": "metrics",
     "ServingTables": "tables",

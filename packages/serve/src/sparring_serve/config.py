@@ -120,6 +120,11 @@ class ServerConfig(DocumentModel):
     metrics_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None, description="Port of metrics for Prometheus, on the same host; null: none."
     )
+    reflection: bool = Field(
+        False,
+        description="Tell generic clients, as grpcurl, the messages of the lookup service; needs "
+        "`pip install 'sparring-serve[reflection]'`.",
+    )
     tls: TlsFiles = Field(TlsFiles(), description="Encrypts, if it has a certificate.")
     token_file: Path | None = Field(
         None, description="A line for each token: role (pull, push or admin), blank, token."

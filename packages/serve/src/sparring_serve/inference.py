@@ -43,6 +43,7 @@ def infer(service: LookupService, content: Buffer, remaining_seconds: float) -> 
     try:
         if remaining_seconds <= 0:
             raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+        service.check_request_bytes(content)
         request: InferRequest = decoded(InferRequest, content)
         ids, shape = _input(request)
         [described] = service.check_asked([(request.model_name, ids)])

@@ -1,22 +1,15 @@
-"""Counters of a service and of a client; an HTTP exporter in Prometheus's format.
+"""Metrics of a service and of a client, in a registry of core.
 
-Names are `sparring_serving_` and the names here; counters end in ``_total``.
+Names are ``sparring_serving_`` and the names here.
 """
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
 
-from sparring.errors import PluginError, StorageIOError
+from sparring import MetricCounter, MetricFamily, MetricRegistry, MetricSample
 
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-__all__ = ["HELP", "MetricsExporter", "ServingMetrics"]
+__all__ = ["HELP", "ServingMetrics"]
 
 HELP = {
     "pulls_total": "Calls for rows, by table and status of gRPC",
@@ -44,23 +37,28 @@ HELP = {
 }
 """Name → meaning of all metrics."""
 
-_BOUNDS = tuple(base * 10.0**power for power in range(-5, 1) for base in (1, 2.5, 5))
-"""Upper bounds of the buckets of seconds: 10 µs to 5 s."""
-
-_Labels = tuple[tuple[str, str], ...]
+_PREFIX = "sparring_serving_"
 
 
 class ServingMetrics:
-    """Counters. Any thread may call any method."""
+    """Counts what a service or a client does. Any thread may call any method.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counters: Counter[tuple[str, _Labels]] = Counter()
-        self._pulls: Counter[tuple[str, str]] = Counter()
-        self._num_ids = self._num_found = 0
-        self._buckets = [0] * (len(_BOUNDS) + 1)
-        self._pull_seconds = 0.0
+    Args:
+        registry: that holds the metrics; None: its own.
+    """
+
+    def __init__(self, registry: MetricRegistry | None = None) -> None:
+        self.registry = MetricRegistry() if registry is None else registry
+        counter = self._counter
+        self._pulls = counter("pulls_total", "table", "code")
+        self._seconds = self.registry.histogram(_PREFIX + "pull_seconds", HELP["pull_seconds"])
+        self._ids, self._found = counter("ids_total"), counter("found_total")
+        self._refreshes = counter("refreshes_total", "result")
+        self._rejected = counter("rejected_total", "reason")
+        self._degraded = counter("degraded_rows_total", "reason", "given")
+        self._failovers = counter("failovers_total")
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
+        self.registry.add_source(self._read_gauges)
 
     def note_pull(
         self, tables: Iterable[str], code: str, ids: tuple[int, int], seconds: float
@@ -73,28 +71,25 @@ class ServingMetrics:
             ids: that it asked for, and how many of them had a row.
             seconds: that it took.
         """
-        place = bisect_left(_BOUNDS, seconds)
-        with self._lock:
-            for table in tables:
-                self._pulls[table, code] += 1
-            self._num_ids += ids[0]
-            self._num_found += ids[1]
-            self._buckets[place] += 1
-            self._pull_seconds += seconds
+        for table in tables:
+            self._pulls.add(table=table, code=code)
+        self._ids.add(ids[0])
+        self._found.add(ids[1])
+        self._seconds.observe(seconds)
 
     def count_rejected(self, reason: str) -> None:
-        self._add("rejected_total", (("reason", reason),), 1)
+        self._rejected.add(reason=reason)
 
     def count_refresh(self, result: str) -> None:
         """Counts a look for a newer version: `taken`, `unchanged` or `refused`."""
-        self._add("refreshes_total", (("result", result),), 1)
+        self._refreshes.add(result=result)
 
     def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
         """Counts rows that no replica answered, by the error and what was given: `failed`, `stale` …"""
-        self._add("degraded_rows_total", (("reason", reason), ("given", given)), num_rows)
+        self._degraded.add(num_rows, reason=reason, given=given)
 
     def count_failover(self) -> None:
-        self._add("failovers_total", (), 1)
+        self._failovers.add()
 
     def add_gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Asks `read` for gauges, by name, whenever metrics are read."""
@@ -102,102 +97,15 @@ class ServingMetrics:
 
     def value(self, name: str, **labels: str) -> float:
         """One number, 0 if nothing was counted; labels that are left out are summed over."""
-        wanted = set(labels.items())
-        found = self._counted()
-        return sum(count for (each, has), count in found if each == name and wanted <= set(has))
-
-    def _counted(self) -> list[tuple[tuple[str, _Labels], float]]:
-        with self._lock:
-            pulls = [
-                (("pulls_total", (("table", table), ("code", code))), count)
-                for (table, code), count in self._pulls.items()
-            ]
-            ids = [(("ids_total", ()), self._num_ids), (("found_total", ()), self._num_found)]
-            return sorted([*self._counters.items(), *pulls, *ids])
+        return self.registry.value(_PREFIX + name, **labels)
 
     def gauges(self) -> dict[str, float]:
         """All gauges now."""
         return {name: value for read in self._gauges for name, value in read().items()}
 
-    def families(self) -> Iterator[Metric]:
-        """All metrics as prometheus-client's."""
-        from prometheus_client.metrics_core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
+    def _counter(self, name: str, *labels: str) -> MetricCounter:
+        return self.registry.counter(_PREFIX + name, HELP[name], labels)
 
-        counters = self._counted()
-        with self._lock:
-            buckets, seconds = list(self._buckets), self._pull_seconds
-        grouped: dict[str, list[tuple[_Labels, float]]] = {}
-        for (name, labels), count in counters:
-            grouped.setdefault(name, []).append((labels, count))
-        for name, samples in grouped.items():
-            names = [label for label, _ in samples[0][0]]
-            family = CounterMetricFamily(f"sparring_serving_{name}", HELP[name], labels=names)
-            for has, value in samples:
-                family.add_metric([of_label for _, of_label in has], value)
-            yield family
-        cumulated, total = [], 0
-        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), buckets, strict=True):
-            total += count
-            cumulated.append((bound, total))
-        yield HistogramMetricFamily(
-            "sparring_serving_pull_seconds",
-            HELP["pull_seconds"],
-            buckets=cumulated,
-            sum_value=seconds,
-        )
+    def _read_gauges(self) -> Iterator[MetricFamily]:
         for name, value in self.gauges().items():
-            yield GaugeMetricFamily(f"sparring_serving_{name}", HELP[name], value=value)
-
-    def _add(self, name: str, labels: _Labels, count: int) -> None:
-        with self._lock:
-            self._counters[name, labels] += count
-
-
-class MetricsExporter:
-    """Answers ``GET /metrics`` on a port of its own, on threads of its own.
-
-    Args:
-        metrics: that are read.
-        host: the address to listen on.
-        port: 0 takes a free one.
-
-    Raises:
-        PluginError: prometheus-client is not installed.
-        StorageIOError: the port cannot be listened on.
-    """
-
-    def __init__(self, metrics: ServingMetrics, host: str, port: int) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, start_http_server
-            from prometheus_client.registry import Collector
-        except ImportError as error:
-            raise PluginError(
-                "metrics over HTTP need prometheus-client, which is not installed; run: pip install "
-                "'sparring-serve[metrics]', or leave server.metrics_port out"
-            ) from error
-
-        class Measured(Collector):
-            def collect(self) -> Iterator[Metric]:
-                return metrics.families()
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Measured())
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise StorageIOError(
-                f"metrics: cannot listen on {host}:{port} ({error.strerror}); choose another "
-                "server.metrics_port"
-            ) from error
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stops listening."""
-        server: Any = self._server
-        server.shutdown()
-        server.server_close()
-        self._thread.join()
+            yield MetricFamily(_PREFIX + name, "gauge", HELP[name], [MetricSample({}, value)])

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from sparring import partition, suggestion
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.refusal import Refusal, Status
+from sparring_serve.release import release
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.tables import Found, Ids, Looked, ServingTables, TableShape, VersionGoneError
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
@@ -87,6 +89,7 @@ class LookupService:
         code, num_ids, num_found = "OK", 0, 0
         try:
             self.check_deadline(remaining_seconds)
+            self.check_request_bytes(content)
             request = decoded(PullRequest, content)
             names = tuple(each.table for each in request.tables)
             asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
@@ -107,10 +110,8 @@ class LookupService:
     def _pull(
         self, request: PullRequest, asked: list[tuple[str, Ids]], request_bytes: int
     ) -> tuple[bytes, int]:
-        try:
-            dtype, missing = RowDtype(request.row_dtype), Missing(request.missing)
-        except ValueError as error:
-            raise Refusal(Status.INVALID_ARGUMENT, f"{error}; this server is older") from None
+        dtype = _known(RowDtype, "row_dtype", request.row_dtype)
+        missing = _known(Missing, "missing", request.missing)
         shapes = self.check_asked(asked)
         answer_bytes = sum(
             len(ids) * (row_bytes(shape.dim, dtype) + 1)
@@ -205,6 +206,16 @@ class LookupService:
         if remaining_seconds <= 0:
             raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
 
+    def check_request_bytes(self, content: Buffer) -> None:
+        """Refuses a request that is too long."""
+        if len(content) > self.limits.most_bytes:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"the request has {len(content):,} bytes, the most are {self.limits.most_bytes:,}; ask "
+                "for fewer ids in a call",
+                reason="most_bytes",
+            )
+
     def check_asked(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
         """The shapes of tables that are asked for.
 
@@ -259,6 +270,22 @@ class LookupService:
                     reason="foreign_partition",
                     shard_map=self.place.shards.to_bytes(),
                 )
+
+
+_Choice = TypeVar("_Choice", bound=IntEnum)
+
+
+def _known(kind: type[_Choice], name: str, value: int) -> _Choice:
+    """A choice by its number, or the refusal of a newer caller."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f"{each.name} {each.value}" for each in kind)
+        raise Refusal(
+            Status.INVALID_ARGUMENT,
+            f"{name} {value} is not known to this server, {release()}, which knows {known}; the caller "
+            "is newer: ask for one of these, or serve with its release",
+        ) from None
 
 
 def version_message(version: Any) -> VersionMessage:

@@ -29,6 +29,7 @@ class Shards:
     def __init__(self, num_shards: int, **config: Any) -> None:
         self.config = ParametersConfig.model_validate({"tables": TABLES, "start": None, **config})
         self.map = ShardReplicas(tuple((f"shard:{each}",) for each in range(num_shards)))
+        self.fault: Callable[[Send], str] = lambda _: ""
         self.services: dict[str, ParameterService] = {}
         for each in range(num_shards):
             self.start(each)
@@ -37,8 +38,13 @@ class Shards:
         place = Place(self.map, shard)
         tables = ParameterShard(self.config, place)
         lookups = LookupService(tables, place, parameters=tables.describe())
-        service = self.services[f"shard:{shard}"] = ParameterService(tables, lookups)
+        service = self.services[f"shard:{shard}"] = ParameterService(
+            tables, lookups, FaultyTransport(self.services, self._fault)
+        )
         return service
+
+    def _fault(self, send: Send) -> str:
+        return self.fault(send)
 
     def client(self, fault: Callable[[Send], str] = lambda _: "") -> ParameterClient:
         transport = FaultyTransport(self.services, fault)

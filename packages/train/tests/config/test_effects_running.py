@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -25,6 +26,7 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
@@ -281,6 +283,38 @@ def _(runs: Runs) -> None:
     pytest.importorskip("prometheus_client", reason="metrics.format=prometheus needs it")
     runs.ratings("metrics.path=run.prom", "metrics.format=prometheus")
     assert "\nsparring_steps_total" in Path("run.prom").read_text()
+
+
+def last_page(runs: Runs, *overrides: str) -> tuple[str, str]:
+    """The address of a run's metrics, and what is shown there when it has ended."""
+    pytest.importorskip("prometheus_client", reason="metrics.port needs it")
+    shown: list[tuple[str, str]] = []
+    close = PrometheusPage.close
+
+    def read_and_close(page: PrometheusPage) -> None:
+        host, port = page._exporter._server.server_address[:2]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{host}:{port}/metrics", timeout=20) as answer:
+            shown.append((host, answer.read().decode()))
+        close(page)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrometheusPage, "close", read_and_close)
+        runs.ratings(*overrides)
+    [found] = shown
+    return found
+
+
+@EFFECTS.of("metrics.port")
+def _(runs: Runs) -> None:
+    host, page = last_page(runs, "metrics.port=0")
+    assert host == "127.0.0.1"
+    assert '\nsparring_steps_total{rank="0"} 4.0\n' in page
+
+
+@EFFECTS.of("metrics.host")
+def _(runs: Runs) -> None:
+    assert last_page(runs, "metrics.port=0", "metrics.host=127.0.0.2")[0] == "127.0.0.2"
 
 
 @EFFECTS.of("report.path")

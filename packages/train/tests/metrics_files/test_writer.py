@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
@@ -475,9 +477,64 @@ def test_prometheus_reads_the_file_and_finds_the_numbers(tmp_path: Path) -> None
     assert [each.name for each in tmp_path.iterdir()] == ["sparring.prom"]
 
 
+def page(port: int | None) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_port_shows_the_newest_numbers_until_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="a port needs sparring[metrics]")
+    path = tmp_path / "metrics.jsonl"
+    with make() as container:
+        with MetricsWriter(container, path, every_seconds=ALWAYS, port=0) as writer:
+            port = writer.port
+            assert 'sparring_steps_total{rank="0"} 0.0' in page(port)
+            step(container)
+            container.events.drain()
+            text = page(port)
+            assert 'sparring_steps_total{rank="0"} 1.0' in text
+            assert "# TYPE sparring_tables_rows gauge" in text
+            assert "# TYPE sparring_steps_total counter" in text
+        with pytest.raises(OSError, match="refused"):
+            page(port)
+    assert len(lines_of(path)) == 3
+
+
+def test_each_rank_has_a_port_of_its_own() -> None:
+    pytest.importorskip("prometheus_client", reason="a port needs sparring[metrics]")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first = free.getsockname()[1]
+
+    def body(collective: Collective) -> str:
+        with make(collective) as container, MetricsWriter(container, port=first) as writer:
+            assert writer.path is None
+            assert writer.port == first + collective.rank
+            collective.barrier()
+            return page(writer.port)
+
+    for rank, text in enumerate(run_ranks(2, body)):
+        assert f'sparring_steps_total{{rank="{rank}"}} 0.0' in text
+
+
+def test_a_port_that_is_taken_is_named_and_nothing_goes_on() -> None:
+    pytest.importorskip("prometheus_client", reason="a port needs sparring[metrics]")
+    with make() as container, MetricsWriter(container, port=0) as writer:
+        with pytest.raises(StorageIOError, match=rf":{writer.port} .*choose another metrics\.port"):
+            MetricsWriter(container, port=writer.port)
+        assert len(container.after_step) == 1
+
+
 def test_without_prometheus_client_the_line_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with make() as container, pytest.raises(PluginError, match=r"pip install 'sparring\[metrics\]"):
         MetricsWriter(container, tmp_path / "a.prom", file_format="prometheus")
+    with (
+        make() as container,
+        pytest.raises(PluginError, match=r"metrics\.port needs prometheus-client"),
+    ):
+        MetricsWriter(container, port=0)

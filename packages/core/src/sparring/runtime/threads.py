@@ -1,4 +1,4 @@
-"""Threads of core: all of them are made here, but for those of the execution pool and of tests.
+"""Threads of core: all of them are made here, but for those of the execution pool, metrics and tests.
 
 They are daemon threads, so that background work may go on while the interpreter ends. From then on some
 versions of Python start no thread: work that may end so late starts its threads before.

@@ -90,6 +90,8 @@ class Attempt:
     base: Base | None
     last_word: str | None = None
     """On rank 0, which has failed: its mark, if others have not read it."""
+    given_up: BaseException | None = None
+    """Reason why this rank is to give it up, from another thread; None: it is not."""
     _first: tuple[int, str] | None = None
     _next_look: float = 0.0
     _watched: range = field(init=False)
@@ -101,9 +103,12 @@ class Attempt:
         """Looks whether the attempt has failed elsewhere.
 
         Raises:
+            BaseException: `given_up`.
             SnapshotError: it has, with the first cause.
             SnapshotIOError: the file system failed.
         """
+        if self.given_up is not None:
+            raise self.given_up
         for rank in self._watched:
             self._first = self._read_mark(rank)
             if self._first is not None:

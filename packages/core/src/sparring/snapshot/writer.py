@@ -214,6 +214,11 @@ class SnapshotWriter:
         """
         self._attempt.check_now_and_then()
 
+    def fail(self, reason: BaseException) -> None:
+        """Lets the thread that writes, or waits for other ranks, raise `reason` soon; from another
+        thread."""
+        self._attempt.given_up = reason
+
     def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
         self._check_state("writing")
         if (

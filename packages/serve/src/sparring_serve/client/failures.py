@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from sparring.errors import DeadlineError, InvalidArgumentError, SparringError, StorageIOError
 from sparring_serve.client.transport import Outcome
+from sparring_serve.release import release
 from sparring_serve.tables import VersionGoneError
 
 __all__ = [
@@ -75,7 +76,8 @@ def refusal_error(address: str, outcome: Outcome) -> SparringError:
         return AccessError(message, address=address)
     if outcome.status == "UNIMPLEMENTED":
         return StorageIOError(
-            f"{message}; this is no lookup service, or an older one: see what listens there",
+            f"{message}; this client is {release()}: what listens there is older, or no lookup service; "
+            "serve with the release of this client, or see that the address is right",
             address=address,
         )
     return InvalidArgumentError(message, address=address)

@@ -137,8 +137,9 @@ class Session:
                 for _ in range(rounds.num_failovers):
                     self.metrics.count_failover()
             failures = rounds.failures()
-            if failures and not version and rounds.has_lost_version() and not is_last:
-                # Servers went on meanwhile: the version that was agreed on is no longer kept.
+            if failures and rounds.has_lost_version() and not is_last:
+                # Servers went on meanwhile: the version that was agreed on is no longer kept, or
+                # a table goes by another name.
                 self._forget()
                 continue
             self._end(failures, pulled, of_newest=not version)

@@ -14,7 +14,14 @@ from sparring.errors import InvalidArgumentError
 from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
 from sparring_serve.client.session import Session, Steps
 from sparring_serve.parameters.push_window import Token
-from sparring_serve.parameters.pushing import Pushed, TablePush, flushing, pushing
+from sparring_serve.parameters.pushing import (
+    Pushed,
+    ServiceSnapshot,
+    TablePush,
+    flushing,
+    pushing,
+    snapshotting,
+)
 from sparring_serve.wire.messages import Wait
 
 __all__ = ["AsyncParameterClient", "ParameterClient"]
@@ -138,6 +145,40 @@ class ParameterClient(_Pushing, LookupClient):
         """
         return self._run(self._flushing(deadline_seconds))
 
+    def save(self, url: str = "", *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+        """Saves all tables of all shards as one snapshot, push tokens included.
+
+        Each shard writes its part, and the first commits the whole. It holds all pushes that were queued
+        before; later ones go on meanwhile.
+
+        Args:
+            url: of the snapshot, in one of the service's folders; a name alone is one in the first, and
+                without a name it is called by its step.
+            deadline_seconds: None: `parameters.save_seconds` of the service.
+
+        Raises:
+            SnapshotError: a shard is missing or failed, and is named; nothing was saved. Where the answer
+                was lost, the snapshot may be there.
+            InvalidArgumentError: the URL is in none of the service's folders.
+            DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+        """
+        return self._run(snapshotting(self._session, "Save", url, deadline_seconds))
+
+    def load(self, url: str, *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+        """Replaces all tables of all shards by those of a snapshot, of any number of shards or ranks.
+
+        Args:
+            url: as of `save`.
+            deadline_seconds: as of `save`.
+
+        Raises:
+            SnapshotError: there is none, it is damaged or of other tables, or a shard is missing or
+                failed, and is named. Where a shard failed while it loaded, load again: tables
+                refuse pulls and pushes, or are those of before, until then.
+            InvalidArgumentError, DeadlineError, ReplicasFailedError, AccessError: as `save`.
+        """
+        return self._run(snapshotting(self._session, "Load", url, deadline_seconds))
+
 
 class AsyncParameterClient(_Pushing, AsyncLookupClient):
     """`ParameterClient` for asyncio; of the event loop that first uses it."""
@@ -160,3 +201,13 @@ class AsyncParameterClient(_Pushing, AsyncLookupClient):
     async def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
         """As `ParameterClient.flush`."""
         return await self._run(self._flushing(deadline_seconds))
+
+    async def save(
+        self, url: str = "", *, deadline_seconds: float | None = None
+    ) -> ServiceSnapshot:
+        """As `ParameterClient.save`."""
+        return await self._run(snapshotting(self._session, "Save", url, deadline_seconds))
+
+    async def load(self, url: str, *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+        """As `ParameterClient.load`."""
+        return await self._run(snapshotting(self._session, "Load", url, deadline_seconds))

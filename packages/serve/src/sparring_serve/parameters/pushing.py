@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import suggestion
-from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
+from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.failures import is_of_replica, refusal_error
 from sparring_serve.client.rounds import ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
@@ -25,6 +25,8 @@ from sparring_serve.wire.messages import (
     FlushRequest,
     PushAnswer,
     PushRequest,
+    SnapshotAnswer,
+    SnapshotRequest,
     TableGradients,
     Wait,
 )
@@ -33,6 +35,7 @@ from sparring_serve.wire.rows import as_bytes
 __all__ = [
     "PushFailedError",
     "Pushed",
+    "ServiceSnapshot",
     "ShardCall",
     "TablePush",
     "attempts",
@@ -40,6 +43,7 @@ __all__ = [
     "pushing",
     "raise_failed",
     "save_seconds",
+    "snapshotting",
 ]
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.25
@@ -151,6 +155,46 @@ def flushing(session: Session, client: str, deadline: float) -> Steps[tuple[int,
     yield from attempts(session, "Flush", calls, FlushAnswer, deadline, longest)
     raise_failed("flush", calls, shards)
     return tuple(each.answer.step for each in calls)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSnapshot:
+    """A snapshot of all shards, saved or loaded.
+
+    Args:
+        url: of it.
+        step: the most pushes that a shard had applied.
+        rows: of each table, over all shards.
+    """
+
+    url: str
+    step: int
+    rows: Mapping[str, int]
+
+
+def snapshotting(
+    session: Session, method: str, url: str, deadline_seconds: float | None
+) -> Steps[ServiceSnapshot]:
+    """A save or load; see `ParameterClient.save` and `load`."""
+    description = yield from session.described(session.deadline(None))
+    most_seconds = save_seconds(description)
+    seconds = most_seconds if deadline_seconds is None else min(deadline_seconds, most_seconds)
+    first = session.shards.shards[0][0]
+    # Asked once: the answer to a second attempt would tell nothing of the first.
+    outcomes = yield [Send(first, method, encode(SnapshotRequest(url)), seconds, waits=True)]
+    [outcome] = outcomes
+    what = f"{method.lower()} of {url or 'all tables'}"
+    if outcome.answer is None:
+        if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
+            raise refusal_error(first, outcome)
+        raise SnapshotError(
+            f"{what}: shard 1 at {first}: {outcome.status} {outcome.message}", url=url
+        )
+    try:
+        answer: SnapshotAnswer = decode(SnapshotAnswer, outcome.answer)
+    except MessageError as error:
+        raise SnapshotError(f"{what}: its answer cannot be read: {error}", url=url) from None
+    return ServiceSnapshot(answer.url, answer.step, {each.name: each.rows for each in answer.rows})
 
 
 def save_seconds(description: Description) -> float:

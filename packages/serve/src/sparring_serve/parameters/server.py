@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparring.errors import ConfigError
+from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
@@ -47,9 +48,10 @@ def open_parameter_server(
 
     def changes(lookups: LookupService) -> ParameterService:
         lookups.parameters = tables.describe()
-        return ParameterService(tables, lookups)
+        return ParameterService(tables, lookups, GrpcTransport(config.client))
 
     try:
+        tables.start()
         listening = address or config.server.address or config.shards[shard][0]
         return LookupServer(tables, config, place, listening, changes)
     except BaseException:

@@ -17,11 +17,13 @@ import numpy.typing as npt
 from sparring import hyper_from
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SparringError
+from sparring_serve.client.transport import Transport
 from sparring_serve.parameters.declaration import TableDeclaration
 from sparring_serve.parameters.finite import is_finite
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
+from sparring_serve.parameters.snapshots import ShardSnapshots
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import LookupService, checked_ids, decoded
 from sparring_serve.wire.fields import Buffer, encode
@@ -45,12 +47,15 @@ class ParameterService:
     Args:
         shard: the tables.
         lookups: the service that answers pulls from them.
+        transport: to the other shards, for saves and loads.
     """
 
-    def __init__(self, shard: ParameterShard, lookups: LookupService) -> None:
+    def __init__(self, shard: ParameterShard, lookups: LookupService, transport: Transport) -> None:
         self.shard, self.lookups = shard, lookups
         config = shard.config
         self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
+        self._transport = transport
+        self._snapshots = ShardSnapshots(shard, self.queue, transport)
         self._lock = threading.Lock()
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
@@ -94,11 +99,30 @@ class ParameterService:
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """As `Changes.methods`."""
-        return {"Push": ("push", self.push), "Flush": ("push", self.flush)}
+        snapshots = self._snapshots
+        long: dict[str, Callable[[bytes, float], bytes]] = {
+            "Save": snapshots.save,
+            "Load": snapshots.load,
+            "SavePart": snapshots.save_part,
+            "LoadPart": snapshots.load_part,
+        }
+        return {
+            "Push": ("push", self.push),
+            "Flush": ("push", self.flush),
+            **{name: ("admin", self._long(answer)) for name, answer in long.items()},
+        }
+
+    def _long(self, answer: Callable[[bytes, float], bytes]) -> Callable[[bytes, float], bytes]:
+        def answered(content: bytes, seconds: float) -> bytes:
+            self.check_long_deadline(seconds)
+            return answer(content, seconds)
+
+        return answered
 
     def close(self) -> None:
         """Applies what waits."""
         self.queue.close()
+        self._transport.close()
 
     def check_long_deadline(self, remaining_seconds: float) -> None:
         """Refuses a call that may take long, without a deadline or with one that is over."""

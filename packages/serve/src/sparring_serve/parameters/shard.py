@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import ApartRendezvous, Columns, StepContainer, dedup, initial_rows
-from sparring.contracts import HyperParameters, MethodChoice
-from sparring.errors import PartialStepError
+from sparring import (
+    ApartRendezvous,
+    Columns,
+    Loaded,
+    Saved,
+    SaveOptions,
+    Snapshot,
+    State,
+    StepContainer,
+    Task,
+    dedup,
+    initial_rows,
+    latest_snapshot,
+    open_snapshot,
+)
+from sparring.contracts import HyperParameters, MethodChoice, ShardMap
+from sparring.errors import InterruptedLoadError, PartialStepError, SnapshotError
 from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
+from sparring_serve.parameters.saved_methods import method_steps
+from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import Place
 from sparring_serve.tables import (
     Found,
@@ -28,6 +46,12 @@ from sparring_serve.tables import (
 from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
 
 __all__ = ["Gradients", "ParameterShard"]
+
+
+_log = logging.getLogger(__name__)
+
+_STATE = "parameters"
+"""Name of a shard's own state in snapshots: steps of tables, and push tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,23 @@ class ParameterShard:
             self._container.close()
             raise
 
+    def start(self) -> None:
+        """Begins with the snapshot that the configuration names.
+
+        Raises:
+            SnapshotError: there is none of that name, or it is damaged.
+        """
+        start, folder = self.config.start, self.config.folders[0]
+        if start is None:
+            return
+        if start == "newest":
+            newest = latest_snapshot(folder)
+            if newest is None:
+                return
+            start = newest.url
+        loaded = self.load(start if "/" in start else f"{folder.rstrip('/')}/{start}")
+        _log.info("began with %s, step %d", loaded.url, loaded.step)
+
     @property
     def steps(self) -> int:
         """Pushes that were applied."""
@@ -111,7 +152,14 @@ class ParameterShard:
                 "kept; set client.consistency=newest, or pull from servers of the role inference"
             )
         with self._turn:
-            found = [self._found(table, ids, missing) for table, ids in asked]
+            try:
+                found = [self._found(table, ids, missing) for table, ids in asked]
+            except InterruptedLoadError as error:
+                raise Refusal(
+                    Status.UNAVAILABLE,
+                    f"{error}; load it into the service (ParameterClient.load)",
+                    reason="interrupted_load",
+                ) from error
             return Looked(self.versions()[0], found)
 
     def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
@@ -175,7 +223,75 @@ class ParameterShard:
             self.windows.add(token)
             return True
 
+    # -- snapshots
+
+    def begin_save(self, url: str, token: str, step: int, seconds: float) -> Task[Saved]:
+        """Freezes the tables as they are now, and saves them in the background as this shard's part.
+
+        Args:
+            url: of the snapshot.
+            token: of this save, the same on all shards.
+            step: of the snapshot, likewise.
+            seconds: that shards wait for each other.
+
+        Raises:
+            SnapshotError: it exists already, or the file system failed.
+        """
+        with self._turn:
+            self._give_up_save()
+            options = SaveOptions(
+                deadline_seconds=seconds, token=token, step=step, report_failure=False
+            )
+            values = {"steps": dict(self._steps), "clients": self.windows.saved()}
+            states = {_STATE: State(values, is_of_rank=True)}
+            return self._container.save(url, blocking=False, states=states, options=options)
+
+    def fail_save(self, reason: BaseException) -> None:
+        """Gives up the save that runs, if there is one."""
+        running = self._container.saves.running
+        if running is not None:
+            running.fail(reason)
+
+    def _give_up_save(self) -> None:
+        """Ends a save whose first shard is gone: that shard would not have begun another."""
+        running = self._container.saves.running
+        if running is not None and not running.is_over.is_set():
+            running.fail(
+                SnapshotError(
+                    f"the save of {running.url} was given up, as the first shard began another one"
+                )
+            )
+
+    def load(self, url: str) -> Loaded:
+        """Takes over this shard's part of a snapshot of any number of shards or ranks.
+
+        Raises:
+            SparringError: as `StepContainer.load`.
+        """
+        with self._turn:
+            loaded = self._container.load(url)
+            snapshot = open_snapshot(loaded.url)
+            saved = _saved_states(snapshot, self.place)
+            steps = [each["steps"] for each in saved] or [method_steps(snapshot)]
+            for name in self._steps:
+                found = [each[name] for each in steps if name in each]
+                self._steps[name] = max(found, default=snapshot.step)
+            self.windows.load([each["clients"] for each in saved])
+            return loaded
+
     def flush(self) -> None:
         """Makes what pushes have written as durable as the storages can."""
         with self._turn:
             self._container.flush(blocking=True)
+
+
+def _saved_states(snapshot: Snapshot, place: Place) -> list[dict[str, Any]]:
+    """Steps and push tokens of all shards that had keys of this one; none in a snapshot of ranks."""
+    own = ShardMap.balanced(place.shards.num_shards).partitions_of(place.shard)
+    before = ShardMap.balanced(snapshot.world_size)
+    return [
+        snapshot.state(_STATE, rank=each).values
+        for each in range(snapshot.world_size)
+        if _STATE in snapshot.state_names(each)
+        and np.intersect1d(own, before.partitions_of(each)).size
+    ]

@@ -45,7 +45,7 @@ class Changes(Protocol):
     def close(self) -> None: ...
 
 
-_CHANGES = ("Push", "Flush", "Save", "Load")
+_CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
 
 
 def _refuse_change(name: str) -> _Answer:

@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from sparring import MetricsExporter
 from sparring.errors import StorageIOError
 from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, split_address
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.metrics import MetricsExporter, ServingMetrics
+from sparring_serve.metrics import ServingMetrics
 from sparring_serve.security import Tokens
 from sparring_serve.server.grpc_methods import Changes, Methods, make_handlers
+from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, Place
 from sparring_serve.tables import ServingTables
@@ -37,6 +39,7 @@ class LookupServer:
     Raises:
         ConfigError: plain text off loopback, or a file of TLS or tokens is wrong.
         StorageIOError: the port cannot be listened on.
+        PluginError: metrics or reflection are asked for, and their package is not installed.
     """
 
     def __init__(
@@ -88,16 +91,21 @@ class LookupServer:
                 f"cannot listen on {address} ({error}); see what listens there, or set server.address"
             ) from None
         self.address = f"{host}:{self.port}" if ":" not in host else f"[{host}]:{self.port}"
+        if server.reflection:
+            add_reflection(self._grpc)
+        self.exporter = (
+            None
+            if server.metrics_port is None
+            else MetricsExporter(
+                self.metrics.registry, host, server.metrics_port, "server.metrics_port"
+            )
+        )
+        # Its thread begins here: what is refused is refused before.
         self.refresher = Refresher(
             tables, self.metrics, None if server.pin is not None else server.poll_seconds
         )
         methods = Methods(self.service, self.refresher, tokens, self.changes)
         self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
-        self.exporter = (
-            None
-            if server.metrics_port is None
-            else MetricsExporter(self.metrics, host, server.metrics_port)
-        )
         self._is_closed = False
         self._grpc.start()
 

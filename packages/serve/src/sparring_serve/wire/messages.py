@@ -18,6 +18,10 @@ from sparring_serve.wire.fields import (
 )
 
 __all__ = [
+    "PartAnswer",
+    "PartRequest",
+    "SnapshotAnswer",
+    "SnapshotRequest",
     "SERVICE",
     "DescribeAnswer",
     "DescribeRequest",
@@ -213,3 +217,33 @@ class FlushRequest:
 @dataclass(frozen=True, slots=True)
 class FlushAnswer:
     step: int = number(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    url: str = text(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAnswer:
+    url: str = text(1)
+    step: int = number(2)
+    rows: tuple[TableMessage, ...] = many(3, TableMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRequest:
+    url: str = text(1)
+    shard: int = number(2)
+    num_shards: int = number(3)
+    asks: bool = flag(4)
+    token: str = text(5)
+    step: int = number(6)
+    hash: str = text(7)
+
+
+@dataclass(frozen=True, slots=True)
+class PartAnswer:
+    step: int = number(1)
+    rows: tuple[TableMessage, ...] = many(2, TableMessage)
+    hash: str = text(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,16 @@ class MetricsConfig(Section):
         description="The file to write; null writes none. `{rank}` and `{world_size}` in it stand "
         "for what they say, so that each rank has a file of its own; without `{rank}`, rank 0 "
         "alone writes, its own numbers. Relative paths start at the current directory.",
+    )
+    port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
+        None,
+        description="Answers Prometheus on this port with the numbers that were written last; rank r "
+        "listens on `port` + r; null: no port. It needs `pip install 'sparring[metrics]'`.",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="The address of that port; by default only this machine reaches it.",
     )
     every_seconds: PositiveFloat = Field(
         10.0, description="The least time between two writings, but for the last."

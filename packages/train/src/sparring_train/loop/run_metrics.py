@@ -20,14 +20,19 @@ def metrics_written(container: StepContainer, chosen: MetricsConfig) -> Iterator
     Raises:
         StorageIOError, PluginError: as `MetricsWriter`, on this rank or another.
     """
-    if chosen.path is None:
+    if chosen.path is None and chosen.port is None:
         yield
         return
     writer: MetricsWriter | None = None
     refusal: SparringError | None = None
     try:
         writer = MetricsWriter(
-            container, chosen.path, every_seconds=chosen.every_seconds, file_format=chosen.format
+            container,
+            chosen.path,
+            every_seconds=chosen.every_seconds,
+            file_format=chosen.format,
+            port=chosen.port,
+            host=chosen.host,
         )
     except SparringError as error:
         refusal = error

@@ -3,5 +3,5 @@
     driving thread   step │ copy numbers, if it is time │ step …
     event loop                                     └────► file
 
-`container_metrics` copies, `json_lines` and `prometheus` write, `writer` says when.
+`container_metrics` copies, `json_lines` and `prometheus` write or show, `writer` says when.
 """

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's text format, for the textfile collector of node_exporter.
+"""Metrics for Prometheus: in a file for the textfile collector of node_exporter, or over HTTP.
 
 A number of section S and name N is ``sparring_S_N``, and ``sparring_S`` where both are one; counters
 end in ``_total``. Labels say whose it is: rank, table, tier, backend, kind.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparring.errors import PluginError
+from sparring import (
+    MetricFamily,
+    MetricRegistry,
+    MetricSample,
+    MetricsExporter,
+    write_metrics_file,
+)
 
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-__all__ = ["PrometheusFile"]
+__all__ = ["PrometheusFile", "PrometheusPage"]
 
 _GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding"}
 """Metrics that may fall, or are no sum."""
@@ -23,62 +26,75 @@ _GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding"}
 _NOT_GAUGES = {("prefetches", "rows")}
 
 
+class _Newest:
+    """Holds the numbers that were written last, and gives them to a registry."""
+
+    def __init__(self) -> None:
+        self.registry = MetricRegistry()
+        self.registry.add_source(lambda: _families(self.metrics))
+        self.metrics: Mapping[str, Any] = {}
+
+
 class PrometheusFile:
     """Replaces a file, so that readers always see a whole one.
 
     Args:
         path: of the file; its folder is made. The collector reads names that end in ``.prom``.
-
-    Raises:
-        PluginError: prometheus-client is not installed.
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import prometheus_client  # noqa: F401 - imported now, so that a run need not fail later
-        except ImportError as error:
-            raise PluginError(
-                f"metrics for Prometheus at {path} need prometheus-client, which is not installed; "
-                "run: pip install 'sparring[metrics]', or choose the format jsonl"
-            ) from error
         self._path = path
+        self._newest = _Newest()
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Puts the metrics in place of those before them.
 
         Raises:
+            PluginError: prometheus-client is not installed.
             OSError: the file cannot be written; the one before stays.
         """
-        from prometheus_client import CollectorRegistry, write_to_textfile
-        from prometheus_client.registry import Collector
-
-        class Measured(Collector):
-            def collect(self) -> Iterator[Metric]:
-                yield from _families(metrics)
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Measured())
+        self._newest.metrics = metrics
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_to_textfile(str(self._path), registry)
+        write_metrics_file(self._newest.registry, self._path, "metrics.format=prometheus")
 
 
-def _families(metrics: Mapping[str, Any]) -> Iterator[Metric]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+class PrometheusPage:
+    """Answers Prometheus with the numbers that were written last.
 
-    grouped: dict[tuple[str, str], list[tuple[dict[str, str], float]]] = {}
-    for section, name, labels, value in _numbers(metrics):
-        grouped.setdefault((section, name), []).append((labels, value))
+    Args:
+        host: the address to listen on.
+        port: 0 takes a free one.
+
+    Raises:
+        PluginError: prometheus-client is not installed.
+        StorageIOError: the port cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._newest = _Newest()
+        self._exporter = MetricsExporter(self._newest.registry, host, port, "metrics.port")
+        self.port = self._exporter.port
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        self._newest.metrics = metrics
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._exporter.close()
+
+
+def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
+    grouped: dict[tuple[str, str], list[MetricSample]] = {}
+    for section, name, labels, value in _numbers(metrics) if metrics else ():
+        grouped.setdefault((section, name), []).append(MetricSample(labels, value))
     for (section, name), samples in grouped.items():
         full = f"sparring_{section}" if name == section else f"sparring_{section}_{name}"
-        help_text = f"{name} of {section}: see the reference of metrics of sparring"
-        label_names = list(samples[0][0])
+        meaning = f"{name} of {section}: see the reference of metrics of sparring"
         is_gauge = name in _GAUGES and (section, name) not in _NOT_GAUGES
-        family = (GaugeMetricFamily if is_gauge else CounterMetricFamily)(
-            full, help_text, labels=label_names
-        )
-        for labels, value in samples:
-            family.add_metric(list(labels.values()), value)
-        yield family
+        if is_gauge:
+            yield MetricFamily(full, "gauge", meaning, samples)
+        else:
+            yield MetricFamily(f"{full}_total", "counter", meaning, samples)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, str], float]]:

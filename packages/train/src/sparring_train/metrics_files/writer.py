@@ -21,7 +21,7 @@ from sparring.errors import (
 )
 from sparring_train.metrics_files.container_metrics import read_metrics
 from sparring_train.metrics_files.json_lines import JsonLines
-from sparring_train.metrics_files.prometheus import PrometheusFile
+from sparring_train.metrics_files.prometheus import PrometheusFile, PrometheusPage
 
 if TYPE_CHECKING:
     from sparring import StepContainer, Task
@@ -55,16 +55,21 @@ class MetricsWriter(Closable):
     Args:
         container: whose numbers; close the writer first.
         path: of the file. ``{rank}`` and ``{world_size}`` in it stand for what they say; without
-            ``{rank}``, rank 0 alone writes, its own numbers.
+            ``{rank}``, rank 0 alone writes, its own numbers. None: no file.
         every_seconds: the least time between two writings, but for the last.
         file_format: what the file holds.
+        port: where Prometheus is answered with the numbers that were written last; rank r takes
+            ``port + r``, and 0 is a free one. None: no port.
+        host: the address of that port.
 
     Attributes:
         path: the file that this rank writes; None: none.
+        port: that is listened on; None: none.
         num_skipped: writings that were due while one was outstanding.
 
     Raises:
-        StorageIOError: the file cannot be written: a first writing, here and now, has failed.
+        StorageIOError: the file cannot be written: a first writing, here and now, has failed; or the
+            port cannot be listened on.
         PluginError: the format needs a package that is not installed.
         InvalidArgumentError: `every_seconds` is not above 0, there is no such format, or `path` is
             a URL.
@@ -73,10 +78,12 @@ class MetricsWriter(Closable):
     def __init__(
         self,
         container: StepContainer,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         *,
         every_seconds: float = 10.0,
         file_format: MetricsFormat | str = MetricsFormat.JSONL,
+        port: int | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         if not every_seconds > 0:
             raise InvalidArgumentError(
@@ -91,7 +98,7 @@ class MetricsWriter(Closable):
                 f"metrics: there is no format {file_format!r}; there are {names}",
                 format=file_format,
             ) from error
-        if "://" in os.fspath(path):
+        if path is not None and "://" in os.fspath(path):
             raise InvalidArgumentError(
                 f"metrics: found the URL {os.fspath(path)}, expected the path of a local file",
                 path=path,
@@ -101,12 +108,25 @@ class MetricsWriter(Closable):
         self._task: Task[Any] | None = None
         self._is_closed = False
         self.num_skipped = 0
-        self.path = _path_of_rank(os.fspath(path), container)
-        if self.path is None:
+        self.path = None if path is None else _path_of_rank(os.fspath(path), container)
+        self.port: int | None = None
+        self._page: PrometheusPage | None = None
+        self._outputs: list[JsonLines | PrometheusFile | PrometheusPage] = []
+        if self.path is not None:
+            is_text = chosen is MetricsFormat.PROMETHEUS
+            self._outputs.append(PrometheusFile(self.path) if is_text else JsonLines(self.path))
+        if port is not None:
+            own = port + container.collective.rank if port else 0
+            self._page = PrometheusPage(host, own)
+            self.port = self._page.port
+            self._outputs.append(self._page)
+        if not self._outputs:
             return
-        make = PrometheusFile if chosen is MetricsFormat.PROMETHEUS else JsonLines
-        self._output: JsonLines | PrometheusFile = make(self.path)
-        self._write_now(counts_all=False)
+        try:
+            self._write_now(counts_all=False)
+        except BaseException:
+            self._close_page()
+            raise
         self._due = time.monotonic() + every_seconds
         container.after_step.append(self._on_step)
 
@@ -122,13 +142,19 @@ class MetricsWriter(Closable):
         if self._is_closed:
             return
         self._stop()
-        if self.path is None:
+        if not self._outputs:
             return
+        try:
+            self._close_open()
+        finally:
+            self._close_page()
+
+    def _close_open(self) -> None:
         try:
             self._container.check_open()
         except ClosedError as error:
             raise ClosedError(
-                f"the last metrics cannot be written to {self.path}, as their container is closed; "
+                f"the last {self._name} cannot be written, as their container is closed; "
                 "close the writer before it",
                 path=self.path,
             ) from error
@@ -136,7 +162,7 @@ class MetricsWriter(Closable):
             # Rows on their way down, and saves, still change numbers.
             self._container.events.drain()
         except DeadlineError as error:
-            _log.warning("the last metrics in %s are not final: %s", self.path, error)
+            _log.warning("the last %s are not final: %s", self._name, error)
         self._write_now(counts_all=True)
 
     def __exit__(
@@ -153,12 +179,19 @@ class MetricsWriter(Closable):
     def _close_after(self, error: BaseException | None) -> None:
         """Writes last numbers, but asks no storage, and leaves the error to be seen."""
         self._stop()
-        if self.path is None:
+        if not self._outputs:
             return
         try:
             self._write_now(counts_all=False)
         except Exception as failure:
             _log.error("after %r, the last metrics were not written: %s", error, failure)
+        finally:
+            self._close_page()
+
+    def _close_page(self) -> None:
+        if self._page is not None:
+            self._page.close()
+            self._page = None
 
     def _stop(self) -> None:
         self._is_closed = True
@@ -208,7 +241,7 @@ class MetricsWriter(Closable):
 
     @property
     def _name(self) -> str:
-        return f"metrics to {self.path}"
+        return f"metrics to {f'port {self.port}' if self.path is None else self.path}"
 
     def _read(self, *, counts_all: bool) -> dict[str, Any]:
         found = read_metrics(self._container, counts_all=counts_all)
@@ -218,7 +251,8 @@ class MetricsWriter(Closable):
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
         try:
-            self._output.write(metrics)
+            for each in self._outputs:
+                each.write(metrics)
         except OSError as error:
             raise StorageIOError(
                 f"metrics cannot be written to {self.path}: {error}; make room, or name a file "

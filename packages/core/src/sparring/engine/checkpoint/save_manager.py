@@ -144,6 +144,7 @@ class SnapshotJob:
 
     def fail(self, error: BaseException) -> None:
         """Gives the save up, as soon as its thread sees it."""
+        self.writer.fail(error)
         for table in self.tables:
             if table.view is not None:
                 table.view.fail(error)

@@ -1,0 +1,112 @@
+"""Metrics in Prometheus's format: over HTTP, and in a file. prometheus-client does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.errors import PluginError, StorageIOError
+from sparring.runtime.metrics import MetricFamily, MetricRegistry
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+__all__ = ["MetricsExporter", "write_metrics_file"]
+
+
+class MetricsExporter:
+    """Answers ``GET /metrics`` on a port of its own, on threads of its own.
+
+    Args:
+        registry: whose metrics; read at each request.
+        host: the address to listen on.
+        port: 0 takes a free one.
+        option: that the port comes from, for messages.
+
+    Raises:
+        PluginError: prometheus-client is not installed.
+        StorageIOError: the port cannot be listened on.
+    """
+
+    def __init__(self, registry: MetricRegistry, host: str, port: int, option: str) -> None:
+        collectors = _collectors(registry, option)
+        from prometheus_client import start_http_server
+
+        try:
+            self._server, self._thread = start_http_server(port, host, collectors)
+        except OSError as error:
+            raise StorageIOError(
+                f"metrics: cannot listen on {host}:{port} ({error.strerror}); choose another {option}"
+            ) from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stops listening. A second call does nothing."""
+        server: Any = self._server
+        server.shutdown()
+        server.server_close()
+        self._thread.join()
+
+
+def write_metrics_file(registry: MetricRegistry, path: Path, option: str) -> None:
+    """Replaces a file by the metrics now, for the textfile collector of node_exporter.
+
+    Raises:
+        PluginError: prometheus-client is not installed.
+        OSError: the file cannot be written; the one before stays.
+    """
+    collectors = _collectors(registry, option)
+    from prometheus_client import write_to_textfile
+
+    write_to_textfile(str(path), collectors)
+
+
+def _collectors(registry: MetricRegistry, option: str) -> CollectorRegistry:
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise PluginError(
+            f"{option} needs prometheus-client, which is not installed; run: pip install "
+            f"'sparring[metrics]', or leave {option} out"
+        ) from error
+
+    class Measured(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return map(_family, registry.families())
+
+    made = CollectorRegistry(auto_describe=False)
+    made.register(Measured())
+    return made
+
+
+def _family(family: MetricFamily) -> Metric:
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    kinds = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    names = list(family.samples[0].labels) if family.samples else []
+    made: Any = kinds[family.kind](family.name, family.meaning, labels=names)
+    for sample in family.samples:
+        labels = list(sample.labels.values())
+        if sample.counts is None:
+            made.add_metric(labels, sample.value)
+        else:
+            made.add_metric(labels, _cumulated(sample.counts), sample.value)
+    return made  # type: ignore[no-any-return]
+
+
+def _cumulated(counts: Any) -> list[tuple[str, float]]:
+    total, found = 0, []
+    for bound, count in counts.items():
+        total += count
+        found.append(("+Inf" if bound == float("inf") else str(bound), total))
+    return found

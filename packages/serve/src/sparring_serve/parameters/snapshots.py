@@ -1,0 +1,277 @@
+"""Saves and loads of all shards: the first shard has the others do their part.
+
+    client ── Save(url) ──► shard 1 ── SavePart(asks) ──► all others      one is missing: refused, named
+                               │  ◄── steps ──
+                               ├── SavePart(token, step) ──► all others   each writes its part
+                               └── its own part, then the manifest of all parts, which commits
+
+Parts meet in the staging folder of the snapshot, as those of ranks do: docs/format/snapshot.md. What goes
+wrong on one shard fails all, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from typing import Any
+
+from sparring import locate, open_place, open_snapshot
+from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
+from sparring_serve.client.transport import Outcome, Send, Transport
+from sparring_serve.parameters.push_queue import PushQueue
+from sparring_serve.parameters.shard import ParameterShard
+from sparring_serve.refusal import Refusal, Status
+from sparring_serve.service import decoded
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import (
+    PartAnswer,
+    PartRequest,
+    SnapshotAnswer,
+    SnapshotRequest,
+    TableMessage,
+)
+
+__all__ = ["ShardSnapshots"]
+
+_ASK_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+
+
+class ShardSnapshots:
+    """Saves and loads of one server; on the first shard, those of all.
+
+    Args:
+        shard: the tables.
+        queue: where a save and a load take their turn among pushes.
+        transport: to the other shards.
+    """
+
+    def __init__(self, shard: ParameterShard, queue: PushQueue, transport: Transport) -> None:
+        self._shard, self._queue, self._transport = shard, queue, transport
+        self._one_at_a_time = threading.Lock()
+
+    # -- of all shards
+
+    def save(self, content: bytes, seconds: float) -> bytes:
+        """Answers a SnapshotRequest by a snapshot of all shards."""
+        request: SnapshotRequest = decoded(SnapshotRequest, content)
+        deadline = time.monotonic() + seconds
+        with self._alone(f"save of {request.url or 'all tables'}"):
+            asked = self._ask("SavePart", PartRequest(asks=True), "save")
+            step = max([self._shard.steps, *(each.step for each in asked)])
+            url = self._url(request.url or f"step-{step:012d}")
+            part = PartRequest(url, token=secrets.token_hex(16), step=step)
+            return self._together("SavePart", part, self._save_part, "save", deadline)
+
+    def load(self, content: bytes, seconds: float) -> bytes:
+        """Answers a SnapshotRequest by loading a snapshot on all shards."""
+        request: SnapshotRequest = decoded(SnapshotRequest, content)
+        deadline = time.monotonic() + seconds
+        with self._alone(f"load of {request.url}"):
+            url = self._url(request.url)
+            with _refused("load"):
+                snapshot = open_snapshot(url)
+            part = PartRequest(url, asks=True, step=snapshot.step, hash=snapshot.manifest_hash)
+            self._ask("LoadPart", part, "load")
+            part = PartRequest(url, step=snapshot.step, hash=snapshot.manifest_hash)
+            return self._together("LoadPart", part, self._load_part, "load", deadline)
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        place = self._shard.place
+        if place.shard:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"{what}: this is shard {place.shard + 1} of {place.shards.num_shards}, and the first "
+                f"shard does that for all: ask {place.shards.shards[0][0]}",
+                reason="not_first",
+            )
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"{what}: another save or load is under way; ask again when it is over",
+                reason="busy",
+            )
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
+
+    def _sends(self, method: str, part: PartRequest, seconds: float) -> list[tuple[int, Send]]:
+        """To all other shards."""
+        shards = self._shard.place.shards
+        return [
+            (shard, Send(replicas[0], method, encode(_to(part, shard, shards.num_shards)), seconds))
+            for shard, replicas in enumerate(shards.shards)
+            if shard
+        ]
+
+    def _ask(self, method: str, part: PartRequest, what: str) -> list[PartAnswer]:
+        """Answers of all other shards, that they can.
+
+        Raises:
+            Refusal: one is missing, or cannot; nothing was changed.
+        """
+        sends = self._sends(method, part, _ASK_SECONDS)
+        outcomes = self._transport.exchange([send for _, send in sends])
+        return [
+            self._answer(shard, send, outcome, f"{what}: nothing was changed")
+            for (shard, send), outcome in zip(sends, outcomes, strict=True)
+        ]
+
+    def _together(
+        self,
+        method: str,
+        part: PartRequest,
+        own: Callable[[PartRequest, float], PartAnswer],
+        what: str,
+        deadline: float,
+    ) -> bytes:
+        """All parts at once; the first that fails fails the others."""
+        seconds = max(0.001, deadline - time.monotonic())
+        sends = self._sends(method, part, seconds)
+        answers: list[Future[PartAnswer]] = []
+        with ThreadPoolExecutor(len(sends) + 1, "sparring-snapshot-shards") as threads:
+            answers.append(threads.submit(own, part, seconds))
+            answers += [
+                threads.submit(self._call, shard, send, f"{what} of {part.url}")
+                for shard, send in sends
+            ]
+            wait(answers, return_when=FIRST_EXCEPTION)
+            failure = next(filter(None, (_failure(each) for each in answers)), None)
+            # The part of this shard may not have begun yet.
+            while failure is not None and wait(answers[:1], _LOOK_SECONDS).not_done:
+                self._shard.fail_save(SnapshotError(str(failure)))
+        if failure is not None:
+            raise failure
+        return encode(_answer(part, [each.result() for each in answers]))
+
+    def _call(self, shard: int, send: Send, what: str) -> PartAnswer:
+        [outcome] = self._transport.exchange([send])
+        return self._answer(shard, send, outcome, what)
+
+    def _answer(self, shard: int, send: Send, outcome: Outcome, what: str) -> PartAnswer:
+        if outcome.answer is not None:
+            try:
+                answer: PartAnswer = decode(PartAnswer, outcome.answer)
+                return answer
+            except MessageError as error:
+                outcome = Outcome(None, "DATA_LOSS", str(error))
+        raise Refusal(
+            Status.FAILED_PRECONDITION,
+            f"{what}: shard {shard + 1} of {self._shard.place.shards.num_shards} at {send.address} has "
+            f"not done its part: {outcome.status} {outcome.message}; see what is wrong there",
+            reason="shard_missing",
+        )
+
+    # -- of this shard
+
+    def save_part(self, content: bytes, seconds: float) -> bytes:
+        """Answers a PartRequest of the first shard."""
+        part: PartRequest = decoded(PartRequest, content)
+        self._check_meant(part)
+        if part.asks:
+            return encode(PartAnswer(self._shard.steps))
+        return encode(self._save_part(part, seconds))
+
+    def load_part(self, content: bytes, seconds: float) -> bytes:
+        """Answers a PartRequest of the first shard."""
+        part: PartRequest = decoded(PartRequest, content)
+        self._check_meant(part)
+        if not part.asks:
+            return encode(self._load_part(part, seconds))
+        with _refused("load"):
+            found = open_snapshot(self._url(part.url)).manifest_hash
+        if found != part.hash:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"load of {part.url}: its manifest has the hash {found} here, and {part.hash} on "
+                "the first shard; give all shards one file system",
+                reason="other_snapshot",
+            )
+        return encode(PartAnswer(self._shard.steps, hash=found))
+
+    def _save_part(self, part: PartRequest, seconds: float) -> PartAnswer:
+        url = self._url(part.url)
+        with _refused("save"):
+            begun = self._queue.call(
+                lambda: self._shard.begin_save(url, part.token, part.step, seconds)
+            )
+            saved = begun.result(seconds).result(seconds)
+        return PartAnswer(self._shard.steps, _rows(saved.rows))
+
+    def _load_part(self, part: PartRequest, seconds: float) -> PartAnswer:
+        url = self._url(part.url)
+        with _refused("load"):
+            loaded = self._queue.call(lambda: self._shard.load(url)).result(seconds)
+        return PartAnswer(self._shard.steps, _rows(loaded.rows), part.hash)
+
+    def _check_meant(self, part: PartRequest) -> None:
+        place = self._shard.place
+        found = (place.shard, place.shards.num_shards)
+        if (part.shard, part.num_shards) != found:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"shard {part.shard + 1} of {part.num_shards} was asked, and this is shard "
+                f"{found[0] + 1} of {found[1]}; start all servers with the same `shards`",
+                reason="other_shard",
+            )
+
+    def _url(self, url: str) -> str:
+        """The URL of a snapshot in one of the folders of the service."""
+        folders = self._shard.config.folders
+        if url and "/" not in url:
+            return f"{folders[0].rstrip('/')}/{url}"
+        try:
+            place, name = locate(url)
+            known = [open_place(each).url for each in folders]
+        except (InvalidArgumentError, SparringError) as error:
+            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="url") from None
+        if place.url not in known:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"{url!r} is in none of the folders that this service saves to and loads from "
+                f"({', '.join(known)}); name a snapshot there, or add its folder to parameters.folders",
+                reason="url",
+            )
+        return place.url_of(name)
+
+
+def _failure(part: Future[PartAnswer]) -> BaseException | None:
+    return part.exception() if part.done() else None
+
+
+def _to(part: PartRequest, shard: int, num_shards: int) -> PartRequest:
+    return PartRequest(part.url, shard, num_shards, part.asks, part.token, part.step, part.hash)
+
+
+def _rows(rows: Any) -> tuple[TableMessage, ...]:
+    return tuple(TableMessage(name, rows=count) for name, count in rows.items())
+
+
+def _answer(part: PartRequest, answers: Sequence[PartAnswer]) -> SnapshotAnswer:
+    rows: Counter[str] = Counter()
+    for answer in answers:
+        rows.update({each.name: each.rows for each in answer.rows})
+    return SnapshotAnswer(part.url, part.step, _rows(rows))
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Turns what goes wrong into a refusal."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except FutureTimeoutError:
+        raise Refusal(
+            Status.DEADLINE_EXCEEDED, f"the {what} took longer than the call; allow more time"
+        ) from None
+    except SparringError as error:
+        raise Refusal(Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed") from error

@@ -1,0 +1,47 @@
+"""The Containerfile builds what manifests run; `nox -s container` runs its steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .manifests import manifests, pod_of
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "Containerfile").read_text()
+NOXFILE = (ROOT / "noxfile.py").read_text()
+
+
+def test_packages_of_the_image_are_those_of_this_checkout() -> None:
+    (named,) = re.findall(r"for each in (.*?);", TEXT)
+    packages = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    # TensorFlow has an image of its own; the kits and the template are for developers.
+    assert {"core", *named.split()} == packages - {"framework-tf", "testing", "_template"}
+
+
+def test_what_builds_and_torch_are_those_of_development() -> None:
+    (tools,) = re.findall(r"^BUILD_TOOLS = \((.*)\)$", NOXFILE, re.M)
+    for each in re.findall(r'"(.*?)"', tools):
+        assert f'"{each}"' in TEXT
+    (torch,) = re.findall(r'^TORCH = "(.*)"$', NOXFILE, re.M)
+    assert f'"{torch}"' in TEXT
+
+
+def test_the_user_and_the_folder_are_those_of_the_pods() -> None:
+    (user,) = re.findall(r"^USER (.*)$", TEXT, re.M)
+    (folder,) = re.findall(r"^WORKDIR (.*)$", TEXT.rpartition("FROM")[2], re.M)
+    version = re.findall(
+        r'^version = "(.*)"', (ROOT / "packages/core/pyproject.toml").read_text(), re.M
+    )
+    image = f"registry.example/sparring:{version[0]}"
+    assert f"--tag {image} " in TEXT
+    checked = 0
+    for manifest in manifests():
+        pod = pod_of(manifest.body)
+        if pod is None or pod["spec"]["containers"][0]["image"] != image:
+            continue
+        context = pod["spec"]["securityContext"]
+        assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+        assert pod["spec"]["containers"][0]["workingDir"] == folder
+        checked += 1
+    assert checked >= 5
