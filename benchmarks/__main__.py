@@ -43,6 +43,7 @@ BENCHMARKS = (
     "serving_processes",
     "tiers",
     "serving_lookup",
+    "exported_program",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

@@ -5,6 +5,7 @@
 //   flat_lookup    ids, lengths            → (elements, 1) float32: rows of one feature after another
 //
 // Written against torch's stable ABI: one library runs on torch 2.10 and every later release.
+#include <sys/mman.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -70,8 +71,18 @@ class Ids {
   const int64_t* data_;
 };
 
+// A new tensor. A large one is fresh memory, whose first touch costs more than a lookup unless its
+// pages are large; NumPy asks for them in the same way.
 Tensor floats(const Tensor& like, std::vector<int64_t> sizes) {
-  return torch::stable::new_empty(like, sizes, ScalarType::Float);
+  Tensor made = torch::stable::new_empty(like, sizes, ScalarType::Float);
+  const uintptr_t bytes = static_cast<uintptr_t>(made.numel()) * sizeof(float);
+  if (bytes >= uintptr_t{4} << 20) {
+    const auto begin = reinterpret_cast<uintptr_t>(made.mutable_data_ptr());
+    const uintptr_t page = 4096, first = (begin + page - 1) / page * page;
+    // Where it is refused, pages are small.
+    (void)madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_HUGEPAGE);
+  }
+  return made;
 }
 
 // Without the ids that stand for none; `offsets` are moved. Empty where all are kept.
