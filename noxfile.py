@@ -268,7 +268,9 @@ def tests_long(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
-    session.install(TORCH, "pytest-xdist", "kubernetes-validate", silent=True)
+    session.install(
+        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", silent=True
+    )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
@@ -357,18 +359,24 @@ SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]",
 
 @nox.session
 def serving_peers(session: nox.Session) -> None:
-    """Proves the lookup service with generated protobuf code, health probes and tritonclient; 40 MB."""
-    session.install("pytest", "hypothesis", silent=True)
-    install_family(session, "packed", "serve")
-    folder = Path(session.virtualenv.location) / "peers"
+    """Proves the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
+    wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
+    build_wheels(session, wheels, "packed", "serve")
+    install_made(session, wheels, "packed", "serve")
+    session.install("pytest", "hypothesis", "grpcio-reflection", silent=True)
+    with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
+    for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
+        python = environment(session, Path(session.virtualenv.location) / name.lower(), *needed)
+        env[f"SPARRING_SERVE_{name}_PYTHON"] = python
+    session.run("pytest", "packages/serve/tests", "-k", "peers or reflection", env=env)
+
+
+def environment(session: nox.Session, folder: Path, *needed: str) -> str:
+    """Makes an environment next to the session's, installs what is needed, and returns its Python."""
     python = str(folder / "bin/python")
-    session.run("python", "-m", "venv", str(folder), silent=True)
-    session.run(
-        python, "-m", "pip", "install", "--quiet", *SERVING_PEERS, external=True, silent=True
-    )
-    session.install("grpcio-reflection", silent=True)
-    tests = [f"packages/serve/tests/test_{name}.py" for name in ("peers", "reflection")]
-    session.run("pytest", *tests, env={"SPARRING_SERVE_PEERS_PYTHON": python})
+    session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
+    session.run(python, "-m", "pip", "install", "--quiet", *needed, external=True, silent=True)
+    return python
 
 
 @nox.session
@@ -382,13 +390,8 @@ def tensorflow_releases(session: nox.Session) -> None:
     ]
     for release in chosen:
         folder = Path(session.virtualenv.location) / f"tensorflow-{release}"
-        python = str(folder / "bin/python")
-        session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
         needed = [f"tensorflow-cpu=={release}", "pytest", "hypothesis"]
-        session.run(
-            python, "-m", "pip", "install", "--quiet", *needed, *map(str, wheels.glob("*.whl")),
-            external=True, silent=True,
-        )  # fmt: skip
+        python = environment(session, folder, *needed, *map(str, wheels.glob("*.whl")))
         session.run(
             python, "-m", "pytest", "packages/framework-tf/tests", external=True,
             env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
@@ -682,10 +685,9 @@ def reliability(session: nox.Session) -> None:
     Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
     breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
     """
-    needed = [
-        each for each in FAMILY if each not in ("plan", "framework-torch", "framework-tf", "train")
-    ]
-    install_family(session, *system_packages(session, *needed))
+    without = ("plan", "framework-torch", "framework-tf", "train")
+    needed = system_packages(session, *(each for each in FAMILY if each not in without))
+    install_family(session, *needed)
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
@@ -712,15 +714,12 @@ def tfra_python(session: nox.Session) -> str:
     """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
     folder = Path(session.virtualenv.location) / "tfra"
     python = folder / "bin/python"
-    if not python.exists():
-        session.run("python", "-m", "venv", str(folder), silent=True)
-    session.run(str(python), "-m", "pip", "install", "--quiet", *TFRA, external=True, silent=True)
-    return str(python)
+    return str(python) if python.exists() else environment(session, folder, *TFRA)
 
 
 @nox.session(venv_backend="none")
 def container(session: nox.Session) -> None:
-    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 6 GB.
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 4 GB.
 
     Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
     """
@@ -786,9 +785,6 @@ def install(session: nox.Session) -> None:
 def check_bundled(session: nox.Session, wheels: Path) -> None:
     """Installs RocksDB's wheel as a user would, and sees that it runs on the library that it brought."""
     folder = Path(session.create_tmp()).resolve() / "installed"
-    shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "venv", str(folder), silent=True)
-    python = str(folder / "bin/python")
     packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
-    session.run(python, "-m", "pip", "install", "--quiet", *packages, external=True, silent=True)
+    python = environment(session, folder, *packages)
     session.run(python, str(ROOT / "tools/bundled_rocksdb.py"), str(folder), external=True)

@@ -44,6 +44,8 @@ BENCHMARKS = (
     "tiers",
     "serving_lookup",
     "exported_program",
+    "serving_refresh",
+    "pushes",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

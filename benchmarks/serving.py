@@ -23,12 +23,12 @@ import numpy as np
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from sparring import StepContainer, StorageChoice, TableConfig
-from sparring_serve import ClientConfig, LookupClient, ServingConfig, open_server
+from sparring_serve import ClientConfig, LookupClient, LookupServer, ServingConfig, open_server
 from sparring_serve.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 
-__all__ = ["measure"]
+__all__ = ["Echo", "echo_server", "keeps_serving", "measure", "process", "server_process"]
 
 TABLE_ROWS, DIM, ROUNDS = 500_000, 64, 60
 BATCHES = (100, 1_000, 65_536)
@@ -47,9 +47,9 @@ def measure(scale: Scale) -> list[Figure]:
     with ExitStack() as closing:
         folder = closing.enter_context(tempfile.TemporaryDirectory())
         _publish(Path(folder), keys, rows)
-        plain = closing.enter_context(_process(_serve, f"{folder}/plain"))
-        packed = closing.enter_context(_process(_serve, f"{folder}/int8"))
-        echo = _Echo(closing.enter_context(_process(_echo, "")))
+        plain = closing.enter_context(server_process(_serve, f"{folder}/plain"))
+        packed = closing.enter_context(server_process(_serve, f"{folder}/int8"))
+        echo = Echo(closing.enter_context(server_process(echo_server, "")))
         closing.callback(echo.close)
         clients = {
             name: closing.enter_context(
@@ -65,7 +65,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _measure(
-    clients: dict[str, LookupClient], echo: _Echo, redis: Any, asked: Any, scale: Scale
+    clients: dict[str, LookupClient], echo: Echo, redis: Any, asked: Any, scale: Scale
 ) -> list[Figure]:
     ids, rows = asked
     contenders: dict[str, Callable[[], Any]] = {
@@ -129,29 +129,43 @@ def _publish(folder: Path, keys: Any, rows: Any) -> None:
 
 
 @contextmanager
-def _process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
-    """Runs a server until the end; yields its address."""
+def process(target: Callable[[str, Connection], None], argument: str) -> Iterator[Connection]:
+    """Runs `target` in a process of its own, told "end" in the end; yields the connection to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(argument, theirs), daemon=True)
-    process.start()
+    running = context.Process(target=target, args=(argument, theirs), daemon=True)
+    running.start()
     try:
-        if not ours.poll(60):
-            raise AssertionError("a server did not start within 60 s")
-        yield ours.recv()
+        yield ours
     finally:
         ours.send("end")
-        process.join(30)
+        running.join(30)
 
 
-def _serve(folder: str, connection: Connection) -> None:
-    keep_freed_memory()  # as the command does
-    with open_server(ServingConfig(snapshots=folder), address="127.0.0.1:0") as server:
-        connection.send(server.address)
+@contextmanager
+def server_process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
+    """Runs a server until the end; yields its address."""
+    with process(target, argument) as connection:
+        if not connection.poll(60):
+            raise AssertionError("a server did not start within 60 s")
+        yield connection.recv()
+
+
+def keeps_serving(
+    config: ServingConfig, connection: Connection, described: Callable[[LookupServer], str]
+) -> None:
+    """Serves until it is told to end, as the command does; sends what describes the server."""
+    keep_freed_memory()
+    with open_server(config, address="127.0.0.1:0") as server:
+        connection.send(described(server))
         connection.recv()
 
 
-def _echo(_: str, connection: Connection) -> None:
+def _serve(folder: str, connection: Connection) -> None:
+    keeps_serving(ServingConfig(snapshots=folder), connection, lambda server: server.address)
+
+
+def echo_server(_: str, connection: Connection) -> None:
     keep_freed_memory()
     from concurrent.futures import ThreadPoolExecutor
 
@@ -175,7 +189,7 @@ def _echo(_: str, connection: Connection) -> None:
     server.stop(1).wait()
 
 
-class _Echo:
+class Echo:
     """A client of the echo."""
 
     def __init__(self, address: str) -> None:

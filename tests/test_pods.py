@@ -46,9 +46,12 @@ def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     maps = {each.name: each.body["data"] for each in manifests() if each.kind == "ConfigMap"}
-    tokens = {"tokens": f"pull {TOKEN}\n", "token": f"{TOKEN}\n"}
+    secrets = {
+        f"{service}-tokens": {"tokens": f"{role} {TOKEN}\n", "token": f"{TOKEN}\n"}
+        for service, role in (("serve", "pull"), ("parameters", "admin"))
+    }
     tmp_path.chmod(0o755)
-    with Cluster(tmp_path, maps, {"serve-tokens": tokens}) as made:
+    with Cluster(tmp_path, maps, secrets) as made:
         yield made
 
 
@@ -162,6 +165,60 @@ def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
     assert "sparring publish" in server.log
 
 
+# -- a service that learns ------------------------------------------------------------
+
+TRAINER = """
+import json, sys
+import numpy as np
+from sparring_serve import ParameterClient
+ids = np.arange(1000)
+with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as client:
+    if sys.argv[1] == "push":
+        gradients = np.outer(ids, np.ones(32)).astype(np.float32)
+        client.push({"item": (ids, gradients)}, wait="applied", deadline_seconds=20)
+        client.save(deadline_seconds=60)
+    answer = client.pull({"item": ids}, deadline_seconds=5)
+    print(json.dumps([answer.found["item"].tolist(), answer.rows["item"].tolist()]))
+"""
+
+
+def start_trainer(cluster: Cluster, does: str) -> Pod:
+    template = template_of("StatefulSet", "parameters")
+    (container,) = template["spec"]["containers"]
+    own = {**container, "command": ["python3", "-c", TRAINER, does], "args": [], "env": []}
+    spec = {**template["spec"], "containers": [own]}
+    return cluster.start({**template, "spec": spec}, f"trainer-{does}", "none")
+
+
+def test_a_shard_that_learns_begins_again_with_the_newest_snapshot(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    template = template_of("StatefulSet", "parameters")
+    (container,) = template["spec"]["containers"]
+
+    def start(shard: int) -> Pod:
+        labels = {"apps.kubernetes.io/pod-index": str(shard)}
+        return cluster.start(template, f"parameters-{shard}", "parameters", labels=labels)
+
+    def answer_to(does: str) -> tuple[list[bool], list[list[float]]]:
+        trainer = start_trainer(cluster, does)
+        assert trainer.process.wait(90) == 0, trainer.log
+        found, rows = json.loads(trainer.log.splitlines()[-1])
+        return found, rows
+
+    shards = [start(1), start(2)]
+    for pod in shards:
+        assert cluster.probe(pod, container["readinessProbe"], 60), pod.log
+    found, pushed = answer_to("push")
+    assert all(found)
+    cluster.remove(shards[1])
+    again = start(2)
+    assert cluster.probe(again, container["startupProbe"], 60), again.log
+    assert again.address != shards[1].address
+    assert "began with" in again.log
+    assert answer_to("pull") == (found, pushed)
+
+
 # -- training -------------------------------------------------------------------------
 
 TRAINING = ("snapshots.every_steps=5", "training.epochs=2", "report.path=null", *SMALL)
@@ -211,6 +268,34 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
     found, expected = rows_of(run), rows_of(cluster.data / "runs/whole")
     assert found.keys() == expected.keys()
     assert all(np.allclose(found[key], expected[key], rtol=1e-5, atol=1e-7) for key in expected)
+
+
+@pytest.mark.long
+def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+
+    def start(index: int) -> Pod:
+        return cluster.start(template_of("Job", "train"), f"train-{index}", "train", more=TRAINING)
+
+    pods = [start(0), start(1)]
+    run = cluster.data / "runs/quickstart"
+    wait_until(lambda: len(list(run.glob("step-*"))) > 1, 200, lambda: pods[0].log)
+    cluster.remove(pods[0])
+    ended = [pods[0]]
+    pods[0] = start(0)
+    end = time.monotonic() + 400
+    # As the Job's controller: a pod that fails is made again.
+    while any(pod.process.poll() != 0 for pod in pods):
+        assert time.monotonic() < end, "".join(pod.log for pod in (*ended, *pods))
+        for index, pod in enumerate(pods):
+            if pod.process.poll() not in (None, 0):
+                ended.append(pod)
+                pods[index] = start(index)
+        time.sleep(0.2)
+    # With its rendezvous the other pod ends, too; more than that would be a circle.
+    assert len(ended) <= 4
+    assert rows_of(run)
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
     python tools/run_containerfile.py FOLDER [--build-arg NAME=VALUE]... [--mount PATH]...
 
-Needs root and debootstrap, the network, and some 6 GB in FOLDER. Each stage begins with a copy of
+Needs root and debootstrap, the network, and some 4 GB in FOLDER. Each stage begins with a copy of
 Debian's smallest system, as the base image has it. COPY takes the tracked files of this checkout.
 Variables PIP_… are passed on, and each --mount is there in the roots too: for mirrors of packages. At the
 end the command of the image runs as its user. Instructions that it does not know are refused.

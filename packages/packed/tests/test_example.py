@@ -1,9 +1,10 @@
-"""A program in C++ that knows the header and the library alone, built as the README says."""
+"""Programs in C++ that know the header and the library alone, built as the documents say."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,21 @@ from sparring_packed.library import library_path
 
 PACKAGE = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: Path) -> None:
-    program = tmp_path / "lookup"
+
+def built(name: str, folder: Path) -> Path:
+    """Compiles an example."""
     includes = [PACKAGE / "include", PACKAGE.parent / "core/include"]
-    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", PACKAGE / "examples/lookup.cc"]
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", PACKAGE / f"examples/{name}.cc"]
     library = library_path().resolve()
     command += [*(f"-I{each}" for each in includes), library, f"-Wl,-rpath,{library.parent}"]
-    subprocess.run([*command, "-o", program], check=True)
+    subprocess.run([*command, "-pthread", "-o", folder / name], check=True)
+    return folder / name
+
+
+def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: Path) -> None:
+    program = built("lookup", tmp_path)
     ids = [-1, 12345, 2**63 - 1]
     ran = subprocess.run(
         [program, trained.served, "item", *map(str, ids)],
@@ -44,3 +51,45 @@ def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: P
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert "there is no serving snapshot" in failed.stderr
+
+
+def test_a_program_that_refreshes_goes_on_to_newer_versions_and_tells_what_it_refuses(
+    training: Any, tmp_path: Path
+) -> None:
+    program = built("refreshing", tmp_path)
+    training.save(training.draw(range(100), 0))
+    training.publish()
+    command = [program, training.served, "item", "0.02"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, bufsize=1, **streams) as running:
+
+        def ask(key: int) -> tuple[int, np.float32]:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            running.stdin.write(f"{key}\n")
+            step, element = running.stdout.readline().split()
+            return int(step), np.float32(element)
+
+        def await_step(step: int) -> None:
+            begin = time.monotonic()
+            while ask(7)[0] != step:
+                assert time.monotonic() - begin < 30
+
+        assert ask(7) == (1, training.rows[7][0])
+        base = training.served_url()
+        training.save(training.draw(range(20), 1))
+        training.publish(base=base)
+        await_step(2)
+        assert ask(7) == (2, training.rows[7][0])
+        elsewhere = tmp_path / "elsewhere/step-9"
+        sparring_packed.write(training.url(), str(elsewhere))
+        (elsewhere / "manifest.json").write_bytes(b"{}")
+        elsewhere.rename(training.served / "step-9")
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        assert line.startswith("refused: ")
+        assert "step-9" in line
+        assert ask(7)[0] == 2
+        assert running.stdin is not None
+        running.stdin.close()
+        assert running.wait(timeout=60) == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sparring_packed
 from sparring.cli.application import main
 
 
@@ -45,6 +46,19 @@ def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFi
             assert layer["bytes"] == sum(file.stat().st_size for file in files)
 
 
+def test_one_on_another_file_system_is_shown_by_its_url(
+    training: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    training.save(training.draw(range(20), 1))
+    folder = f"memory://{tmp_path.name}/served"
+    sparring_packed.write(training.url(), f"{folder}/step-1")
+    for url in (folder, f"{folder}/step-1"):
+        assert main(["inspect-served", url, "--verify", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["url"], told["verified"]) == (f"{folder}/step-1", True)
+        assert told["tables"]["item"]["most_rows"] == 20
+
+
 def test_damage_is_found(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
     [rows] = Path(training.served_url(1)).glob("rows.item.*")
@@ -60,6 +74,7 @@ def test_no_serving_snapshot_is_said_so(training: Any, capsys: pytest.CaptureFix
     assert main(["inspect-served", str(training.folder / "none")]) == 1
     assert "there is no serving snapshot" in capsys.readouterr().err
     assert main(["inspect", training.served_url(1)]) == 1
-    assert "it is a 'sparring serving snapshot', asked was a 'sparring snapshot'" in (
-        capsys.readouterr().err
-    )
+    told = " ".join(capsys.readouterr().err.split())
+    assert "it is a 'sparring serving snapshot', asked was a 'sparring snapshot'" in told
+    assert told.endswith("`sparring inspect-served` shows serving snapshots")
+    assert "an older snapshot" not in told

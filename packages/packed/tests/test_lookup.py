@@ -224,7 +224,7 @@ def test_what_cannot_be_asked_is_refused(trained: Any) -> None:
     for settings in ({"keep_versions": 0}, {"keep_versions": 9}, {"verify": "none"}):
         with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
             sparring_packed.open(trained.served, **settings)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="copy it there"):
+    with pytest.raises(InvalidArgumentError, match="files are mapped"):
         sparring_packed.open("s3://bucket/served")
 
 

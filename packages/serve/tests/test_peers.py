@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -15,7 +17,43 @@ from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, Sha
 from sparring_serve.testing import MemoryTables
 
 PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
-PROGRAM = Path(__file__).parent / "peers/generated_client.py"
+TENSORFLOW_PYTHON = os.environ.get("SPARRING_SERVE_TENSORFLOW_PYTHON")
+PEERS = Path(__file__).parent / "peers"
+
+# None of our packages but what is installed there.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@contextmanager
+def served_here() -> Iterator[str]:
+    rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
+    tables = MemoryTables([TableConfig("item", 4)], rows)
+    place = Place(ShardReplicas((("a:1", "b:1"),), number=7))
+    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
+    with LookupServer(tables, config, place, "127.0.0.1:0") as server:
+        yield server.address
+
+
+@contextmanager
+def served_with_tensorflow() -> Iterator[str]:
+    """The same from an environment with TensorFlow 2.16 and the protobuf that it pins."""
+    if TENSORFLOW_PYTHON is None:
+        pytest.skip(
+            "SPARRING_SERVE_TENSORFLOW_PYTHON names no Python with TensorFlow 2.16 and sparring-serve; "
+            "nox -s serving_peers makes one"
+        )
+    command = [TENSORFLOW_PYTHON, PEERS / "tensorflow_server.py"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as serving:
+        assert serving.stdin is not None
+        assert serving.stdout is not None
+        started = json.loads(serving.stdout.readline())
+        assert started["tensorflow"].startswith("2.16.")
+        assert started["protobuf"].startswith("4.")
+        yield started["address"]
+        serving.stdin.close()
+        assert serving.wait(timeout=60) == 0
 
 
 @pytest.mark.skipif(
@@ -23,20 +61,17 @@ PROGRAM = Path(__file__).parent / "peers/generated_client.py"
     reason="SPARRING_SERVE_PEERS_PYTHON names no Python with grpcio-tools, grpcio-health-checking and "
     "tritonclient[grpc]; nox -s serving_peers makes one",
 )
-def test_generated_code_health_probes_and_tritonclient_work_with_the_service() -> None:
-    rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
-    tables = MemoryTables([TableConfig("item", 4)], rows)
-    place = Place(ShardReplicas((("a:1", "b:1"),), number=7))
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
+@pytest.mark.parametrize("served", [served_here, served_with_tensorflow])
+def test_generated_code_health_probes_and_tritonclient_work_with_the_service(
+    served: Callable[[], AbstractContextManager[str]],
+) -> None:
     with (
-        LookupServer(tables, config, place, "127.0.0.1:0") as server,
+        served() as address,
         as_file(files("sparring_serve.wire") / "lookup.proto") as proto,
     ):
-        # None of our packages: only what the proto says is known there.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         ran = subprocess.run(
-            [str(PYTHON), str(PROGRAM), server.address, str(proto)],
-            capture_output=True, text=True, timeout=120, check=False, env=environment,
+            [str(PYTHON), str(PEERS / "generated_client.py"), address, str(proto)],
+            capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT,
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -9,6 +9,7 @@ from sparring_serve import read_serving_config
 from sparring_serve.metrics import HELP
 from sparring_serve.reference import reference_tables
 from sparring_serve.refusal import Status
+from sparring_serve.server.grpc_methods import Methods, make_handlers
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/lookup-service.md").read_text()
@@ -24,8 +25,17 @@ def test_the_page_has_every_metric_and_no_other() -> None:
 
 
 def test_the_page_has_every_status_that_is_answered() -> None:
-    told = {each.value for each in Status} - {"INTERNAL", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"}
-    assert {each for each in told if f"`{each}`" not in PAGE} == set()
+    assert {each.value for each in Status if f"`{each.value}`" not in PAGE} == set()
+
+
+def test_the_page_has_every_method_of_the_port() -> None:
+    names = {
+        name.rpartition("/")[2]
+        for handlers in make_handlers(Methods(None, None))  # type: ignore[arg-type]
+        for name in handlers._method_handlers  # type: ignore[attr-defined]
+    }
+    assert {"Pull", "Refresh", "Check", "ModelInfer"} <= names
+    assert {each for each in names if not re.search(rf"\b{each}\b", PAGE)} == set()
 
 
 def test_the_config_of_ours_loads() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring import StepContainer, StorageChoice, TableConfig, initial_rows, open_storage
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -63,6 +63,32 @@ def test_a_model_reads_a_service_as_any_storage(server: LookupServer) -> None:
     assert np.array_equal(rows[1], np.asarray(initial.rows)[0])
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "flag", "stale", "initial"])
+def test_a_model_reads_what_is_given_when_no_server_answers(
+    server: LookupServer, tmp_path: Path, on_failure: str
+) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"shards: [['{server.address}']]\nclient: {{on_failure: {on_failure}}}\n")
+    options = {"config": config, "deadline_seconds": 2}
+    ids = np.array([7, 8])
+    with StepContainer() as container:
+        container.declare(ITEM, StorageChoice("remote", options))
+        container.lookup("item", ids[:1], is_registered=False)
+        server.close()
+        if on_failure == "raise":
+            with pytest.raises(StorageIOError):
+                container.lookup("item", ids, is_registered=False)
+            return
+        found = container.lookup("item", ids, is_registered=False)
+    rows = np.asarray(found.rows)[np.asarray(found.inverse)]
+    if on_failure == "initial":
+        assert np.array_equal(rows, initial_rows(ids, ITEM))
+    else:
+        # NaN is seen; an initial value would pass for a row.
+        assert np.isnan(rows[1]).all()
+        assert np.isnan(rows[0]).all() == (on_failure == "flag")
+
+
 def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
     with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
         for write in (
@@ -87,7 +113,7 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
         open_with(TableConfig("itm", 4))
     with pytest.raises(InvalidArgumentError, match="declared with dim 8, and served with dim 4"):
         open_with(TableConfig("item", 8))
-    with pytest.raises(InvalidArgumentError, match="without state"):
+    with pytest.raises(InvalidArgumentError, match=r"rows of .float32 x 4 . 0."):
         open_with(ITEM.with_state(4, "adagrad"))
     with pytest.raises(InvalidArgumentError, match="float32"):
         open_with(TableConfig("item", 4, "float16"))
@@ -108,3 +134,20 @@ def test_an_inference_module_asks_the_service(server: LookupServer) -> None:
     assert served(ids).tolist() == [[2, 10, -10, 1], [2, 10, -10, 1]]
     unseen = torch.tensor([[-1]])
     assert torch.equal(served(unseen), module.eval()(unseen))
+
+
+def test_a_keras_model_asks_the_service(server: LookupServer) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    keras = pytest.importorskip("keras", reason="Keras is not installed")
+    sparring_tf = pytest.importorskip("sparring_tf", reason="sparring-tf is not installed")
+    storage = {"backend": "remote", "target": server.address, "deadline_seconds": 9}
+
+    def model(storage: object) -> object:
+        bag = sparring_tf.EmbeddingBag(4, name="item", seed=3, combiner="sum", storage=storage)
+        return keras.Sequential([keras.Input((2,), dtype="int64"), bag])
+
+    served = model(storage)
+    ids = np.array([[7, 3], [5, 5]])
+    assert served.predict(ids, verbose=0).tolist() == [[2, 10, -10, 1], [2, 10, -10, 1]]
+    unseen = np.array([[-1, -2]])
+    assert np.array_equal(served(unseen), model("memory")(unseen))

@@ -10,7 +10,7 @@ from sparring.errors import PluginError
 from sparring_redis.options import RedisOptions, RedisRendezvousOptions
 
 if TYPE_CHECKING:
-    from sparring.contracts import Rendezvous, Shard, Storage, TableConfig
+    from sparring.contracts import ChangeLog, Rendezvous, Shard, Storage, TableConfig
 
 
 @hookimpl
@@ -26,6 +26,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             found=_found,
             estimate_bytes=_estimate,
             unavailable=_reason,
+            change_log=_open_change_log,
         )
     ]
 
@@ -60,6 +61,12 @@ def _estimate(table: TableConfig, options: RedisOptions, rows: int) -> Mapping[s
     from sparring_redis.estimate import estimate_redis_bytes
 
     return estimate_redis_bytes(table, options, rows)
+
+
+def _open_change_log(table: str, options: RedisOptions) -> ChangeLog:
+    from sparring_redis.change_log import RedisChangeLog
+
+    return RedisChangeLog(table, options)
 
 
 def _meet(options: RedisRendezvousOptions) -> Rendezvous:

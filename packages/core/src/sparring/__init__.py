@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
     from sparring.engine.automatic_plan import automatic_plan, workload_of
+    from sparring.engine.change_publisher import ChangePublisher
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
@@ -95,6 +96,9 @@ if TYPE_CHECKING:
     from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
+    from sparring.storage.cached.cached_storage import CacheCounters, CachedStorage
+    from sparring.storage.cached.change_note import NotesBase
+    from sparring.storage.cached.open_log import open_change_log
     from sparring.storage.convert import conversion_command
     from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
@@ -123,6 +127,7 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
+        "sparring.engine.change_publisher": "ChangePublisher",
         "sparring.engine.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
@@ -169,6 +174,9 @@ _name = names_from(
         "sparring.snapshot.retention": "latest_snapshot list_snapshots retain",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
+        "sparring.storage.cached.cached_storage": "CacheCounters CachedStorage",
+        "sparring.storage.cached.change_note": "NotesBase",
+        "sparring.storage.cached.open_log": "open_change_log",
         "sparring.storage.convert": "conversion_command",
         "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
@@ -192,14 +200,14 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "ChunkTransfer",
-    "Closable", "Codec",
-    "Columns", "Constant", "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS",
-    "EnvironmentOptions", "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters",
-    "ExchangeOptions", "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded",
-    "LocalGroup", "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS",
-    "MemoryStorage", "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
-    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "CacheCounters", "CachedStorage",
+    "Capabilities", "ChangePublisher", "ChunkTransfer", "Closable", "Codec", "Columns", "Constant",
+    "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
+    "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
+    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
+    "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
+    "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
+    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "NotesBase", "PluginManager",
     "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
     "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
@@ -210,10 +218,10 @@ __all__ = [
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "header_bytes",
     "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
     "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
-    "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "own_chunks", "partition", "print_json", "print_warning",
-    "read_document", "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends",
-    "restore", "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows",
-    "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
+    "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_change_log",
+    "open_place", "open_snapshot", "open_storage", "own_chunks", "partition", "print_json",
+    "print_warning", "read_document", "read_note", "reading", "reply_bytes", "resolve_method",
+    "resolved_backends", "restore", "retain", "rounding_seed", "state_without_keys", "suggestion",
+    "update_rows", "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
 ]
 # fmt: on

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparring_tf.optimizer import Optimizer
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
+    from sparring_tf.transpiler.program import distribute, distribution_report, restore
 
 __version__ = "0.1.0"
 
@@ -45,8 +46,11 @@ __all__ = [
     "TwoTower",
     "__version__",
     "broadcast",
+    "distribute",
+    "distribution_report",
     "gather_state",
     "own_errors",
+    "restore",
     "restore_state",
     "save_model",
     "trained_table",
@@ -67,8 +71,11 @@ _HOMES = {
     "TableConfig": "table_configs",
     "TwoTower": "models",
     "broadcast": "dense_ranks",
+    "distribute": "transpiler.program",
+    "distribution_report": "transpiler.program",
     "gather_state": "saved_state",
     "own_errors": "exchanged_lookup",
+    "restore": "transpiler.program",
     "restore_state": "saved_state",
     "save_model": "model_files",
     "trained_table": "anchors",

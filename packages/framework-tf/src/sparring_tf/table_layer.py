@@ -45,6 +45,9 @@ class TableLayer(keras.layers.Layer):
         exchanged_lookup.order_variable()
         for each in agent.declarations:
             self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
+        for anchor in agent.anchors.values():
+            # Given to the constructor, it came before there were anchors.
+            anchor.trainable = self.trainable
 
     def _add_anchor(self, table: str, dim: int, dtype: str) -> None:
         with keras.name_scope(self.name, caller=self):

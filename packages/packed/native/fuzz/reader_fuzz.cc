@@ -202,7 +202,15 @@ void try_file(bool is_erased, bool is_delta, bool refreshes, std::string data) {
     std::memcpy(&id, data.data() + at, sizeof id);
     ids.push_back(id);
   }
-  const std::string base = is_delta ? write_base(served, header) : "";
+  // Mostly that of the call before.
+  static std::string base_hash;
+  static uint32_t base_dim = 0, base_dtype = 0;
+  if (is_delta && (base_dim != header.dim || base_dtype != header.dtype)) {
+    base_hash = write_base(served, header);
+    base_dim = header.dim;
+    base_dtype = header.dtype;
+  }
+  const std::string base = is_delta ? base_hash : "";
   served.write("next", is_erased ? "erased" : "rows", header, data, base);
   auto open = new_arguments<SparringPackedOpen>();
   const std::string first = served.path(is_delta && refreshes ? "base" : "next");

@@ -376,7 +376,8 @@ class PackedTables(Closable):
         Args:
             url: of a serving snapshot, or of a folder of them; None: as it was opened.
             verify: as `open`, of the files that are mapped now; None: as it was opened.
-            warm_up: what to read of it before it is served; `warmed_up` then says what was.
+            warm_up: what to read of it before it is served; `warmed_up` then says what was. None is
+                needed where every byte is hashed: that has read it.
 
         Returns:
             Whether there was a newer one.
@@ -394,7 +395,8 @@ class PackedTables(Closable):
         arguments = native.Refresh(
             path=os.fsencode(path), verify=_choice("verify", verify or self._verify, _VERIFY)
         )
-        warmed_up = None if warm_up is None else self._warm(path, warm_up)
+        is_read = arguments.verify == _VERIFY["all"]
+        warmed_up = None if warm_up is None or is_read else self._warm(path, warm_up)
         self._call("refresh", arguments)
         if arguments.is_changed:
             self.warmed_up = warmed_up
@@ -486,7 +488,7 @@ class PackedTables(Closable):
         keys = _checked_ids(ids, table)
         shape = (len(keys), self._tables[number].dim)
         if out is None:
-            out = np.empty(shape, np.float32)
+            out = _aligned(shape)
         elif (
             out.shape != shape
             or out.dtype != np.float32
@@ -529,6 +531,14 @@ def _choice(name: str, value: str, choices: Mapping[str, int]) -> int:
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError(f"{name} must be {' or '.join(choices)}, found {value!r}")
     return choices[value]
+
+
+def _aligned(shape: tuple[int, int]) -> Floats:
+    """An array that begins with a cache line: large answers are then written past the caches."""
+    size = shape[0] * shape[1]
+    room = np.empty(size + 15, np.float32)
+    begin = -room.ctypes.data % 64 // 4
+    return room[begin : begin + size].reshape(shape)
 
 
 def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:

@@ -46,7 +46,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="remote",
             api_version=API_VERSION,
-            summary="Rows of a lookup service, read only.",
+            summary="Rows of a lookup service, read only; or of one that learns.",
             options=RemoteOptions,
             factory=_open_remote,
             found=_found_remote,
@@ -73,11 +73,22 @@ def _add_pull(app: typer.Typer) -> None:
 
 
 def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:
+    if options.role == "parameters":
+        from sparring_serve.parameters.storage import ParameterStorage
+
+        return ParameterStorage(table, options)
     from sparring_serve.remote_storage import RemoteStorage
 
     return RemoteStorage(table, options)
 
 
-def _found_remote(table: TableConfig, _: RemoteOptions) -> TableConfig | None:
+def _found_remote(table: TableConfig, options: RemoteOptions) -> TableConfig | None:
+    if options.role == "parameters":
+        from sparring_serve.parameters.client import ParameterClient
+        from sparring_serve.parameters.storage import served_table
+        from sparring_serve.remote_storage import client_by
+
+        with client_by(options, ParameterClient) as client:
+            return served_table(table, client, options)
     # Served rows are embeddings alone: no state of any optimizer is behind them.
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.remote_options import RemoteOptions
 
-__all__ = ["RemoteStorage"]
+__all__ = ["RemoteStorage", "client_by"]
 
 
 class RemoteStorage(Storage):
@@ -50,7 +50,7 @@ class RemoteStorage(Storage):
     ) -> None:
         super().__init__(table)
         self._options = options
-        self._client = _client(options) if client is None else client
+        self._client = client_by(options, LookupClient) if client is None else client
         try:
             self._check_table()
         except BaseException:
@@ -112,13 +112,25 @@ class RemoteStorage(Storage):
             operation=operation,
         )
 
+    def _check_state(self) -> None:
+        self._check_same_state(self.table.with_state(0))
+
+    def _check_same_state(self, served: TableConfig) -> None:
+        table = self.table
+        if table.has_other_state(served):
+            raise InvalidArgumentError(
+                f"table {table.name!r}: the service has rows of {served.row_label!r}, asked were rows of "
+                f"{table.row_label!r}; for tables that learn use the role parameters and the "
+                "update method of the service, and for inference none",
+                table=table.name,
+            )
+
     def _check_table(self) -> None:
         table = self.table
-        if table.state_width or table.dtype != "float32":
+        if table.dtype != "float32":
             raise InvalidArgumentError(
-                f"table {table.name!r}: a lookup service gives float32 embeddings without state, asked "
-                f"were rows of {table.row_label!r}; use the storage `remote` for inference, with a "
-                "float32 table",
+                f"table {table.name!r}: a lookup service gives float32 embeddings, asked were "
+                f"{table.dtype}; declare the table float32 for the storage `remote`",
                 table=table.name,
             )
         dims = self._client.describe(deadline_seconds=self._options.deadline_seconds).dims
@@ -134,14 +146,23 @@ class RemoteStorage(Storage):
                 f"{dims[table.name]}; declare it as it was trained",
                 table=table.name,
             )
+        self._check_state()
 
 
-def _client(options: RemoteOptions) -> LookupClient:
+_Client = TypeVar("_Client", bound=LookupClient)
+
+
+def client_by(options: RemoteOptions, kind: type[_Client]) -> _Client:
+    """A client of the service that options name.
+
+    Raises:
+        InvalidArgumentError: they name none, or two.
+    """
     if (options.config is None) == (options.target is None):
         found = "none" if options.config is None else "both"
         raise InvalidArgumentError(
             f"storage remote: needs one of config, a YAML file, and target, host:port; found {found}"
         )
     if options.config is not None:
-        return LookupClient.from_config(options.config)
-    return LookupClient(str(options.target))
+        return kind.from_config(options.config)
+    return kind(str(options.target))

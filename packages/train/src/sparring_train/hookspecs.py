@@ -28,7 +28,7 @@ class ProgramRequest:
     """A program to export."""
 
     snapshot_url: str
-    """Whose ordinary parameters the program has."""
+    """The snapshot with the ordinary parameters of the program."""
     served: str
     """The serving snapshot that its tables are in, or a folder of them, whose newest is taken."""
     bundle: str

@@ -26,6 +26,7 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
+from sparring.storage.cached.change_note import ChangeNote
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
@@ -214,6 +215,55 @@ def test_rows_that_one_rank_finds_are_refused_by_all(runs: Runs) -> None:
     # Of the first rank, which has no rows.
     with pytest.raises(ConfigError, match=r"rank 1 failed: storage: rocksdb \(path rows-1\) has "):
         runs.ranks(storage, "seed=4")
+
+
+# -- change notes ---------------------------------------------------------------------------
+
+
+@EFFECTS.of("change_notes.every_steps", "change_notes.url")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "every", "change_notes.every_steps=3") == [3, 4]
+    assert _steps_of_notes(runs, "other", "change_notes.every_steps=2") == [2, 4]
+
+
+@EFFECTS.of("change_notes.every_seconds")
+def _(runs: Runs) -> None:
+    assert _steps_of_notes(runs, "often", "change_notes.every_seconds=1e-9") == [1, 2, 3, 4]
+    assert _steps_of_notes(runs, "seldom", "change_notes.every_seconds=3600") == [4]
+
+
+@EFFECTS.of("change_notes.keep")
+def _(runs: Runs) -> None:
+    given = ("change_notes.every_steps=1", "change_notes.keep=2")
+    assert _steps_of_notes(runs, "few", *given) == [3, 4]
+
+
+def _steps_of_notes(runs: Runs, name: str, *given: str) -> list[int]:
+    """Trains in a RocksDB of its own; the steps of the notes in a folder."""
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    storage = f"storage={{backend: rocksdb, options: {{path: 'rows-{name}'}}}}"
+    runs.ratings(storage, f"change_notes.url=notes-{name}", *given)
+    found = sorted(Path(f"notes-{name}", "item").glob("*.note"))
+    return [ChangeNote.from_bytes(each.read_bytes(), str(each)).step for each in found]
+
+
+def test_change_notes_of_rows_that_no_server_reads_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="rows of table 'user' are in 'memory'"):
+        runs.ratings("change_notes.every_steps=1")
+
+
+def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> None:
+    pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
+    with pytest.raises(InvalidArgumentError, match="'rocksdb' keeps no change notes with its rows"):
+        runs.ratings(
+            "storage={backend: rocksdb, options: {path: rows-without}}",
+            "change_notes.every_steps=1",
+        )
+
+
+def test_keys_of_change_notes_that_are_never_published_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match=r"change_notes\.keep is of no use"):
+        runs.ratings("change_notes.keep=2")
 
 
 # -- ranks --------------------------------------------------------------------------------

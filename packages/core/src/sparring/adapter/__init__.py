@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         pool_weight_gradient,
         segment_sum,
     )
+    from sparring.adapter.attribute_reads import attribute_reads
+    from sparring.adapter.distribution_report import DistributionReport, ModuleReport, Outcome
     from sparring.adapter.model_shapes import check_factors
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
@@ -83,6 +85,8 @@ __getattr__ = names_from(
             "Publication borrow_threads check_offsets gather give_back_threads key_gradients "
             "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
+        "sparring.adapter.attribute_reads": "attribute_reads",
+        "sparring.adapter.distribution_report": "DistributionReport ModuleReport Outcome",
         "sparring.adapter.model_shapes": "check_factors",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
@@ -124,19 +128,20 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "EnvironmentOptions",
-    "ExchangeOptions", "Failure", "Inquiry", "Lookup", "NOTICE_TAG", "NO_RANK", "NcclCollective",
-    "Notice", "NoticeKind", "PlanLike", "PluginManager", "PooledLookup", "Prefetch",
-    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
-    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
-    "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients", "borrow_threads",
-    "check_factors", "check_offsets", "declared", "dedup", "empty_notice", "gather",
-    "give_back_threads", "give_states", "given_storages", "hyper_from", "hypers_by_table",
-    "join_job", "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags",
-    "lookups", "made_plan", "make_plugin_manager", "membership_from", "method_state",
-    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
-    "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device", "reporting",
-    "resolve_method", "rounds_alike", "segment_sum", "shared_settings", "storage_device",
-    "suggestion", "sum_gradients", "why_nccl_is_unavailable", "workload_of"
+    "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "DistributionReport",
+    "EnvironmentOptions", "ExchangeOptions", "Failure", "Inquiry", "Lookup", "ModuleReport",
+    "NOTICE_TAG", "NO_RANK", "NcclCollective", "Notice", "NoticeKind", "Outcome", "PlanLike",
+    "PluginManager", "PooledLookup", "Prefetch", "Publication", "ResourceManager", "SaveOptions",
+    "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike",
+    "TableDeclaration", "TableDescription", "TableGroup", "TableState", "TableUpdate",
+    "attribute_reads", "bag_weight_gradients", "borrow_threads", "check_factors", "check_offsets",
+    "declared", "dedup", "empty_notice", "gather", "give_back_threads", "give_states",
+    "given_storages", "hyper_from", "hypers_by_table", "join_job", "joined_container",
+    "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
+    "make_plugin_manager", "membership_from", "method_state", "non_finite_policy", "open_cuda",
+    "open_nccl", "open_place", "open_snapshot", "plan_of_job", "pool", "pool_backward",
+    "pool_weight_gradient", "pulls_on_device", "reporting", "resolve_method", "rounds_alike",
+    "segment_sum", "shared_settings", "storage_device", "suggestion", "sum_gradients",
+    "why_nccl_is_unavailable", "workload_of"
 ]
 # fmt: on

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         admission_from,
     )
     from sparring.contracts.capabilities import Capabilities
+    from sparring.contracts.change_log import ChangeLog
     from sparring.contracts.collective import (
         NUM_TAGS,
         Array,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         SupportsFirstTier,
         SupportsNotes,
         SupportsPurge,
+        SupportsPush,
         SupportsRestore,
         Watcher,
     )
@@ -117,6 +119,7 @@ __getattr__ = names_from(
             "Admission AdmissionLike Bloom Frequency Probability admission_from"
         ),
         "sparring.contracts.capabilities": "Capabilities",
+        "sparring.contracts.change_log": "ChangeLog",
         "sparring.contracts.collective": (
             "Array Collective NUM_TAGS Reduction Work WorkContext new_header"
         ),
@@ -148,8 +151,8 @@ __getattr__ = names_from(
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
-            "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier SupportsNotes "
-            "SupportsPurge SupportsRestore Watcher"
+            "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
+            "SupportsNotes SupportsPush SupportsPurge SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -160,20 +163,21 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "Collective", "CollectiveDescriptor",
-    "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted",
-    "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
-    "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet", "KernelsDescriptor",
-    "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership", "MethodChoice", "NUM_PARTITIONS",
-    "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem", "Options", "PlanRequest",
-    "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
-    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
-    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
-    "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
-    "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
-    "SupportsRestore", "TableBags", "TableConfig", "TableSharding", "TableSums", "TableWorkload",
-    "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "Watcher",
-    "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from", "expiry_from",
-    "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
+    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Collective",
+    "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor",
+    "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor",
+    "Frequency", "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet",
+    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
+    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
+    "OptionProblem", "Options", "PlanRequest", "PlannerDescriptor", "Pooling", "Probability",
+    "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN",
+    "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor",
+    "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor", "StorageLookup",
+    "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier",
+    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsRestore", "TableBags", "TableConfig",
+    "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
+    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
+    "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
+    "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

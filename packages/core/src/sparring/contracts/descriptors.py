@@ -16,6 +16,7 @@ from sparring.contracts.options import NoOptions, Options
 if TYPE_CHECKING:
     import typer
 
+    from sparring.contracts.change_log import ChangeLog
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
@@ -126,6 +127,9 @@ class StorageDescriptor(Descriptor):
     `dtypes`: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
 
     `c_reader()` is for backends whose rows a program reads without Python: their header and library.
+
+    `change_log(table name, options)` is for backends that keep the change notes of a table with its rows,
+    where processes with caches before them find them; left out, a folder keeps them.
     """
 
     factory: Callable[..., Storage]
@@ -136,6 +140,7 @@ class StorageDescriptor(Descriptor):
     estimate_bytes: Callable[..., Mapping[str, int]] | None = None
     quantized: Callable[[str, str, Mapping[str, str]], Mapping[str, Any]] | None = None
     c_reader: Callable[[], CReader] | None = None
+    change_log: Callable[[str, Any], ChangeLog] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,8 +242,10 @@ class Storage(Closable):
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
         if not len(checked):
             return 0
-        with watched(self.watcher, checked):
-            return self._erase_impl(checked)
+        with watched(self.watcher, checked) as write:
+            num_erased = self._erase_impl(checked)
+            write.note_erased()
+        return num_erased
 
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
         """Tells the policy that keys were read. Unknown keys are no error.

@@ -36,6 +36,7 @@ __all__ = [
     "SupportsFirstTier",
     "SupportsNotes",
     "SupportsPurge",
+    "SupportsPush",
     "SupportsRestore",
     "UNWATCHED",
     "Watcher",
@@ -88,6 +89,23 @@ class SupportsCopy(Protocol):
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         """Reads rows as `Storage.find_into` does."""
+
+
+@runtime_checkable
+class SupportsPush(Protocol):
+    """Takes gradients, and updates its rows where they are: a service whose tables learn."""
+
+    def push(self, keys: Keys, gradients: Rows, choice: MethodChoice) -> None:
+        """Updates rows in one step; a step of a container does nothing else to them.
+
+        Args:
+            keys: ``(n,)`` unique.
+            gradients: ``(n, dim)`` of the table's computing dtype, finite.
+            choice: the update method; the storage may count steps itself.
+
+        Raises:
+            SparringError: no row has changed, or the error says which have.
+        """
 
 
 @runtime_checkable
@@ -176,6 +194,9 @@ class Write(Protocol):
     def note_evicted(self, evicted: Evicted) -> None:
         """Takes the rows that left to make room for the write."""
 
+    def note_erased(self) -> None:
+        """The write has removed its keys."""
+
 
 class Watcher(Protocol):
     """Observer of the writes to a storage, on the thread that writes. Only `check_written` may raise."""
@@ -196,6 +217,9 @@ class Watcher(Protocol):
 
 class _Unwatched:
     def note_evicted(self, evicted: Evicted) -> None:
+        pass
+
+    def note_erased(self) -> None:
         pass
 
 
@@ -220,6 +244,7 @@ def check_written(watcher: Watcher | None, keys: Keys) -> None:
 
 
 if TYPE_CHECKING:
+    from sparring.contracts.updates import MethodChoice
     from sparring.runtime.pool import Task
 
 

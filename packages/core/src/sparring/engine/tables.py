@@ -24,7 +24,13 @@ from sparring.contracts.rendezvous import Membership, Rendezvous
 from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
-from sparring.contracts.storage_optional import UNWATCHED, Background, SupportsBackground, Write
+from sparring.contracts.storage_optional import (
+    UNWATCHED,
+    Background,
+    SupportsBackground,
+    SupportsPush,
+    Write,
+)
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
 from sparring.engine.resource_manager import ResourceManager
@@ -35,6 +41,7 @@ from sparring.engine.storage_choice import (
     check_given,
     check_placement,
 )
+from sparring.engine.unpublished_keys import UnpublishedKeys
 from sparring.engine.visits import Visits
 from sparring.errors import (
     InterruptedLoadError,
@@ -307,6 +314,7 @@ class TableEntry:
         "num_not_admitted",
         "part",
         "parts",
+        "pushed_to",
         "storage",
         "view",
         "visits",
@@ -360,6 +368,8 @@ class TableEntry:
         """Whether a write may find no room."""
         self.written_back: SupportsBackground | None = None
         """The storage, where it writes in the background."""
+        self.pushed_to: SupportsPush | None = None
+        """The storage, where it updates its rows itself."""
         self.hold(storage)
 
     @property
@@ -533,6 +543,7 @@ class TableEntry:
             storage is not None and not storage.capabilities.evicts and storage.capacity is not None
         )
         self.written_back = storage if isinstance(storage, SupportsBackground) else None
+        self.pushed_to = storage if isinstance(storage, SupportsPush) else None
         if self.written_back is not None:
             self.written_back.use_background(self.background)
         if storage is not None:
@@ -579,7 +590,7 @@ class DividedEntry(TableEntry):
 
     def hold(self, storage: Storage | None) -> None:
         assert storage is None
-        self.may_refuse, self.written_back = False, None
+        self.may_refuse, self.written_back, self.pushed_to = False, None, None
 
 
 CHANGED_BYTES = 64 << 20
@@ -602,10 +613,17 @@ class WriteLog:
         self.changed: _native.KeySet | None = None
         """Keys written, erased or evicted since a base; None where they are not counted, were too
         many, or all rows were replaced."""
+        self.unpublished: UnpublishedKeys | None = None
+        """Keys that change notes have to tell of; None where none are published."""
 
     @property
     def is_active(self) -> bool:
-        return self.view is not None or self.changed is not None or self.visits is not None
+        return (
+            self.view is not None
+            or self.changed is not None
+            or self.visits is not None
+            or self.unpublished is not None
+        )
 
     def check_written(self, keys: Keys) -> None:
         """Refuses keys that another rank owns."""
@@ -621,6 +639,8 @@ class WriteLog:
     def clearing(self) -> None:
         """All rows are about to be removed, or moved to another storage."""
         self.changed = None
+        if self.unpublished is not None:
+            self.unpublished.note_everything()
         if self.view is not None:
             self.view.fail(
                 InvalidArgumentError(
@@ -642,15 +662,19 @@ class WriteLog:
 class _LoggedWrite:
     """One write to a table."""
 
-    __slots__ = ("_evicted", "_keys", "_log", "_view")
+    __slots__ = ("_evicted", "_is_erased", "_keys", "_log", "_view")
 
     def __init__(self, log: WriteLog, keys: Keys) -> None:
         self._log, self._keys = log, keys
         self._view = log.view
         self._evicted: Evicted | None = None
+        self._is_erased = False
 
     def note_evicted(self, evicted: Evicted) -> None:
         self._evicted = evicted if len(evicted) else None
+
+    def note_erased(self) -> None:
+        self._is_erased = True
 
     def __enter__(self) -> Write:
         if self._view is not None:
@@ -665,3 +689,11 @@ class _LoggedWrite:
             self._log.visits.note(self._keys)
         if self._evicted is not None:
             self._log.note_changed(self._evicted.keys)
+        unpublished = self._log.unpublished
+        if unpublished is not None:
+            if self._is_erased:
+                unpublished.note_erased(self._keys)
+            else:
+                unpublished.note_written(self._keys)
+            if self._evicted is not None:
+                unpublished.note_erased(self._evicted.keys)

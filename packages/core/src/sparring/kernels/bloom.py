@@ -7,6 +7,7 @@ cache line. ``native/kernels/blocked_bloom.h`` draws it; ``docs/format/bloom.md`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -152,6 +153,31 @@ class GrowingBloomFilter:
         for part in others:
             found |= part.contains(keys)
         return found
+
+    def to_parts(self) -> list[bytes]:
+        """Each filter of it as `BloomFilter.to_bytes` gives it; for `from_parts`."""
+        return [part.to_bytes() for part in self._parts]
+
+    @classmethod
+    def from_parts(
+        cls, planned_keys: int, false_positive_rate: float, parts: Sequence[bytes]
+    ) -> GrowingBloomFilter:
+        """Restores a filter: it contains what the saved one contained, the false positives too, and
+        goes on with `add` as that one does.
+
+        Args:
+            planned_keys, false_positive_rate: of the saved one.
+            parts: of `to_parts`.
+
+        Raises:
+            InvalidArgumentError: a part is damaged, or there is none.
+        """
+        if not parts:
+            raise InvalidArgumentError("saved parts of a Bloom filter: found none, must be some")
+        made = cls(1_024, false_positive_rate=false_positive_rate)
+        made.planned_keys = planned_keys
+        made._parts = [BloomFilter.from_bytes(bytes(part)) for part in parts]
+        return made
 
     @property
     def native_parts(self) -> list[_native.BlockedBloom]:

@@ -29,6 +29,7 @@ from sparring.snapshot.format.manifest import (
     FileEntry,
     Manifest,
     NewerFormatError,
+    OtherFormatError,
     TableDescription,
     decode_text,
 )
@@ -333,6 +334,12 @@ def _read_manifest(
         manifest, found = decode_text(bytes(text), Manifest)
     except NewerFormatError as error:
         raise SnapshotError(f"snapshot {url}{of_delta} cannot be read: {error}", url=url) from error
+    except OtherFormatError as error:
+        raise SnapshotError(
+            f"{url}{of_delta} is no snapshot of a training: {error}; name the folder that a training "
+            "saved to. `sparring inspect-served` shows serving snapshots",
+            url=url,
+        ) from error
     except ValueError as error:
         raise damaged(url, file_name, 0, str(error)) from error
     for entry in manifest.files:

@@ -65,6 +65,10 @@ def _estimate_tiered(
 def _open_tiered(
     table: TableConfig, options: Any, manager: PluginManager, shard: Shard | None
 ) -> Storage:
+    if options.refresh is not None:
+        from sparring.storage.cached.open_cached import open_cached
+
+        return open_cached(table, options, manager)
     from sparring.storage.tiered.tiered_storage import open_tiers
 
     return open_tiers(table, options, manager, shard)

@@ -90,7 +90,7 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:
-    """What a bundle says of itself; its files are compared with it.
+    """Description of a bundle, with which its files are compared.
 
     Raises:
         InvalidArgumentError: there is no bundle, or a file of it is damaged.

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,6 @@ def build_library(folder: Path) -> None:
         )
 
 
-@cache
 def load_library(folder: Path | None = None) -> _Library:
     """The library of this process: of `folder`, or compiled now. Later calls give the first one.
 

@@ -7,11 +7,10 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from sparring.adapter import StepContainer
+from sparring.adapter import DistributionReport, StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
-from sparring_torch.transpiler.report import DistributionReport
 
 __all__ = ["JointOptimizer"]
 

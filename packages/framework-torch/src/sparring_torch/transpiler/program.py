@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import PlanLike, StepContainer, StorageLike
+from sparring.adapter import DistributionReport, PlanLike, StepContainer, StorageLike
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.optimizer import Optimizer
@@ -17,7 +17,6 @@ from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
 from sparring_torch.transpiler.replacements import Kind
-from sparring_torch.transpiler.report import DistributionReport
 from sparring_torch.transpiler.scan import Scan, scan
 
 __all__ = ["distribute", "distribution_report", "restore"]

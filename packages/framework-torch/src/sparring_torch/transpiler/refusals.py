@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from sparring.adapter import attribute_reads
 from sparring.errors import SparringError
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.transpiler.replacements import Kind
 from sparring_torch.transpiler.sparse_adam import SparseAdam
-from sparring_torch.transpiler.weight_uses import weight_uses
 
 __all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal", "over_rows"]
 
@@ -42,10 +42,12 @@ class RefusalFinder:
         paths: Mapping[int, Sequence[str]],
     ) -> None:
         self._optimizers, self._paths = optimizers, paths
-        self._uses = weight_uses(model)
+        self._uses: dict[int, str] = {}
         self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
         self._listed: dict[int, str] = {}
         for module in model.modules():
+            for read, where in attribute_reads(module, "forward", "weight", "torch"):
+                self._uses.setdefault(id(read), where)
             for name, each in module._parameters.items():
                 if each is not None:
                     self._holders.setdefault(id(each), []).append((module, name))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from sparring.adapter import DistributionReport, ModuleReport, Outcome
 from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.refusals import RefusalFinder, optimizer_refusal
 from sparring_torch.transpiler.replacements import Kind, kind_of
-from sparring_torch.transpiler.report import DistributionReport, ModuleReport, Outcome
 
 __all__ = ["Found", "Scan", "scan"]
 

@@ -152,7 +152,7 @@ class LookupClient(_Client):
         self._is_closed = True
         self._transport.close()
 
-    def __enter__(self) -> LookupClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,7 +216,7 @@ class AsyncLookupClient(_Client):
         self._is_closed = True
         await self._transport.close()
 
-    async def __aenter__(self) -> AsyncLookupClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring import closest_name
+from sparring_train.config.change_notes import ChangeNotesConfig
 from sparring_train.config.data import DataConfig
 from sparring_train.config.exchange import ExchangeConfig
 from sparring_train.config.logging import LoggingConfig
@@ -124,6 +125,10 @@ class RunConfig(Section):
     )
     snapshots: SnapshotsConfig = Field(
         SnapshotsConfig(), description="Where and how often the run is saved."
+    )
+    change_notes: ChangeNotesConfig = Field(
+        ChangeNotesConfig(),
+        description="When servers with caches before the storage learn of trained rows.",
     )
     plan: str | None = Field(
         None,
@@ -253,10 +258,28 @@ def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
             )
 
 
+def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomError]:
+    if chosen.is_on:
+        return
+    for name in ("url", "keep"):
+        if name in chosen.model_fields_set:
+            yield PydanticCustomError(
+                "change_notes_due",
+                "change_notes.{name} is of no use where no notes are published",
+                {
+                    "path": ("change_notes", name),
+                    "name": name,
+                    "found": "neither change_notes.every_steps nor change_notes.every_seconds",
+                    "expected": "one of them",
+                },
+            )
+
+
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError]]], ...] = (
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
     (("model", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
+    (("change_notes",), _check_change_notes),
 )
 """Names of sections → what finds contradictions between them."""

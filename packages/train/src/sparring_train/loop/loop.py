@@ -29,6 +29,7 @@ from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.loop.run_report import RunReport
 from sparring_train.ranks import Ranks, sum_over_ranks
 from sparring_train.result import Progress, SilentProgress, TrainResult
+from sparring_train.run_notes import RunNotes
 from sparring_train.run_snapshots import RunSnapshots
 
 __all__ = ["micro_batches", "run_training"]
@@ -89,8 +90,11 @@ def run_training(
         source, trainer = make(container)
         if job.membership.rank > 0:
             progress = SilentProgress()
-        with metrics_written(container, config.metrics):
-            return _Run(config, source, trainer, progress).to_end()
+        with (
+            metrics_written(container, config.metrics),
+            RunNotes(container, config, plugin_manager, progress.on_message) as notes,
+        ):
+            return _Run(config, source, trainer, progress, notes).to_end()
 
 
 @contextmanager
@@ -137,7 +141,12 @@ class _Run:
     """The loop over steps, and what it needs."""
 
     def __init__(
-        self, config: RunConfig, source: Source[Any], trainer: Trainer, progress: Progress
+        self,
+        config: RunConfig,
+        source: Source[Any],
+        trainer: Trainer,
+        progress: Progress,
+        notes: RunNotes,
     ) -> None:
         self._config, self._source, self._trainer = config, source, trainer
         self._container = trainer.container
@@ -154,6 +163,7 @@ class _Run:
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
+        self._notes = notes
 
     def to_end(self) -> TrainResult:
         """Trains for as long as the configuration says, and evaluates."""
@@ -173,12 +183,14 @@ class _Run:
                 self._evaluate()
             if self._snapshots.is_due(self._step):
                 self._snapshots.save(self._step, self._states())
+            self._notes.after_step(self._step)
         if not self._step:
             raise DataError("the data has no sample to train on; give more, or hold out less")
         if self._metrics_step != self._step:
             self._evaluate()
         self._report.on_rows(self._step, self._rows())
         self._snapshots.end(self._step, self._states)
+        self._notes.end(self._step)
         result = TrainResult(
             metrics=self._metrics,
             rows=self._rows(),

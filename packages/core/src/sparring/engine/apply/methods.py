@@ -16,6 +16,7 @@ from sparring.engine.apply.gradients import (
     owned_gradients,
     taken_gradients,
 )
+from sparring.engine.apply.pushed import push_gradients, take_pushed
 from sparring.engine.apply.write import write_fused, write_methods, write_rows
 from sparring.engine.column_blocks import choices_of_parts, table_names
 from sparring.engine.device_gradients import DeviceGradients
@@ -36,17 +37,25 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
         _check_choices(taken, choices)
     except (InvalidArgumentError, UnsupportedError) as error:
         refusal = refusal or error
-    step = None
+    step, pushed = None, list[str]()
     if state.collective.world_size == 1 and refusal is None:
+        elsewhere = take_pushed(state, taken)
+        if elsewhere:
+            pushed = push_gradients(state, elsewhere, choices)
+            if not taken:
+                state.end_step()
+                return pushed
         step = _straight(state, taken, choices)
+    if step is None and pushed:
+        return [*pushed, *_apply_owned(state, taken, choices, refusal)]
     if step is None:
         return table_names(state.tables, _apply_owned(state, taken, choices, refusal))
     _check_rooms(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
-    touched = write_fused(state, step, list(taken))
+    touched = write_fused(state, step, list(taken), before=pushed)
     state.end_step()
-    return touched
+    return [*pushed, *touched]
 
 
 def _straight(

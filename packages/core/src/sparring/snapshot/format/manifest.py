@@ -41,6 +41,7 @@ __all__ = [
     "Manifest",
     "NUM_PARTITIONS",
     "NewerFormatError",
+    "OtherFormatError",
     "Part",
     "SEGMENT_BYTES",
     "STATE_HEADER_BYTES",
@@ -119,6 +120,10 @@ class NewerFormatError(ValueError):
             f"it has format {version}, and this is sparring {__version__}, which reads format "
             f"{VERSION}; use {release}"
         )
+
+
+class OtherFormatError(ValueError):
+    """A whole manifest of something else than a snapshot."""
 
 
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}\Z")
@@ -482,7 +487,7 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
     plain.pop("hash", None)
     wanted = kind.model_fields["format"].default
     if plain.get("format", wanted) != wanted:
-        raise ValueError(f"it is a {plain['format']!r}, asked was a {wanted!r}")
+        raise OtherFormatError(f"it is a {plain['format']!r}, asked was a {wanted!r}")
     version = plain.get("version")
     if isinstance(version, int) and version > VERSION:
         raise NewerFormatError(version, plain.get("read_by"))

@@ -15,7 +15,8 @@ from datetime import datetime, timezone
 from functools import wraps
 from typing import Any
 
-from sparring.errors import InvalidArgumentError, SnapshotIOError
+from sparring.errors import SnapshotIOError
+from sparring.runtime.file_system import open_file_system
 from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes
 from sparring.snapshot.place.local import LocalWriteFile
 from sparring.snapshot.place.place import Place, ReadFile, ReadFolder, WriteFile, WriteFolder
@@ -33,28 +34,7 @@ def open_remote_place(root_url: str) -> RemotePlace:
             the URL lacks what the file system needs.
         SnapshotIOError: the file system cannot be reached.
     """
-    import fsspec  # type: ignore[import-untyped]  # it ships no types
-
-    try:
-        system, path = fsspec.core.url_to_fs(root_url)
-    except (ValueError, ImportError) as error:
-        raise InvalidArgumentError(
-            f"no file system for {root_url}: {error}; name a local folder, or install the package "
-            "that fsspec asks for"
-        ) from error
-    except OSError as error:
-        raise SnapshotIOError(
-            f"the file system of {root_url} cannot be reached: {error}; see that it runs and that "
-            "the URL is right",
-            url=root_url,
-        ) from error
-    except Exception as error:
-        # A URL without what the client needs fails wherever that is first missed.
-        raise InvalidArgumentError(
-            f"fsspec cannot open the file system of {root_url}: {type(error).__name__}: {error}; "
-            "give the whole URL, with its host or bucket",
-            url=root_url,
-        ) from error
+    system, path = open_file_system(root_url, SnapshotIOError)
     return RemotePlace(root_url, system, path)
 
 

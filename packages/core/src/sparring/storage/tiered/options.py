@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring.contracts.descriptors import InnerStorage, OptionProblem
 from sparring.contracts.options import ByteCount, Options
 from sparring.errors import InvalidArgumentError
+from sparring.storage.cached.options import RefreshOptions
 
 if TYPE_CHECKING:
     from sparring.contracts.descriptors import StorageDescriptor
@@ -60,6 +61,9 @@ class TieredOptions(Options):
     promoted. A write that might need more waits for the lower tier first."""
     deadline_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """The most seconds that a call waits for a background write to the last tier."""
+    refresh: RefreshOptions | None = None
+    """Open the stack to read what a trainer in another process writes to the last tier: the tiers above
+    are caches, kept new by its change notes. None: this process writes the rows."""
 
     @field_validator("tiers")
     @classmethod
@@ -73,6 +77,18 @@ class TieredOptions(Options):
                 {"count": len(tiers)},
             )
         return tiers
+
+    @model_validator(mode="after")
+    def _reads_or_writes(self) -> TieredOptions:
+        of_writers = {"write", "promote", "write_back", "deadline_seconds"} & self.model_fields_set
+        if self.refresh is not None and of_writers:
+            raise PydanticCustomError(
+                "writes_and_reads",
+                "{name} is of stacks that are written to, and with refresh this one is read; leave "
+                "one of them out",
+                {"name": min(of_writers)},
+            )
+        return self
 
 
 def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:

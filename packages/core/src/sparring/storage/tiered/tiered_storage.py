@@ -32,7 +32,7 @@ from sparring.storage.tiered.scan import scan_tiers
 from sparring.storage.tiered.stack import Stack
 from sparring.storage.tiered.tier import PROBE, Tier
 
-__all__ = ["TieredStorage", "open_tiers"]
+__all__ = ["TieredStorage", "open_each", "open_tiers"]
 
 _FLUSH_ROWS = 65_536
 
@@ -365,9 +365,28 @@ def open_tiers(
         PluginError: no plugin offers a backend, or it cannot run here.
         InvalidArgumentError: an option of a tier is wrong, or it cannot be bounded as asked.
     """
+    tiers = open_each(table, options, manager, shard, range(len(options.tiers)))
+    with ExitStack() as opened:
+        for _, storage in tiers:
+            opened.callback(storage.close)
+        _warn_of_unused(table, options, [storage for _, storage in tiers])
+        stack = TieredStorage(table, options, tiers)
+        opened.pop_all()
+        return stack
+
+
+def open_each(
+    table: TableConfig,
+    options: TieredOptions,
+    manager: PluginManager,
+    shard: Shard | None,
+    places: range,
+) -> list[tuple[str, Storage]]:
+    """Opens the tiers at some places, as `open_tiers`; returns backend and storage of each."""
     with ExitStack() as opened:
         tiers: list[tuple[str, Storage]] = []
-        for place, tier in enumerate(options.tiers):
+        for place in places:
+            tier = options.tiers[place]
             try:
                 chosen = backend_options(options, place, manager, row_bytes=table.row_bytes)
                 storage = open_storage(
@@ -386,10 +405,8 @@ def open_tiers(
                 ) from error
             opened.callback(storage.close)
             tiers.append((tier.backend, storage))
-        _warn_of_unused(table, options, [storage for _, storage in tiers])
-        stack = TieredStorage(table, options, tiers)
         opened.pop_all()
-        return stack
+        return tiers
 
 
 def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:

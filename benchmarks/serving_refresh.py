@@ -1,0 +1,262 @@
+"""Deltas of a million rows into ten million, while the server answers at half of what it can.
+
+A server process and a client process on one machine. First the client asks as fast as it can, then at
+half of that rate, by a clock: a call that waits for the one before it counts from when it was due.
+Quiet seconds alternate with seconds that begin when a delta is committed. Each row tells its key and the
+version that wrote it, so an answer shows whether a row is torn, or versions are mixed. The server's
+memory is read all the time, the pages of mapped files included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import sparring_packed
+from benchmarks.measuring import Figure
+from benchmarks.scale import Scale
+from benchmarks.serving import keeps_serving, process
+from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
+from sparring.errors import SparringError
+from sparring_serve import ClientConfig, LookupClient, ServerConfig, ServingConfig
+
+__all__ = ["measure"]
+
+TABLE_ROWS, SHARE, DIM, BATCH, DELTAS = 10_000_000, 10, 64, 1_000, 3
+"""Each delta changes one row of `SHARE`."""
+SECONDS = 6.0
+"""Of the quiet time before a delta, and of the time that begins with its commit."""
+POLL_SECONDS = 1.0
+VISIBLE_BAR, MEMORY_BAR = 5.0, 1.2
+LATENCY_BAR = 3.0 if (os.cpu_count() or 1) <= 2 else 1.5
+"""With two cores the refresh takes one of those that answer; with more, one is free for it."""
+
+_TABLE = TableConfig("item", DIM, initializer="zeros")
+_THREADS = 4
+_CHUNK = 65_536
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """What a refresh does to latency, memory and answers."""
+    num_rows, seconds = scale.rows(TABLE_ROWS), SECONDS if not scale.is_quick else 1.0
+    deltas = scale.rounds(DELTAS)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        sizes = _publish(Path(folder), num_rows, deltas)
+        server = closing.enter_context(process(_serve, f"{folder}/served"))
+        address, number = server.recv().split()
+        client = closing.enter_context(process(_ask, f"{address} {num_rows}"))
+        client.send(("closed", seconds / 2, 0.0))
+        capacity = len(client.recv()) / (seconds / 2)
+        half = capacity / 2
+        quiet: list[_Pull] = []
+        busy: list[_Pull] = []
+        visible, grown = [], []
+        for step in range(2, deltas + 2):
+            client.send(("open", seconds, half))
+            quiet += client.recv()
+            before = _memory_bytes(int(number))
+            with _peak_memory(int(number)) as peak:
+                client.send(("open", seconds, half))
+                time.sleep(0.2)
+                committed = time.monotonic()
+                Path(folder, f"served/.step-{step}").rename(Path(folder, f"served/step-{step}"))
+                pulls = client.recv()
+            busy += [each for each in pulls if each.due >= committed]
+            seen = [each.due + each.seconds for each in pulls if each.step >= step]
+            visible.append(min(seen, default=float("inf")) - committed)
+            grown.append((peak[0] - before) / sizes[step])
+    return _figures(quiet, busy, visible, grown, f"{half:,.0f} calls a second, half of the most")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """One call: when it was due, how long until it was answered, and what was wrong with the answer."""
+
+    due: float
+    seconds: float
+    step: int
+    failure: str
+
+
+def _figures(
+    quiet: Sequence[_Pull],
+    busy: Sequence[_Pull],
+    visible: Sequence[float],
+    grown: Sequence[float],
+    load: str,
+) -> list[Figure]:
+    def percentile(pulls: Sequence[_Pull], share: float) -> float:
+        return float(np.percentile([each.seconds for each in pulls], share)) * 1e3
+
+    pulls = (*quiet, *busy)
+    calls = f"{len(quiet):,} quiet calls of {BATCH:,} ids, {len(busy):,} from commits on"
+    detail = f"{load}; {calls}; {os.cpu_count()} cores"
+    figures = []
+    for what in ("error", "torn row", "mixed version"):
+        count = sum(each.failure.startswith(what) for each in pulls)
+        figures.append(Figure(f"answers with: {what}", f"{count}", "0", count == 0, detail))
+    for share, bar in ((50, None), (99, LATENCY_BAR)):
+        before, during = percentile(quiet, share), percentile(busy, share)
+        figures.append(
+            Figure(
+                f"latency of {share} %, in the {SECONDS:g} s after a commit against quiet ones",
+                f"{during / before:.2f} x", None if bar is None else f"<= {bar:g}",
+                None if bar is None else during <= bar * before,
+                f"{before:.1f} ms quiet, {during:.1f} ms after commits",
+            )
+        )  # fmt: skip
+    shown = ", ".join(f"{each:.2f} s" for each in visible)
+    figures.append(
+        Figure(
+            "from the commit to the first answer", f"{max(visible):.2f} s", f"<= {VISIBLE_BAR:g}",
+            max(visible) <= VISIBLE_BAR, f"{shown}; the folder is searched each {POLL_SECONDS:g} s",
+        )
+    )  # fmt: skip
+    shown = ", ".join(f"{each:.2f}" for each in grown)
+    figures.append(
+        Figure(
+            "memory at its peak, over that before, in deltas", f"{max(grown):.2f} x",
+            f"<= {MEMORY_BAR:g}", max(grown) <= MEMORY_BAR, shown,
+        )
+    )  # fmt: skip
+    return figures
+
+
+# -- what is served -----------------------------------------------------------------------------
+
+
+def _rows_of(keys: npt.NDArray[np.int64], step: npt.NDArray[np.float32]) -> Any:
+    """Rows: the step that wrote them, then numbers that follow from key and step."""
+    columns = np.arange(DIM, dtype=np.float32)
+    rows = columns * (keys % 1009).astype(np.float32)[:, None] + step[:, None]
+    rows[:, 0] = step
+    return rows
+
+
+def _step_of(keys: npt.NDArray[np.int64], step: int) -> npt.NDArray[np.float32]:
+    """The step that wrote the row of each key, in the version of `step`."""
+    part = keys % SHARE
+    return np.where((part >= 1) & (part < step), part + 1, 1).astype(np.float32)
+
+
+def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
+    """Writes a full serving snapshot, and deltas that are not committed yet; returns bytes of each."""
+    sizes = {}
+    for step in range(1, deltas + 2):
+        keys = np.arange(num_rows, dtype=np.int64)
+        keys = keys if step == 1 else keys[keys % SHARE == step - 1]
+        base = None if step == 1 else f"{folder}/run/step-{step - 1}"
+        writer = SnapshotWriter(f"{folder}/run/step-{step}", step=step, base=base)
+        chunks = (
+            ScanChunk(
+                some, _rows_of(some, np.full(len(some), step, np.float32)),
+                np.zeros(len(some), np.uint64),
+            )
+            for some in (keys[at : at + _CHUNK] for at in range(0, len(keys), _CHUNK))
+        )  # fmt: skip
+        writer.write_table(TableDescription.of(_TABLE), chunks, [])
+        writer.finish()
+        writer.commit()
+        served = f"{folder}/served/step-{step}"
+        sparring_packed.write(
+            f"{folder}/run/step-{step}", served,
+            base=None if base is None else f"{folder}/served/step-{step - 1}",
+        )  # fmt: skip
+        sizes[step] = sum(each.stat().st_size for each in Path(served).glob("*.packed"))
+    for step in range(2, deltas + 2):
+        Path(folder, f"served/step-{step}").rename(Path(folder, f"served/.step-{step}"))
+    return sizes
+
+
+# -- processes ----------------------------------------------------------------------------------
+
+
+def _serve(folder: str, connection: Connection) -> None:
+    config = ServingConfig(snapshots=folder, server=ServerConfig(poll_seconds=POLL_SECONDS))
+    keeps_serving(config, connection, lambda server: f"{server.address} {os.getpid()}")
+
+
+def _ask(argument: str, connection: Connection) -> None:
+    """Asks as it is told: as fast as it can, or by a clock."""
+    address, num_rows = argument.split()
+    with LookupClient(address, ClientConfig(deadline_seconds=9)) as client:
+        while (order := connection.recv()) != "end":
+            how, seconds, rate = order
+            connection.send(_pulls(client, int(num_rows), seconds, rate if how == "open" else 0.0))
+
+
+def _pulls(client: LookupClient, num_rows: int, seconds: float, rate: float) -> list[_Pull]:
+    found: list[_Pull] = []
+    begin = time.monotonic() + 0.05
+
+    def ask(place: int) -> None:
+        generator = np.random.default_rng(place)
+        number = place
+        while True:
+            due = begin + number / rate if rate else time.monotonic()
+            if due >= begin + seconds:
+                return
+            time.sleep(max(0.0, due - time.monotonic()))
+            found.append(_pull(client, generator.integers(0, num_rows, BATCH), due))
+            number += _THREADS
+
+    # At full speed no more threads than keep the server busy.
+    asking = [threading.Thread(target=ask, args=(each,)) for each in range(_THREADS if rate else 2)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+    return found
+
+
+def _pull(client: LookupClient, keys: npt.NDArray[np.int64], due: float) -> _Pull:
+    try:
+        answer = client.pull({_TABLE.name: keys})
+    except SparringError as error:
+        return _Pull(due, time.monotonic() - due, 0, f"error: {error}")
+    seconds = time.monotonic() - due
+    rows, step = answer.rows[_TABLE.name], answer.versions[0].step
+    failure = ""
+    if len(answer.versions) != 1 or not np.array_equal(rows[:, 0], _step_of(keys, step)):
+        failure = "mixed version"
+    elif not np.array_equal(rows, _rows_of(keys, rows[:, 0])):
+        failure = "torn row"
+    return _Pull(due, seconds, step, failure)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def _memory_bytes(number: int) -> int:
+    """Resident bytes of a process, mapped files included."""
+    fields = Path(f"/proc/{number}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _peak_memory(number: int) -> Iterator[list[int]]:
+    """The most that `_memory_bytes` was within the block, in the list's only place."""
+    peak, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            peak[0] = max(peak[0], _memory_bytes(number))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watching.join()

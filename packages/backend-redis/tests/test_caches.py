@@ -1,0 +1,142 @@
+"""Caches before a Redis that a trainer writes to: notes are kept with the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import CachedStorage, ChangePublisher, StepContainer, StorageChoice, open_storage
+from sparring.contracts import TableConfig
+from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
+from sparring_redis.testing.cluster import RedisCluster
+from sparring_redis.testing.server import RedisServer
+
+TABLE = TableConfig("item", 4, state_width=4, state_method="adagrad")
+KEYS = np.arange(2_000)
+
+
+def rows(version: float, count: int = len(KEYS)) -> Any:
+    return np.full((count, TABLE.width), version, np.float32)
+
+
+class Trainer:
+    """Writes whole rows, with an optimizer's state, and publishes notes of them."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.container = StepContainer()
+        tiers = [{"backend": "memory"}, {"backend": "redis", "options": options}]
+        self.container.declare(TABLE, StorageChoice("tiered", {"tiers": tiers}))
+        self.container.entry("item")
+        self.publisher = ChangePublisher(self.container, run="run-1", keep=4)
+        self.step = 0
+
+    def write(self, keys: Any, version: float) -> None:
+        self.container.storage("item").upsert(keys, rows(version, len(keys)))
+
+    def publish(self) -> None:
+        self.step += 1
+        self.publisher.publish(self.step)
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.container.close()
+
+
+def open_reader(options: dict[str, Any], **refresh: Any) -> CachedStorage:
+    tiers = [
+        {"backend": "memory", "budget_bytes": "64 KiB"},
+        {"backend": "memory", "budget_bytes": "1 MiB"},
+        {"backend": "redis", "options": options},
+    ]
+    opened = open_storage(
+        "tiered",
+        TableConfig("item", 4),
+        tiers=tiers,
+        refresh={"poll_seconds": 0.05, "drop_seconds": 0.2, **refresh},
+    )
+    assert isinstance(opened, CachedStorage)
+    return opened
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+def test_served_rows_follow_training(
+    kind: str, request: pytest.FixtureRequest, new_prefix: Callable[[], str]
+) -> None:
+    place: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    options = {"url": place.url, "prefix": new_prefix()}
+    trainer = Trainer(options)
+    trainer.write(KEYS, 1)
+    trainer.publish()
+    with open_reader(options) as reader:
+        assert (reader.find(KEYS).rows == 1).all()
+        for version in range(2, 12):
+            trainer.write(KEYS[::10], version)
+            trainer.publish()
+            wait_for(lambda: reader.counters().step == trainer.step)
+            found = reader.find(KEYS).rows
+            assert (found[::10] == version).all()
+            assert (found[1::10] == 1).all()
+        counters = reader.counters()
+        assert counters.missed_notes == 0
+        assert reader.run == "run-1"
+    trainer.close()
+
+
+def test_a_redis_that_lost_its_memory_and_came_back(
+    own_server: RedisServer,
+) -> None:
+    options = {"url": own_server.url, "deadline_seconds": 0.5}
+    trainer = Trainer(options)
+    trainer.write(KEYS, 1)
+    trainer.publish()
+    with open_reader(options) as reader:
+        cached = KEYS[:1_500]
+        reader.find(cached)
+        own_server.kill()
+        assert (reader.find(cached).rows == 1).all()
+        with pytest.raises((DeadlineError, StorageIOError)):
+            reader.find(KEYS)
+        wait_for(lambda: reader.counters().failed_looks > 0)
+        trainer.close()
+        own_server.start()
+        again = Trainer(options)
+        again.write(KEYS, 2)
+        again.publish()
+        wait_for(lambda: bool((reader.find(cached).rows == 2).all()))
+        assert reader.counters().missed_notes >= 1
+        again.close()
+
+
+def test_a_table_that_is_not_there_is_refused(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    options = {"url": server.url, "prefix": new_prefix()}
+    with pytest.raises(InvalidArgumentError, match="'redis' has no rows of it"):
+        open_reader(options)
+    assert server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was made
+
+
+def test_rows_without_notes_are_refused(server: RedisServer, new_prefix: Callable[[], str]) -> None:
+    options = {"url": server.url, "prefix": new_prefix()}
+    with open_storage("redis", TABLE, **options) as storage:
+        storage.upsert(KEYS, rows(1))
+    with pytest.raises(InvalidArgumentError, match="a section change_notes"):
+        open_reader(options)
+
+
+@pytest.mark.parametrize("name", ["write", "promote", "write_back"])
+def test_options_of_writers_are_refused(name: str) -> None:
+    value = {"write": "back", "promote": "never", "write_back": "inline"}[name]
+    with pytest.raises(InvalidArgumentError, match=f"{name} is of stacks that are written to"):
+        open_storage("tiered", TABLE, tiers=["memory", "memory"], refresh={}, **{name: value})

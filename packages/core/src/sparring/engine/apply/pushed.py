@@ -1,0 +1,46 @@
+"""Gradients for storages that update their rows themselves (`SupportsPush`), on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.apply.gradients import own_gradients
+from sparring.engine.state import EngineState
+from sparring.kernels.cpu import HOST
+
+__all__ = ["push_gradients", "take_pushed"]
+
+
+def take_pushed(state: EngineState, taken: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of `taken` the gradients of tables whose storages update their rows themselves."""
+    names = []
+    for name in taken:
+        state.tables.storage(name)
+        if state.tables.entries[name].pushed_to is not None:
+            names.append(name)
+    return {name: taken.pop(name) for name in names}
+
+
+def push_gradients(
+    state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
+) -> list[str]:
+    """Hands gradients to the storages, a table at a time.
+
+    Returns:
+        The tables that had gradients.
+
+    Raises:
+        NonFiniteGradientError: there are such gradients, and the policy is to raise. Nothing was sent.
+        SparringError: what a storage raised; tables before it have the step.
+    """
+    own = own_gradients(state, taken, dict.fromkeys(taken, HOST))
+    state.counters.rows_skipped_non_finite += own.num_skipped
+    for name, each in own.summed.items():
+        pushed_to = state.tables.entries[name].pushed_to
+        assert pushed_to is not None
+        pushed_to.push(each.keys, each.gradients, choices[name])
+        state.counters.rows_updated += len(each.keys)
+        state.prefetches.note(name, None)
+    return list(own.summed)

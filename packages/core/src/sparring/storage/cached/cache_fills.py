@@ -1,0 +1,145 @@
+"""Decides which rows that were read from the backend may come into the cache.
+
+Reads of the backend overlap with each other, with notes, and with the trainer's writes, and the
+backend does not say how new a row is. Two rules keep the rows of each key from going back:
+
+1.  A read that began before a note was taken, and ends after it, leaves out the keys that the note may
+    have: they may be older than the note, and the note's own re-reading may be over.
+2.  Where two reads of one key overlap, no one knows which row is newer, and both may have been seen. So
+    the one that ends last removes the key from the cache. The next find reads it from the backend, which
+    has a row at least as new as both.
+
+So what a find returns is never older than what any find that ended before it began returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.results import Keys, Rows
+from sparring.contracts.storage import Storage
+from sparring.kernels.bloom import BloomFilter
+
+__all__ = ["CacheFills"]
+
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something that concerns reads that began before it."""
+
+    number: int
+    is_read: bool
+    """Another read ended; otherwise a note was taken."""
+    has: Callable[[Keys], _Mask]
+
+
+class CacheFills:
+    """Writes to one cache. Any thread may call any method.
+
+    Args:
+        cache: is written to by this alone.
+    """
+
+    def __init__(self, cache: Storage) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()  # guards the cache's writes and what follows
+        self._number = 0
+        self._reading: dict[int, int] = {}
+        """Number of events before a read → reads under way that began then."""
+        self._events: deque[_Event] = deque()
+        self.num_dropped = 0
+        """Rows that were read and did not come into the cache."""
+
+    def begin(self) -> int:
+        """A read of the backend begins; `end` or `abandon` must follow with the result."""
+        with self._lock:
+            self._reading[self._number] = self._reading.get(self._number, 0) + 1
+            return self._number
+
+    def end(self, begun: int, keys: Keys, rows: Rows, found: _Mask, hits: Keys | None) -> None:
+        """A read has ended: its rows come into the cache where they may.
+
+        Args:
+            begun: result of `begin`.
+            keys: ``(n,)`` that were read.
+            rows: ``(n, width)``
+            found: which have a row; the others leave the cache.
+            hits: keys that the cache had meanwhile, which its policy is told of; None: it takes no such.
+        """
+        with self._lock:
+            is_fresh = np.ones(len(keys), np.bool_)
+            is_alone = np.ones(len(keys), np.bool_)
+            for event in self._events:
+                if event.number > begun:
+                    has = event.has(keys)
+                    if event.is_read:
+                        is_alone &= ~has
+                    else:
+                        is_fresh &= ~has
+            taken = is_fresh & is_alone & found
+            leaving = keys[~is_alone | ~found]
+            if len(leaving):
+                self._cache.erase(leaving)
+            if hits is not None and len(hits):
+                self._cache.touch(hits)
+            if taken.any():
+                is_all = bool(taken.all())
+                self._cache.upsert(keys if is_all else keys[taken], rows if is_all else rows[taken])
+            self.num_dropped += int(np.count_nonzero(found & ~taken))
+            self._leave(begun)
+            ascending = np.sort(keys)
+            self._tell(True, lambda asked: _is_in(asked, ascending))
+
+    def abandon(self, begun: int) -> None:
+        """A read has failed."""
+        with self._lock:
+            self._leave(begun)
+
+    def take_note(self, changed: BloomFilter | None, erased: Keys) -> None:
+        """A note was taken: concerns reads that are under way.
+
+        Args:
+            changed: keys that it may have; None: all.
+            erased: of these, keys that leave the cache.
+        """
+        with self._lock:
+            self._tell(
+                False,
+                (lambda keys: np.ones(len(keys), np.bool_))
+                if changed is None
+                else changed.contains,
+            )
+            if len(erased):
+                self._cache.erase(erased)
+
+    def erase(self, keys: Keys) -> None:
+        """Removes keys from the cache."""
+        with self._lock:
+            self._cache.erase(keys)
+
+    def _leave(self, begun: int) -> None:
+        self._reading[begun] -= 1
+        if not self._reading[begun]:
+            del self._reading[begun]
+        oldest = min(self._reading, default=self._number)
+        while self._events and self._events[0].number <= oldest:
+            self._events.popleft()
+
+    def _tell(self, is_read: bool, has: Callable[[Keys], _Mask]) -> None:
+        if self._reading:
+            self._number += 1
+            self._events.append(_Event(self._number, is_read, has))
+
+
+def _is_in(keys: Keys, ascending: Keys) -> _Mask:
+    places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+    found: _Mask = ascending[places] == keys
+    return found

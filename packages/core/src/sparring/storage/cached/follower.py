@@ -1,0 +1,307 @@
+"""Follows the change notes of one table, as a coroutine on an event loop.
+
+    look ──► notes after the last one taken, in order
+      taken    1. the filter of existing keys gets the new keys, or is swapped for that of a new base
+               2. reads under way leave out what the note may have (`CacheFills.take_note`)
+               3. erased keys leave the cache
+               4. cached keys that the note may have are read again, in batches
+      missed   the filter is swapped for that of the base; what is cached leaves, in batches, over
+               `drop_seconds`
+
+A note counts as taken when all of it was done. A look that fails changes nothing that would not be done
+again by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.change_log import ChangeLog
+from sparring.contracts.results import Columns, Keys
+from sparring.contracts.storage import Storage
+from sparring.contracts.table import TableConfig
+from sparring.errors import InvalidArgumentError, SparringError
+from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter
+from sparring.runtime.events import EventLoop
+from sparring.storage.cached.cache_fills import CacheFills
+from sparring.storage.cached.change_note import ChangeNote, NotesBase
+from sparring.storage.cached.options import RefreshOptions
+
+__all__ = ["Follower"]
+
+_log = logging.getLogger(__name__)
+
+_PROBE = Columns(0, 1)
+_SCAN_ROWS = 262_144
+_DROP_BATCHES = 100
+"""In which a cache is emptied."""
+_REFRESH_SECONDS = 60.0
+_NONE: Keys = np.empty(0, np.int64)
+
+
+class Follower:
+    """The notes of one table, and what they do to its cache.
+
+    Args:
+        table: whose they are.
+        cache: kept as new as the notes; written to through `fills` only.
+        backend: read.
+        fills: of the cache.
+        log: the notes; closed with this.
+        options: how often, how much at a time.
+
+    Raises:
+        InvalidArgumentError: there are no notes, or they are of another table.
+        SparringError: they cannot be read.
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        cache: Storage,
+        backend: Storage,
+        fills: CacheFills,
+        log: ChangeLog,
+        options: RefreshOptions,
+    ) -> None:
+        self._table, self._cache, self._backend = table, cache, backend
+        self._fills, self._log, self._options = fills, log, options
+        self._embedding = Columns(0, table.dim)
+        self.run, self.step, self.published = "", 0, 0.0
+        self.num_notes = self.num_missed = self.num_reread = self.num_erased = self.num_failed = 0
+        self.refresh_seconds = 0.0
+        self._fresh_at = time.monotonic()
+        self._last_failure = ""
+        self._dropping: Keys = _NONE
+        self._existing = GrowingBloomFilter(1_024)
+        self._session = self._lineage = ""
+        self.sequence = 0
+        self._events = EventLoop(capacity=8, num_threads=1)
+        self._stopped: Future[None] = Future()
+        self._one_at_a_time = asyncio.Lock()
+        self._drops: asyncio.Task[None] | None = None
+        try:
+            self._begin_with_base(log.newest())
+            self._events.submit(self._follow, name=f"notes of table {table.name!r}")
+        except BaseException:
+            self.close()
+            raise
+
+    # -- for finds ----------------------------------------------------------------
+
+    def may_exist(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys may have a row in the backend."""
+        return self._existing.contains(keys)
+
+    @property
+    def num_existing(self) -> int:
+        return self._existing.num_added
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._existing.memory_bytes + self._dropping.nbytes
+
+    @property
+    def num_to_drop(self) -> int:
+        return len(self._dropping)
+
+    @property
+    def behind_seconds(self) -> float:
+        return time.monotonic() - self._fresh_at
+
+    # -- looking ----------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Looks once, and returns whether there was a note."""
+        taken: bool = self._events.submit(
+            self._look, name="refresh", timeout=_REFRESH_SECONDS, report_failure=False
+        ).result(_REFRESH_SECONDS)
+        return taken
+
+    def close(self) -> None:
+        """Ends following, when a look under way has ended."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        with suppress(SparringError):
+            self._events.close()
+        self._log.close()
+
+    async def _follow(self) -> None:
+        stopped = asyncio.wrap_future(self._stopped)
+        while not (await asyncio.wait({stopped}, timeout=self._options.poll_seconds))[0]:
+            await self._look_and_tell()
+
+    async def _look_and_tell(self) -> None:
+        try:
+            await self._look()
+            self._last_failure = ""
+        except Exception as error:
+            # Whatever it is, the next look may go better, and what is cached is whole.
+            self.num_failed += 1
+            if str(error) != self._last_failure:
+                known = isinstance(error, SparringError)
+                _log.warning(
+                    "table %r: notes cannot be followed, cached rows are found on: %s",
+                    self._table.name, error, exc_info=None if known else error,
+                )  # fmt: skip
+            self._last_failure = str(error)
+
+    async def _look(self) -> bool:
+        """Takes all notes that there are."""
+        async with self._one_at_a_time:
+            is_new = False
+            while True:
+                begin = time.monotonic()
+                newest = await asyncio.to_thread(self._log.newest)
+                if newest == self.sequence:
+                    if not len(self._dropping):
+                        self._fresh_at = begin
+                    return is_new
+                is_new = True
+                await self._advance(newest)
+                self.refresh_seconds = time.monotonic() - begin
+
+    async def _advance(self, newest: int) -> None:
+        """Takes the next note; where it is missing, all that are."""
+        place, sequence = self._log.place, self.sequence + 1
+        data = await asyncio.to_thread(self._log.read, sequence) if newest >= sequence else None
+        if data is None:
+            await self._catch_up(newest)
+            return
+        note = await asyncio.to_thread(ChangeNote.from_bytes, data, place)
+        await self._take(note)
+
+    async def _take(self, note: ChangeNote) -> None:
+        is_complete = note.session == self._session
+        if note.lineage != self._lineage:
+            # It may be of a later note, whose new keys it has then.
+            base = await asyncio.to_thread(self._read_base)
+            self._existing, self._lineage = base.existing, base.lineage
+            self._session = base.session
+        if note.lineage == self._lineage:
+            self._existing.add(note.new)
+        self._fills.take_note(note.changed, note.erased)
+        self.num_erased += len(note.erased)
+        if note.changed is None or not is_complete:
+            await self._drop_all()
+        else:
+            await self._reread(note.changed)
+        self._note_taken(note)
+
+    def _note_taken(self, note: ChangeNote) -> None:
+        self.run, self.step, self.published = note.run, note.step, note.published
+        self.sequence = note.sequence
+        self.num_notes += 1
+
+    async def _catch_up(self, newest: int) -> None:
+        """Notes were missed, or there are fewer than before: begins with the base again."""
+        _log.warning(
+            "table %r: notes after %d were missed, the newest is %d; cached rows leave within %g s",
+            self._table.name, self.sequence, newest, self._options.drop_seconds,
+        )  # fmt: skip
+        # Rows that are read from here on are as new as the newest note.
+        self._fills.take_note(None, _NONE)
+        await asyncio.to_thread(self._begin_with_base, newest)
+        await self._drop_all()
+
+    # -- what a note does ---------------------------------------------------------
+
+    async def _reread(self, changed: BloomFilter) -> None:
+        keys = await asyncio.to_thread(self._cached_keys, changed)
+        for begin in range(0, len(keys), self._options.batch_rows):
+            batch = keys[begin : begin + self._options.batch_rows]
+            await asyncio.to_thread(self._reread_batch, batch)
+            self.num_reread += len(batch)
+
+    def _cached_keys(self, changed: BloomFilter | None) -> Keys:
+        """Cached keys, those that a note may have."""
+        found = [_NONE]
+        for chunk in self._cache.scan(_SCAN_ROWS, _PROBE):
+            keys = chunk.keys
+            found.append(keys.copy() if changed is None else keys[changed.contains(keys)])
+        return np.concatenate(found)
+
+    def _reread_batch(self, keys: Keys) -> None:
+        rows = np.empty((len(keys), self._table.width), self._table.numpy_dtype)
+        found = np.empty(len(keys), np.bool_)
+        begun = self._fills.begin()
+        try:
+            self._backend.find_into(keys, self._embedding, rows, found)
+        except BaseException:
+            self._fills.abandon(begun)
+            raise
+        self._fills.end(begun, keys, rows, found, None)
+
+    async def _drop_all(self) -> None:
+        """Rows that are cached now leave, over time."""
+        self.num_missed += 1
+        self._dropping = await asyncio.to_thread(self._cached_keys, None)
+        if self._drops is not None:
+            self._drops.cancel()
+        self._drops = asyncio.create_task(self._drop_gradually())
+
+    async def _drop_gradually(self) -> None:
+        stopped = asyncio.wrap_future(self._stopped)
+        seconds = self._options.drop_seconds
+        batch = -(-len(self._dropping) // _DROP_BATCHES) if seconds else len(self._dropping)
+        while len(self._dropping):
+            await asyncio.to_thread(self._fills.erase, self._dropping[:batch])
+            self._dropping = self._dropping[batch:]
+            if (await asyncio.wait({stopped}, timeout=seconds / _DROP_BATCHES))[0]:
+                return
+
+    # -- base -------------------------------------------------------------------
+
+    def _read_base(self) -> NotesBase:
+        place, name = self._log.place, self._table.name
+        data = self._log.read_base()
+        if data is None:
+            raise InvalidArgumentError(
+                f"table {name!r}: there are no change notes at {place}; give the training "
+                "configuration a section change_notes, and train",
+                table=name,
+            )
+        base = NotesBase.from_bytes(data, place)
+        found, table = base.table, self._table
+        if (found.name, found.dim, found.dtype) != (name, table.dim, table.dtype):
+            raise InvalidArgumentError(
+                f"change notes at {place} are of table {found.name!r} with {found.dtype} x "
+                f"{found.dim}, asked was {name!r} with {table.dtype} x {table.dim}; declare it so, or "
+                "name another place",
+                table=name,
+            )
+        return base
+
+    def _begin_with_base(self, newest: int) -> None:
+        """Takes the filter of the base, and the new keys of notes up to the newest."""
+        place = self._log.place
+        base = self._read_base()
+        existing, sequence, taken = base.existing, base.sequence, list[ChangeNote]()
+        while sequence < newest:
+            data = self._log.read(sequence + 1)
+            note = None if data is None else ChangeNote.from_bytes(data, place)
+            if note is None or note.lineage != base.lineage:
+                again = self._read_base()
+                if again.sequence <= base.sequence:
+                    raise InvalidArgumentError(
+                        f"change notes at {place}: the base is of note {base.sequence}, and note "
+                        f"{sequence + 1} is missing; remove what is there, and let the trainer "
+                        "publish again"
+                    )
+                base = again
+                existing, sequence, taken = base.existing, base.sequence, []
+                continue
+            existing.add(note.new)
+            sequence += 1
+            taken.append(note)
+        self._existing, self.sequence = existing, sequence
+        self._session, self._lineage = base.session, base.lineage
+        if taken:
+            self._note_taken(taken[-1])

@@ -1,0 +1,234 @@
+"""`distribute` and `restore` for models of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparring.adapter import DistributionReport, PlanLike, StepContainer, StorageLike
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.optimizer import Optimizer
+from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding
+from sparring_tf.transpiler.scan import Scan, children, scan, single_steps
+
+__all__ = ["distribute", "distribution_report", "restore"]
+
+
+def distribute(
+    model: Any,
+    optimizer: Any,
+    *,
+    plan: PlanLike = None,
+    semantics: str = "exact",
+    keep: Collection[str] = (),
+    storage: StorageLike = "hkv",
+) -> tuple[Any, Optimizer]:
+    """Makes the Keras model of one machine one of many ranks; mpiexec starts it.
+
+    Two lines of a program change::
+
+        from sparring_tf import distribute
+        …
+        model, optimizer = distribute(model, optimizer)
+        model.compile(optimizer=optimizer, loss=…)
+
+    Each `keras.layers.Embedding` is replaced by a layer with a table that begins with its weights. A
+    functional or sequential model is made again over the same other layers; a subclassed one is changed
+    in place. Call it before `compile`.
+
+    Args:
+        model: a model of Keras; rank 0's weights count.
+        optimizer: of Keras, that has taken no step; of rows and of all other variables.
+        plan: how tables are sharded, as of `Optimizer`; None: by rows.
+        semantics: ``exact``: an optimizer that would move rows without a gradient is refused; ``lazy``:
+            such rows stay as they are, and the optimizer differs from what it was.
+        keep: names or paths of layers that stay as they are, with weights on all ranks.
+        storage: what keeps the rows.
+
+    Returns:
+        The model, and an `Optimizer`, whose `report` is a `sparring.adapter.DistributionReport`.
+
+    Raises:
+        UnsupportedError: a layer or the optimizer cannot be distributed; its text lists all of them, and
+            ``report`` has them. Nothing was changed.
+        InvalidArgumentError: another value of `semantics`, or something that is no model or optimizer.
+    """
+    scanned = _scan(model, optimizer, semantics, keep)
+    if scanned.report.refused:
+        raise UnsupportedError(
+            f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
+            f"refused, and nothing was changed\n{DistributionReport(scanned.report.refused)}",
+            report=scanned.report,
+        )
+    weights: list[tuple[str, npt.NDArray[Any]]] = []
+    made: dict[int, Any] = {}
+    for layer in scanned.found:
+        layer.build()
+        values = np.asarray(keras.ops.convert_to_numpy(layer.embeddings))
+        is_known = values.dtype in (np.float16, np.float32, np.float64)
+        weights.append((layer.name, values if is_known else values.astype(np.float32)))
+        made[id(layer)] = _table_of(layer, storage)
+    new = _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
+    accumulation = optimizer.gradient_accumulation_steps
+    joint = Optimizer(
+        new, single_steps(optimizer), plan=plan or {}, gradient_accumulation_steps=accumulation
+    )
+    for table, values in weights:
+        _write(joint.container, table, values)
+    joint.report = scanned.report
+    return new, joint
+
+
+def distribution_report(
+    model: Any, optimizer: Any, *, semantics: str = "exact", keep: Collection[str] = ()
+) -> DistributionReport:
+    """Report of what `distribute` would do with the same arguments. It changes nothing.
+
+    Raises:
+        InvalidArgumentError: as `distribute`.
+    """
+    return _scan(model, optimizer, semantics, keep).report
+
+
+def restore(model: Any) -> Any:
+    """Gives layers of Keras back for those that `distribute` made, with the trained weights.
+
+    All ranks call it; each gets all weights. The model is compiled again by its user.
+
+    Args:
+        model: what `distribute` returned.
+
+    Returns:
+        The model: made again if it is functional or sequential, otherwise the same.
+
+    Raises:
+        InvalidArgumentError: nothing of it was replaced by `distribute`.
+    """
+    replaced = [each for each in model._flatten_layers() if isinstance(each, ReplacedEmbedding)]
+    if not replaced:
+        raise InvalidArgumentError(
+            f"restore: model {model.name!r} has no layer that distribute made; give what distribute "
+            "returned"
+        )
+    made: dict[int, Any] = {}
+    for layer in replaced:
+        count = layer.num_embeddings
+        found = layer.agent.container.lookup_all(
+            [(layer.name, np.arange(count))], is_registered=False
+        )
+        plain = layer.replaced.kind.from_config(layer.replaced.config)
+        plain.build()
+        plain.set_weights([found[0].rows[found[0].inverse]])
+        plain.trainable = layer.trainable
+        made[id(layer)] = plain
+    return _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
+
+
+class _Replaced:
+    """Class and configuration of the layer of Keras; no layer, which Keras would take for a part."""
+
+    def __init__(self, layer: Any) -> None:
+        self.kind, self.config = type(layer), layer.get_config()
+
+
+class _Rebuilder:
+    """Puts other layers into a model.
+
+    Args:
+        other: gives the layer that stands for a layer, or the layer itself.
+    """
+
+    def __init__(self, other: Callable[[Any], Any]) -> None:
+        self._other = other
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def rebuilt(self, layer: Any) -> Any:
+        """The layer with others inside; the same object wherever it is met."""
+        if id(layer) not in self._known:
+            self._known[id(layer)] = layer, self._of(layer)
+        return self._known[id(layer)][1]
+
+    def _of(self, layer: Any) -> Any:
+        other = self._other(layer)
+        if other is not layer or not isinstance(layer, keras.Layer):
+            return other
+        new = {id(each): self.rebuilt(each) for _, each in children(layer)}
+        changed = {key: each for key, each in new.items() if id(each) != key}
+        if not changed:
+            return layer
+        if isinstance(layer, (keras.Sequential, keras.src.models.Functional)):
+            is_compiled, layer.compiled = layer.compiled, False  # with an optimizer of these layers
+            try:
+                return keras.models.clone_model(layer, clone_function=self.rebuilt)
+            finally:
+                layer.compiled = is_compiled
+        self._put_into(layer, changed)
+        return layer
+
+    @staticmethod
+    def _put_into(layer: Any, changed: dict[int, Any]) -> None:
+        """Replaces attributes, and members of lists and dicts, of a layer of the user's own."""
+        tracker = layer._tracker
+        is_locked = tracker.locked
+        tracker.unlock()
+        for each in [each for _, each in children(layer) if id(each) in changed]:
+            tracker.untrack(each)
+        for name, value in list(vars(layer).items()):
+            if name.startswith("_"):
+                continue
+            if id(value) in changed:
+                setattr(layer, name, changed[id(value)])
+            elif isinstance(value, dict) and not changed.keys().isdisjoint(map(id, value.values())):
+                new = {key: changed.get(id(each), each) for key, each in value.items()}
+                setattr(layer, name, new)
+            elif isinstance(value, (list, tuple)) and not changed.keys().isdisjoint(map(id, value)):
+                setattr(layer, name, type(value)(changed.get(id(each), each) for each in value))
+        if is_locked:
+            tracker.lock()
+
+
+def _scan(model: Any, optimizer: Any, semantics: str, keep: Collection[str]) -> Scan:
+    if not isinstance(model, keras.Model):
+        raise InvalidArgumentError(
+            f"distribute takes a model of Keras, found {type(model).__name__}"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidArgumentError(
+            f"distribute takes an optimizer of Keras, found {type(optimizer).__name__}"
+        )
+    if semantics not in ("exact", "lazy"):
+        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
+    if isinstance(keep, str):
+        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list: [{keep!r}]")
+    return scan(model, optimizer, is_lazy=semantics == "lazy", keep=keep)
+
+
+def _table_of(layer: Any, storage: StorageLike) -> ReplacedEmbedding:
+    made = ReplacedEmbedding(
+        layer.output_dim,
+        num_embeddings=layer.input_dim,
+        has_mask=layer.mask_zero,
+        table_dtype=keras.backend.standardize_dtype(layer.embeddings.dtype),
+        initializer="zeros",
+        storage=storage,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
+    made.replaced = _Replaced(layer)
+    return made
+
+
+def _write(container: StepContainer, table: str, values: npt.NDArray[Any]) -> None:
+    """Writes the rows of rank 0's weight, each rank a part of them."""
+    collective = container.collective
+    if collective.world_size > 1:
+        mine = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        sent = mine if collective.rank == 0 else np.empty(0, np.uint8)
+        values = collective.all_gather(sent)[0].view(values.dtype).reshape(values.shape)
+    ids = np.arange(collective.rank, len(values), collective.world_size)
+    container.assign(table, ids, values[ids])

@@ -1,0 +1,204 @@
+"""`scan`: a Keras model and its optimizer looked at, and neither changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from sparring.adapter import DistributionReport, ModuleReport, Outcome, attribute_reads
+from sparring.errors import SparringError
+from sparring_tf.keras_shadow import check_row_by_row
+from sparring_tf.optimizer import Optimizer
+from sparring_tf.table_layer import TableLayer
+
+__all__ = ["Scan", "children", "scan", "single_steps"]
+
+_OF_ITS_OWN = {"__init__", "get_config"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Result of `scan`.
+
+    Args:
+        report: of all layers.
+        found: the embeddings to replace.
+    """
+
+    report: DistributionReport
+    found: tuple[Any, ...]
+
+
+def children(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Layers directly inside of a layer, each with its name in a path."""
+    names = {
+        id(value): name for name, value in vars(layer).items() if isinstance(value, keras.Layer)
+    }
+    for each in layer._layers:
+        if isinstance(each, keras.Layer):
+            yield names.get(id(each), each.name), each
+
+
+def scan(model: Any, optimizer: Any, *, is_lazy: bool, keep: Collection[str]) -> Scan:
+    """Looks at each layer of a model, and at its optimizer.
+
+    Args:
+        model: of one machine.
+        optimizer: of all its variables.
+        is_lazy: whether rows without a gradient may stay where the optimizer would move them.
+        keep: names or paths of layers that stay as they are.
+    """
+    reports: list[ModuleReport] = []
+    found: list[Any] = []
+    paths: dict[int, list[str]] = {}
+    layers: dict[int, Any] = {}
+    _walk(model, "", paths, layers)
+    uses: dict[int, str] = {}
+    for layer in (model, *layers.values()):
+        for attribute in ("embeddings", "_embeddings"):
+            for read, where in attribute_reads(layer, "call", attribute, "keras"):
+                uses.setdefault(id(read), where)
+    for path in sorted(set(keep) - {each for some in paths.values() for each in some}):
+        reason = "keep names it, and the model has no such layer"
+        reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))
+    if model.compiled:
+        reason = "it is compiled; compile what distribute returns"
+        reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
+    for number, layer in layers.items():
+        names = {each.name for each in found}
+        judged = _judged(layer, paths[number], keep, uses.get(number, ""), layers, names)
+        if judged is not None:
+            outcome, reason = judged
+            path = ", ".join(paths[number])
+            reports.append(ModuleReport(path, type(layer).__name__, outcome, reason))
+            if outcome is Outcome.REPLACED:
+                found.append(layer)
+    has_tables = any(isinstance(each, TableLayer) for each in layers.values())
+    is_trained = any(each.trainable for each in found)
+    reason = _optimizer_refusal(optimizer, is_lazy or not is_trained)
+    if reason:
+        reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.REFUSED, reason))
+    if not (found or has_tables or any(each.outcome is Outcome.REFUSED for each in reports)):
+        reason = "it has no embeddings; there is nothing to distribute"
+        reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
+    return Scan(DistributionReport(tuple(reports)), tuple(found))
+
+
+def single_steps(optimizer: Any) -> Any:
+    """The optimizer, or one of its kind that does not accumulate gradients by itself."""
+    if not optimizer.gradient_accumulation_steps:
+        return optimizer
+    return type(optimizer).from_config(
+        {**optimizer.get_config(), "gradient_accumulation_steps": None}
+    )
+
+
+def _walk(layer: Any, path: str, paths: dict[int, list[str]], layers: dict[int, Any]) -> None:
+    for name, each in children(layer):
+        where = f"{path}.{name}" if path else name
+        known = paths.setdefault(id(each), [])
+        if where in known:
+            continue
+        known.append(where)
+        layers.setdefault(id(each), each)
+        if not isinstance(each, TableLayer):
+            _walk(each, where, paths, layers)
+
+
+def _judged(
+    layer: Any,
+    where: list[str],
+    keep: Collection[str],
+    use: str,
+    layers: dict[int, Any],
+    names: Collection[str],
+) -> tuple[Outcome, str] | None:
+    """Outcome and reason for a layer; None for one without variables of its own."""
+    if isinstance(layer, TableLayer):
+        return Outcome.KEPT, "it looks up in tables already"
+    if not isinstance(layer, keras.layers.Embedding):
+        has_own = layer._trainable_variables or layer._non_trainable_variables
+        return (Outcome.KEPT, "ordinary variables") if has_own else None
+    if not set(keep).isdisjoint(where):
+        return Outcome.KEPT, "named in keep"
+    reason = _refusal(layer, use, layers, names)
+    if reason:
+        return Outcome.REFUSED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
+    note = "" if layer.trainable else "; frozen: rows are read only"
+    return Outcome.REPLACED, f"table {layer.name}{note}"
+
+
+def _refusal(layer: Any, use: str, layers: dict[int, Any], names: Collection[str]) -> str:
+    kind = type(layer)
+    added = {
+        name
+        for each in kind.__mro__[: kind.__mro__.index(keras.layers.Embedding)]
+        for name, value in vars(each).items()
+        if callable(value) and name not in _OF_ITS_OWN
+    }
+    if added:
+        return f"its class {kind.__name__} defines {', '.join(sorted(added))}"
+    if use:
+        return f"its weight is used as a matrix, in {use}; a table is none"
+    for setting in ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer"):
+        if getattr(layer, setting) is not None:
+            return f"{setting} is of the whole weight, and a step knows the rows that it met"
+    if layer.lora_enabled or layer.lora_rank or layer.quantization_mode:
+        return "its weight is quantized, or has low-rank factors"
+    if layer.name in names:
+        return f"two layers are called {layer.name!r}, and tables go by that; give each a name"
+    if layer.built:
+        for other in layers.values():
+            if other is not layer and any(
+                each is layer._embeddings for each in vars(other).values()
+            ):
+                return f"its weight is tied: layer {other.name!r} has the same variable"
+    return ""
+
+
+def _optimizer_refusal(optimizer: Any, is_lazy: bool) -> str:
+    if isinstance(optimizer, Optimizer):
+        return "it is an optimizer of rows already; give one of Keras"
+    if optimizer.built:
+        return "it was built for variables; give one that has taken no step"
+    for setting in ("use_ema", "clipnorm", "global_clipnorm"):
+        if getattr(optimizer, setting, None):
+            return f"{setting} looks at all variables at once, and rows are no variables"
+    if not is_lazy:
+        reason = _why_inexact(optimizer)
+        if reason:
+            return (
+                f"{reason}. Give SGD without momentum, weight_decay and clipvalue; or, for rows that "
+                "move when they are met, by the sum of their gradients, semantics='lazy'"
+            )
+    try:
+        check_row_by_row(single_steps(optimizer))
+    except SparringError as error:
+        return str(error)
+    return ""
+
+
+def _why_inexact(optimizer: Any) -> str:
+    """Why rows would end elsewhere than those of a weight; empty: they would not."""
+    kind = type(optimizer).__name__
+    if optimizer.clipvalue is not None:
+        return (
+            f"{kind} with clipvalue={optimizer.clipvalue} clips the gradient of each occurrence of an id "
+            "in a batch, and a table that of their sum"
+        )
+    if type(optimizer) is keras.optimizers.Adagrad and not optimizer.weight_decay:
+        return (
+            "Adagrad squares the gradient of each occurrence of an id in a batch, and a table that of "
+            "their sum"
+        )
+    found = [name for name in ("momentum", "weight_decay") if getattr(optimizer, name, None)]
+    if type(optimizer) is not keras.optimizers.SGD or found:
+        what = kind + "".join(f" with {name}={getattr(optimizer, name)}" for name in found)
+        return (
+            f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows of "
+            "tables change when a batch meets them"
+        )
+    return ""

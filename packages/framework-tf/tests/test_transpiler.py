@@ -1,0 +1,341 @@
+"""`distribute`: models of Keras give what they gave; what is replaced, kept and refused; the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
+from keras import layers
+from keras.optimizers import SGD, Adagrad
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf import Embedding, distribute, distribution_report, restore
+from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding
+
+ROWS, DIM, STEPS = 30, 4, 20
+
+
+def sequential() -> Any:
+    return keras.Sequential(
+        [keras.Input((3,), dtype="int64"), layers.Embedding(ROWS, DIM), layers.Flatten(), dense()]
+    )
+
+
+def unbuilt() -> Any:
+    return keras.Sequential([layers.Embedding(ROWS, DIM), layers.Flatten(), dense()])
+
+
+def dense() -> Any:
+    return layers.Dense(1)
+
+
+def functional() -> Any:
+    user, items = keras.Input((), dtype="int32"), keras.Input((4,), dtype="int64")
+    joined = layers.Concatenate()(
+        [
+            layers.Embedding(ROWS, DIM, name="user")(user),
+            layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM, name="items")(items)),
+        ]
+    )
+    return keras.Model([user, items], dense()(layers.Dense(6, activation="relu")(joined)))
+
+
+def shared() -> Any:
+    left, right = keras.Input((3,), dtype="int64"), keras.Input((3,), dtype="int64")
+    embedding = layers.Embedding(ROWS, DIM)
+    parts = [layers.Flatten()(embedding(each)) for each in (left, right)]
+    return keras.Model([left, right], dense()(layers.Multiply()(parts)))
+
+
+def masked() -> Any:
+    words = keras.Input((5,), dtype="int64")
+    found = layers.Embedding(ROWS, DIM, mask_zero=True)(words)
+    return keras.Model(words, dense()(layers.LSTM(5)(found)))
+
+
+def unheeded_mask() -> Any:
+    words = keras.Input((5,), dtype="int64")
+    found = layers.Flatten()(layers.Embedding(ROWS, DIM, mask_zero=True)(words))
+    return keras.Model(words, dense()(found))
+
+
+def nested() -> Any:
+    words = keras.Input((3,), dtype="int64")
+    inner = keras.Sequential([layers.Embedding(ROWS, DIM, name="deep"), layers.Flatten()])
+    return keras.Model(words, dense()(inner(words)))
+
+
+@keras.saving.register_keras_serializable("sparring_tests")
+class Pair(layers.Layer):
+    """A layer of the user's own, with a list and a dict of embeddings."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tables = [layers.Embedding(ROWS, DIM, name=f"table_{each}") for each in range(2)]
+        self.named = {"bias": layers.Embedding(ROWS, 1, name="bias")}
+
+    def call(self, ids: Any) -> Any:
+        product = self.tables[0](ids) * self.tables[1](ids)
+        return keras.ops.concatenate([product, self.named["bias"](ids)], -1)
+
+
+class Subclassed(keras.Model):
+    """Attributes, and a layer with embeddings of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = layers.Embedding(ROWS, DIM, name="words")
+        self.pair = Pair()
+        self.score = dense()
+
+    def call(self, ids: Any) -> Any:
+        found = keras.ops.concatenate([self.words(ids), self.pair(ids)], -1)
+        return self.score(keras.ops.mean(found, axis=1))
+
+
+def in_a_graph() -> Any:
+    words = keras.Input((3,), dtype="int64")
+    return keras.Model(words, dense()(layers.Flatten()(Pair()(words))))
+
+
+def ids(generator: Any, *shape: int) -> Any:
+    return generator.integers(0, ROWS, shape)
+
+
+def one(*shape: int) -> Callable[[Any], Any]:
+    return lambda generator: ids(generator, 6, *shape)
+
+
+def two(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
+    return lambda generator: [ids(generator, 6, *shape) for shape in shapes]
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
+    "sequential": (sequential, lambda: SGD(0.5), one(3)),
+    "sequential, built by its first batch": (unbuilt, lambda: SGD(0.5), one(3)),
+    "functional": (functional, lambda: SGD(0.5), two((), (4,))),
+    "shared": (shared, lambda: SGD(0.5), two((3,), (3,))),
+    "masked LSTM": (masked, lambda: SGD(0.5), one(5)),
+    "mask that nothing heeds": (unheeded_mask, lambda: SGD(0.5), one(5)),
+    "nested": (nested, lambda: SGD(0.5), one(3)),
+    "subclassed": (Subclassed, lambda: SGD(0.5), one(3)),
+    "layer of one's own": (in_a_graph, lambda: SGD(0.5), one(3)),
+    "schedule": (
+        sequential,
+        lambda: SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.9)),
+        one(3),
+    ),
+    "accumulated": (functional, lambda: SGD(0.5, gradient_accumulation_steps=2), two((), (4,))),
+}
+
+
+def batches(make: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    generator = np.random.default_rng(7)
+    return [(make(generator), generator.random((6, 1), np.float32)) for _ in range(STEPS)]
+
+
+def train(model: Any, optimizer: Any, given: list[tuple[Any, Any]]) -> None:
+    model.compile(optimizer=optimizer, loss="mse")
+    for inputs, target in given:
+        model.train_on_batch(inputs, target)
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_the_program_gives_what_it_gave(name: str) -> None:
+    make, optimizer, batch = PROGRAMS[name]
+    check_same(make, optimizer, batches(batch))
+
+
+def test_adagrad_gives_what_it_gave_where_no_batch_repeats_an_id() -> None:
+    generator = np.random.default_rng(7)
+    given = [
+        (generator.permutation(ROWS)[:18].reshape(6, 3), generator.random((6, 1), np.float32))
+        for _ in range(STEPS)
+    ]
+    check_same(sequential, lambda: Adagrad(0.1), given, semantics="lazy")
+
+
+def check_same(make: Any, optimizer: Any, given: list[tuple[Any, Any]], **options: Any) -> None:
+    """Raises unless all weights end within 1e-6 of the largest of each."""
+    made = []
+    for _ in range(2):
+        keras.utils.clear_session()  # so that layers are called the same
+        made.append(make())
+        made[-1](given[0][0])
+    original, model = made
+    model.set_weights(original.get_weights())
+    before = by_name(original)
+    train(original, optimizer(), given)
+
+    model, ours = distribute(model, optimizer(), **options)
+    kinds = {type(each) for each in model._flatten_layers()}
+    assert ReplacedEmbedding in kinds
+    assert layers.Embedding not in kinds
+    train(model, ours, given)
+    restored = restore(model)
+    restored(given[0][0])
+
+    found, expected = by_name(restored), by_name(original)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        scale = np.abs(values).max()
+        assert np.abs(found[name] - values).max() <= 1e-6 * scale, name
+        assert np.abs(before[name] - values).max() > 1e-3 * scale, name
+
+
+def by_name(model: Any) -> dict[str, Any]:
+    """Values of weights by the names of layer and variable."""
+    named = {"/".join(each.path.split("/")[-2:]): each.numpy().copy() for each in model.weights}
+    assert len(named) == len(model.weights)
+    return named
+
+
+class Tied(keras.Model):
+    """The weight is used for the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = layers.Embedding(ROWS, DIM)
+
+    def call(self, ids: Any) -> Any:
+        return self.logits(keras.ops.mean(self.words(ids), 1))
+
+    def logits(self, hidden: Any) -> Any:
+        return keras.ops.matmul(hidden, keras.ops.transpose(self.words.embeddings))
+
+
+class Doubled(layers.Embedding):
+    """Another `call`."""
+
+    def call(self, inputs: Any) -> Any:
+        return 2 * super().call(inputs)
+
+
+def with_layer(layer: Any) -> Any:
+    return keras.Sequential([keras.Input((3,), dtype="int64"), layer, layers.Flatten(), dense()])
+
+
+def compiled() -> Any:
+    model = sequential()
+    model.compile("sgd", "mse")
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "functional use": (Tied, lambda: SGD(0.1), "used as a matrix, in Tied.logits"),
+    "call": (lambda: with_layer(Doubled(ROWS, DIM)), lambda: SGD(0.1), "Doubled defines call"),
+    "regularizer": (
+        lambda: with_layer(layers.Embedding(ROWS, DIM, embeddings_regularizer="l2")),
+        lambda: SGD(0.1),
+        "embeddings_regularizer is of the whole weight",
+    ),
+    "constraint": (
+        lambda: with_layer(layers.Embedding(ROWS, DIM, embeddings_constraint="max_norm")),
+        lambda: SGD(0.1),
+        "embeddings_constraint is of the whole weight",
+    ),
+    "compiled": (compiled, lambda: SGD(0.1), "compile what distribute returns"),
+    "nothing": (lambda: with_layer(layers.Dense(3)), lambda: SGD(0.1), "no embeddings"),
+    "Adam": (sequential, keras.optimizers.Adam, "Adam moves rows"),
+    "momentum": (sequential, lambda: SGD(0.1, momentum=0.9), "SGD with momentum=0.9 moves rows"),
+    "decay": (sequential, lambda: Adagrad(0.1, weight_decay=0.1), "Adagrad with weight_decay=0.1"),
+    "Adagrad": (sequential, lambda: Adagrad(0.1), "squares the gradient of each occurrence"),
+    "clipvalue": (sequential, lambda: SGD(0.1, clipvalue=0.5), "clipvalue=0.5 clips the gradient"),
+    "norm": (sequential, lambda: SGD(0.1, clipnorm=1.0), "clipnorm looks at all variables"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_distributed_is_refused_with_its_reason(name: str) -> None:
+    make, optimizer, reason = REFUSED[name]
+    model, made = make(), optimizer()
+    before = list(model._flatten_layers())
+    report = distribution_report(model, made)
+    with pytest.raises(UnsupportedError, match="nothing was changed") as caught:
+        distribute(model, made)
+    assert caught.value.report == report
+    assert [each for each in report.refused if reason in each.reason], str(report)
+    assert reason in str(caught.value)
+    assert list(model._flatten_layers()) == before
+
+
+def test_two_layers_of_one_name_are_refused() -> None:
+    words = keras.Input((3,), dtype="int64")
+    parts = [
+        keras.Sequential([layers.Embedding(ROWS, DIM, name="same"), layers.Flatten()], name=name)
+        for name in ("a", "b")
+    ]
+    model = keras.Model(words, dense()(layers.Add()([each(words) for each in parts])))
+    with pytest.raises(UnsupportedError, match=r"b\.same .*two layers are called 'same'"):
+        distribute(model, SGD(0.1))
+
+
+def test_adam_is_taken_where_it_may_be_lazy() -> None:
+    model = sequential()
+    before = model.layers[0].get_weights()[0]
+    model, optimizer = distribute(model, keras.optimizers.Adam(0.1), semantics="lazy")
+    model.compile(optimizer=optimizer, loss="mse")
+    for inputs in ([[1, 2, 3]], [[3, 4, 5]]):
+        model.train_on_batch(np.array(inputs), np.ones((1, 1)))
+    after = restore(model).layers[0].get_weights()[0]
+    assert np.array_equal(after[6:], before[6:])
+    assert not np.isclose(after[1:6], before[1:6]).any()
+
+
+def test_kept_and_frozen_layers_and_tables_are_in_the_report() -> None:
+    inputs = keras.Input((3,), dtype="int64")
+    parts = [
+        layers.Embedding(ROWS, DIM, name="trained"),
+        layers.Embedding(ROWS, DIM, name="frozen", trainable=False),
+        layers.Embedding(ROWS, DIM, name="left"),
+        Embedding(DIM, name="ours", trainable=False),
+    ]
+    joined = layers.Concatenate()([layers.Flatten()(each(inputs)) for each in parts])
+    model = keras.Model(inputs, layers.Dense(1, name="score")(joined))
+    frozen = parts[1].get_weights()[0]
+    model, optimizer = distribute(model, SGD(0.1), keep=["left"])
+    assert {each.path: (each.outcome.value, each.reason) for each in optimizer.report.modules} == {
+        "trained": ("replaced", "table trained"),
+        "frozen": ("replaced", "table frozen; frozen: rows are read only"),
+        "left": ("kept", "named in keep"),
+        "ours": ("kept", "it looks up in tables already"),
+        "score": ("kept", "ordinary variables"),
+    }
+    train(model, optimizer, [(np.ones((2, 3), int), np.ones((2, 1)))] * 3)
+    plain = restore(model)
+    assert np.array_equal(plain.get_layer("frozen").get_weights()[0], frozen)
+    assert not plain.get_layer("frozen").trainable
+    assert model.get_layer("ours").num_rows() == {"ours": 0}
+    assert isinstance(plain.get_layer("left"), layers.Embedding)
+    with pytest.raises(InvalidArgumentError, match="no layer that distribute made"):
+        restore(plain)
+
+
+def test_an_id_out_of_range_is_refused() -> None:
+    model, _ = distribute(sequential(), SGD(0.1))
+    for wrong in (ROWS, -1):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"none of the {ROWS}"):
+            model(np.array([[1, 2, wrong]]))
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    for given, words in (
+        ({"semantics": "some"}, "give 'exact' or 'lazy'"),
+        ({"keep": "words"}, r"\['words'\]"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            distribute(sequential(), SGD(0.1), **given)
+    with pytest.raises(InvalidArgumentError, match="a model of Keras"):
+        distribute(layers.Dense(1), SGD(0.1))
+    with pytest.raises(InvalidArgumentError, match="an optimizer of Keras"):
+        distribute(sequential(), "sgd")
+    with pytest.raises(UnsupportedError, match="keep names it"):
+        distribute(sequential(), SGD(0.1), keep=["nowhere"])

@@ -1,0 +1,127 @@
+// Answers ids from a served folder, and takes newer versions meanwhile, from C++ and without Python:
+//
+//   refreshing FOLDER TABLE SECONDS
+//
+// reads ids from standard input, a line each, and prints the step that answered and the first element
+// of the row. A thread of its own looks for a newer version every SECONDS; what is refused is told on
+// standard error, and the version before is served on.
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sparring_packed.h"
+
+namespace {
+
+template <class Arguments>
+Arguments new_arguments() {
+  Arguments arguments{};
+  arguments.call.struct_bytes = sizeof(Arguments);
+  arguments.call.device.type = 1;  // the CPU
+  return arguments;
+}
+
+// The message of a call that failed; empty where it did not.
+template <class Arguments>
+std::string failure(SparringStatus status, Arguments& arguments) {
+  if (status == SPARRING_OK) return "";
+  const std::string message = arguments.call.error.message;
+  if (arguments.call.error.release != nullptr) arguments.call.error.release(&arguments.call.error);
+  return message;
+}
+
+template <class Arguments>
+void check(SparringStatus status, Arguments& arguments) {
+  const std::string message = failure(status, arguments);
+  if (message.empty()) return;
+  std::fprintf(stderr, "%s\n", message.c_str());
+  std::exit(1);
+}
+
+// Looks for newer versions until it is destroyed.
+class Refresher {
+ public:
+  Refresher(SparringPacked* packed, double seconds)
+      : packed_(packed), pause_(seconds), thread_([this] { run(); }) {}
+
+  ~Refresher() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      is_over_ = true;
+    }
+    over_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    std::string last;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!over_.wait_for(lock, pause_, [this] { return is_over_; })) {
+      auto refresh = new_arguments<SparringPackedRefresh>();
+      const std::string refused = failure(sparring_packed_refresh(packed_, &refresh), refresh);
+      if (!refused.empty() && refused != last) std::fprintf(stderr, "refused: %s\n", refused.c_str());
+      last = refused;
+    }
+  }
+
+  SparringPacked* const packed_;
+  const std::chrono::duration<double> pause_;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+// The number and dim of a table.
+SparringPackedTable table_named(SparringPacked* packed, const char* name) {
+  auto version = new_arguments<SparringPackedVersion>();
+  check(sparring_packed_version(packed, &version), version);
+  auto table = new_arguments<SparringPackedTable>();
+  for (table.table = 0; table.table < version.num_tables; ++table.table) {
+    check(sparring_packed_table(packed, &table), table);
+    if (std::strcmp(table.name, name) == 0) return table;
+  }
+  std::fprintf(stderr, "there is no table %s\n", name);
+  std::exit(1);
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 4) {
+    std::fprintf(stderr, "refreshing FOLDER TABLE SECONDS\n");
+    return 2;
+  }
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = words[1];
+  check(sparring_packed_open(&open), open);
+  const SparringPackedTable table = table_named(open.packed, words[2]);
+  {
+    const Refresher refresher(open.packed, std::strtod(words[3], nullptr));
+    std::vector<float> row(static_cast<size_t>(table.dim));
+    char line[64];
+    while (std::fgets(line, sizeof line, stdin) != nullptr) {
+      const int64_t id = std::strtoll(line, nullptr, 10);
+      SparringPackedRequest request{};
+      request.table = table.table;
+      request.count = 1;
+      request.ids = &id;
+      request.rows = row.data();
+      auto lookup = new_arguments<SparringPackedLookup>();
+      lookup.num_requests = 1;
+      lookup.requests = &request;
+      check(sparring_packed_lookup(open.packed, &lookup), lookup);
+      std::printf("%lld %.9g\n", static_cast<long long>(lookup.step), static_cast<double>(row[0]));
+      std::fflush(stdout);
+    }
+  }
+  sparring_packed_close(open.packed);
+  return 0;
+}

@@ -1,0 +1,110 @@
+"""A service that learns behind the storage contract: training programs as with any storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_serve import LookupServer, ServingConfig, open_parameter_server
+
+KEYS = np.arange(20)
+
+
+@pytest.fixture
+def server() -> Iterator[LookupServer]:
+    tables = {"item": {"dim": 4, "update_method": "adagrad", "hyper": {"lr": 0.1}, "seed": 3}}
+    config = ServingConfig.model_validate({"parameters": {"tables": tables, "start": None}})
+    with open_parameter_server(config, address="127.0.0.1:0") as started:
+        yield started
+
+
+def choice(server: LookupServer) -> StorageChoice:
+    options = {"target": server.address, "role": "parameters", "wait": "applied"}
+    return StorageChoice("remote", {**options, "deadline_seconds": 9})
+
+
+def trained(choice: StorageChoice, seed: int, steps: int = 10, lr: float = 0.1) -> np.ndarray:
+    """The loss of an `EmbeddingBagCollection` at each step, by sparring's optimizer of torch."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    with StepContainer() as container:
+        module = sparring_torch.EmbeddingBagCollection(
+            [
+                sparring_torch.EmbeddingBagConfig(
+                    name="item", embedding_dim=4, feature_names=["item"], seed=3
+                )
+            ],
+            container=container,
+            storage=choice,
+        )
+        optimizer = sparring_torch.Optimizer(module, "adagrad", lr=lr)
+        losses = []
+        for _ in range(steps):
+            ids = torch.arange(20)
+            features = sparring_torch.KeyedJaggedTensor(
+                ["item"], ids, lengths=torch.ones(20, dtype=torch.int32)
+            )
+            loss = (module(features).values() - seed).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return np.array(losses)
+
+
+def test_a_program_of_torch_trains_a_service_with_the_bits_of_its_own_table(
+    server: LookupServer,
+) -> None:
+    assert np.array_equal(trained(choice(server), 1), trained(StorageChoice("hkv"), 1))
+
+
+def test_trainers_without_ranks_train_one_table(server: LookupServer) -> None:
+    threads = [threading.Thread(target=trained, args=(choice(server), 1, 60)) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert server.service.tables.steps == 180
+    losses = trained(choice(server), 1, 1)
+    assert losses[0] < 0.3 * trained(StorageChoice("hkv"), 1, 1)[0]
+
+
+def test_lookups_before_an_optimizer_read_the_rows_of_the_service(server: LookupServer) -> None:
+    trained(choice(server), 1)
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 4, seed=99), choice(server))
+        rows = container.lookup("item", KEYS, is_registered=False).rows
+    with open_storage("remote", TableConfig("item", 4), target=server.address) as storage:
+        assert np.array_equal(storage.find(KEYS).rows, rows)
+
+
+def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> None:
+    table = TableConfig("item", 4).with_state(4, "adagrad")
+    options = dict(choice(server).options)
+    with open_storage("remote", table, **options) as storage:
+        with pytest.raises(UnsupportedError, match=r"change by pushes only"):
+            storage.upsert([1], np.zeros((1, 8), np.float32))
+        with pytest.raises(UnsupportedError, match=r"keeps the optimizer"):
+            storage.find([1])
+    with pytest.raises(InvalidArgumentError, match=r"has rows of 'float32 x 4 \+ 4 adagrad'"):
+        open_storage("remote", TableConfig("item", 4).with_state(8, "adam"), **options)
+    with pytest.raises(InvalidArgumentError, match=r"eps=0.5 was asked for"):
+        _push_with_eps(server)
+
+
+def _push_with_eps(server: LookupServer) -> None:
+    from sparring import hyper_from, resolve_method
+    from sparring.contracts import MethodChoice
+
+    method = resolve_method("adagrad")
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 4), choice(server))
+        container.set_state("item", np.zeros(4, np.float32), "adagrad")
+        container.storage("item")
+        container.resources.give("item", KEYS, np.ones((20, 4), np.float32))
+        chosen = MethodChoice(method, hyper_from(method, {"lr": 0.1, "eps": 0.5}), 1)
+        container.apply_methods({"item": chosen})

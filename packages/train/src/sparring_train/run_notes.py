@@ -1,0 +1,110 @@
+"""The change notes of a run: when one is due, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring import ChangePublisher, Closable, Coordinator
+from sparring.errors import ConfigError, SparringError
+from sparring_train.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from sparring import PluginManager, StepContainer
+
+__all__ = ["RunNotes"]
+
+
+class RunNotes(Closable):
+    """Publishes notes as a configuration says. All ranks make one and call it alike.
+
+    Args:
+        container: where the tables live.
+        config: of the run.
+        manager: where the storage is looked up.
+        tell: shows one line to a person.
+
+    Raises:
+        ConfigError: the storage has no rows that a server could read.
+        InvalidArgumentError: it keeps no notes, and no folder is named for them.
+        UnsupportedError: columns of a table are divided over ranks.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        config: RunConfig,
+        manager: PluginManager,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._container = container
+        self._chosen = config.change_notes
+        self._tell = tell
+        self._published_at = time.monotonic()
+        self._published_step = -1
+        self._publisher: ChangePublisher | None = None
+        if not self._chosen.is_on:
+            return
+        _check_storage(container, manager)
+        self._publisher = ChangePublisher(
+            container, url=self._chosen.url, keep=self._chosen.keep, run=config.snapshots.url or ""
+        )
+
+    def after_step(self, step: int) -> None:
+        """Publishes, where that is due."""
+        if self._publisher is not None and self._is_due(step):
+            self._publish(step)
+
+    def end(self, step: int) -> None:
+        """Publishes what the last steps have trained."""
+        if self._publisher is not None and self._published_step != step:
+            self._publish(step)
+
+    def close(self) -> None:
+        """Publishes nothing."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _publish(self, step: int) -> None:
+        assert self._publisher is not None
+        self._published_at = time.monotonic()
+        self._published_step = step
+        try:
+            self._publisher.publish(step)
+        except SparringError as error:
+            # What was not told comes with the next one. A storage that fails fails the next step, too.
+            self._tell(
+                f"change notes after step {step} failed: {type(error).__name__}: {error}; training goes "
+                "on, and the next one tells of it"
+            )
+
+    def _is_due(self, step: int) -> bool:
+        chosen = self._chosen
+        if chosen.every_steps is not None and step % chosen.every_steps == 0:
+            return True
+        if chosen.every_seconds is None:
+            return False
+        is_time = time.monotonic() - self._published_at >= chosen.every_seconds
+        collective = self._container.collective
+        if collective.world_size == 1:
+            return is_time
+        self._container.quiesce()
+        return bool(collective.all_gather(np.array([is_time]))[0][0])
+
+
+def _check_storage(container: StepContainer, manager: PluginManager) -> None:
+    error: Exception | None = None
+    for name in container.tables:
+        tiers = container.entry(name).tiers()
+        if tiers and manager.storage(tiers[-1].backend).found is None:
+            error = ConfigError(
+                f"change_notes: rows of table {name!r} are in {tiers[-1].backend!r}, in the memory of "
+                "this process, where no server reads them; choose a storage that servers reach, as "
+                "redis, or a stack with it as the last tier",
+                setting="change_notes",
+            )
+            break
+    Coordinator(container.collective, "change notes of this run").agree(error)
