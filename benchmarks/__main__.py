@@ -44,6 +44,7 @@ BENCHMARKS = (
     "tiers",
     "serving_lookup",
     "exported_program",
+    "serving_start",
     "serving_refresh",
     "pushes",
     "tensorflow_adapter",

@@ -21,7 +21,15 @@ from sparring.adapter import make_plugin_manager
 from sparring.contracts import CReader
 from sparring.errors import SparringError, UnsupportedError
 
-__all__ = ["HEADER", "LIBRARY", "ProgramError", "build_library", "c_reader", "load_library"]
+__all__ = [
+    "HEADER",
+    "LIBRARY",
+    "Library",
+    "ProgramError",
+    "build_library",
+    "c_reader",
+    "load_library",
+]
 
 LIBRARY = "libsparring_program.so"
 HEADER = "sparring_program.h"
@@ -84,7 +92,7 @@ def build_library(folder: Path) -> None:
         )
 
 
-def load_library(folder: Path | None = None) -> _Library:
+def load_library(folder: Path | None = None) -> Library:
     """The library of this process: of `folder`, or compiled now. Later calls give the first one.
 
     Raises:
@@ -96,13 +104,13 @@ def load_library(folder: Path | None = None) -> _Library:
         folder = Path(tempfile.mkdtemp(prefix="sparring-program-"))
         weakref.finalize(build_library, shutil.rmtree, folder, ignore_errors=True)
         build_library(folder)
-    torch.ops.load_library(str(folder / LIBRARY))
+    torch.ops.load_library(str(folder / LIBRARY))  # type: ignore[no-untyped-call]
     _register_shapes()
-    _loaded.append(_Library(folder))
+    _loaded.append(Library(folder))
     return _loaded[0]
 
 
-class _Library:
+class Library:
     """The functions of ``sparring_program.h``.
 
     Args:
@@ -144,7 +152,7 @@ class _Library:
             raise ProgramError(self._c.sparring_program_error().decode(errors="replace"))
 
 
-_loaded: list[_Library] = []
+_loaded: list[Library] = []
 
 
 def _register_shapes() -> None:
