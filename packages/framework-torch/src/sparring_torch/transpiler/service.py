@@ -1,0 +1,71 @@
+"""Tables in a service that learns: lookups pull, and steps push by an update method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, StorageChoice
+from sparring.contracts import SupportsReplaceAll
+from sparring.errors import UnsupportedError
+from sparring_torch.known_optimizers import FusedForm, KnownOptimizer, known_optimizer
+from sparring_torch.optimizer_probe import probe
+
+__all__ = ["fill_service", "form_of", "hyper_of", "method_of", "service_storage"]
+
+
+def service_storage(config: str) -> StorageChoice:
+    """The storage of the service of a file; pushes wait until they are applied."""
+    return StorageChoice("remote", {"config": config, "role": "parameters", "wait": "applied"})
+
+
+def method_of(
+    native: type[torch.optim.Optimizer], hyperparameters: Mapping[str, Any]
+) -> KnownOptimizer | str:
+    """The update methods for an optimizer of torch; or why there is none."""
+    layout = probe(native, hyperparameters, torch.float32)
+    return known_optimizer(native, hyperparameters, {(torch.float32, torch.device("cpu")): layout})
+
+
+def form_of(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:
+    """The update method for a group as it is now.
+
+    Raises:
+        UnsupportedError: there is none for its values.
+    """
+    form = known.form_of(group)
+    if isinstance(form, str):
+        raise UnsupportedError(f"no update method of a service takes this step: {form}")
+    return form
+
+
+def hyper_of(known: KnownOptimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters of the update method for a group as it is now.
+
+    Raises:
+        UnsupportedError: as `form_of`.
+    """
+    hyper = form_of(known, group).hyper.model_dump()
+    first = "initial_accumulator_value"
+    return hyper | {first: group[first]} if first in hyper and first in group else hyper
+
+
+def fill_service(container: StepContainer, weights: Mapping[str, Tensor]) -> bool:
+    """Gives a service without rows its first ones; a service with rows keeps them.
+
+    Returns:
+        Whether it got them.
+    """
+    storages = {name: container.storage(name) for name in weights}
+    if any(each.size for each in storages.values()):
+        return False
+    first = next(iter(storages.values()))
+    if not isinstance(first, SupportsReplaceAll):
+        raise UnsupportedError(
+            f"service: storage of table {first.table.name!r} takes no rows; update sparring-serve"
+        )
+    first.replace_all({name: each.detach().cpu().numpy() for name, each in weights.items()})
+    return True
