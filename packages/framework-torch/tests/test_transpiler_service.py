@@ -173,7 +173,8 @@ def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Pa
 
 
 def test_trainers_of_a_service_have_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
     model = Small()
     with pytest.raises(UnsupportedError, match="without torchrun"):
         distribute(model, sgd(model), service="serving.yaml")

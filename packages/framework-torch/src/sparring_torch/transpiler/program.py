@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import DistributionReport, PlanLike, StepContainer, StorageLike
+from sparring.adapter import (
+    DistributionReport,
+    PlanLike,
+    StepContainer,
+    StorageLike,
+    check_alone,
+    fill_service,
+    service_storage,
+)
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.known_optimizers import KnownOptimizer
@@ -20,13 +28,7 @@ from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
 from sparring_torch.transpiler.replacements import Kind
 from sparring_torch.transpiler.scan import Scan, scan
-from sparring_torch.transpiler.service import (
-    fill_service,
-    form_of,
-    hyper_of,
-    method_of,
-    service_storage,
-)
+from sparring_torch.transpiler.service import form_of, hyper_of, method_of
 
 __all__ = ["distribute", "distribution_report", "restore"]
 
@@ -82,8 +84,8 @@ def distribute(
     optimizers = _optimizers(optimizer)
     scanned = _scan(model, optimizers, semantics, keep, is_served=service is not None)
     if service is not None:
-        _check_alone(plan, storage)
-        storage = service_storage(os.fspath(service))
+        _check_served(plan, storage)
+        storage = service_storage(service)
     if scanned.report.refused:
         raise UnsupportedError(
             f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
@@ -107,7 +109,7 @@ def distribute(
             fill_service(
                 wrapped.container,
                 {
-                    table: weight
+                    table: weight.detach().cpu().numpy()
                     for each in scanned.found
                     for table, weight, _ in each.kind.rows(each.module, each.table)
                 },
@@ -257,20 +259,12 @@ def _row_optimizer(
     return rows, known
 
 
-def _check_alone(plan: PlanLike, storage: StorageLike) -> None:
+def _check_served(plan: PlanLike, storage: StorageLike) -> None:
     if plan is not None or storage != "hkv":
         raise InvalidArgumentError(
             "distribute: service=… says where rows are; leave out plan and storage"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        raise UnsupportedError(
-            "distribute: trainers of a service have no ranks; start each as a process of its own, "
-            "without torchrun"
-        )
+    check_alone()
 
 
 def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Tables in a service that learns: lookups pull, and steps push by an update method."""
+"""Update methods of a service, for optimizers of torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageChoice
-from sparring.contracts import SupportsReplaceAll
 from sparring.errors import UnsupportedError
 from sparring_torch.known_optimizers import FusedForm, KnownOptimizer, known_optimizer
 from sparring_torch.optimizer_probe import probe
 
-__all__ = ["fill_service", "form_of", "hyper_of", "method_of", "service_storage"]
-
-
-def service_storage(config: str) -> StorageChoice:
-    """The storage of the service of a file; pushes wait until they are applied."""
-    return StorageChoice("remote", {"config": config, "role": "parameters", "wait": "applied"})
+__all__ = ["form_of", "hyper_of", "method_of"]
 
 
 def method_of(
@@ -51,21 +43,3 @@ def hyper_of(known: KnownOptimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     hyper = form_of(known, group).hyper.model_dump()
     first = "initial_accumulator_value"
     return hyper | {first: group[first]} if first in hyper and first in group else hyper
-
-
-def fill_service(container: StepContainer, weights: Mapping[str, Tensor]) -> bool:
-    """Gives a service without rows its first ones; a service with rows keeps them.
-
-    Returns:
-        Whether it got them.
-    """
-    storages = {name: container.storage(name) for name in weights}
-    if any(each.size for each in storages.values()):
-        return False
-    first = next(iter(storages.values()))
-    if not isinstance(first, SupportsReplaceAll):
-        raise UnsupportedError(
-            f"service: storage of table {first.table.name!r} takes no rows; update sparring-serve"
-        )
-    first.replace_all({name: each.detach().cpu().numpy() for name, each in weights.items()})
-    return True
