@@ -268,7 +268,9 @@ def tests_long(session: nox.Session) -> None:
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
-    session.install(TORCH, "pytest-xdist", "kubernetes-validate", silent=True)
+    session.install(
+        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", silent=True
+    )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
     packages = (*family, "_template")
@@ -361,7 +363,7 @@ def serving_peers(session: nox.Session) -> None:
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
     build_wheels(session, wheels, "packed", "serve")
     install_made(session, wheels, "packed", "serve")
-    session.install("pytest", "hypothesis", "grpcio-reflection", silent=True)
+    session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)
     with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
     for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
         python = environment(session, Path(session.virtualenv.location) / name.lower(), *needed)
@@ -717,7 +719,7 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def container(session: nox.Session) -> None:
-    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 6 GB.
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 4 GB.
 
     Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
     """

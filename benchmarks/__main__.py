@@ -43,7 +43,9 @@ BENCHMARKS = (
     "serving_processes",
     "tiers",
     "serving_lookup",
+    "serving_start",
     "serving_refresh",
+    "pushes",
     "tensorflow_adapter",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}

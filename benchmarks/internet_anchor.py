@@ -3,6 +3,10 @@
 Fills a table, steps over batches drawn by Zipf's law, and prints what the plan's costs predict next to
 what was measured. The costs are measured first, on a table of 2·10⁶ ids, so that each size is an
 extrapolation. Each size runs alone; 10⁸ ids need 6 GB of memory and some minutes.
+
+`--stack N …`: the same in a stack, a tenth of the rows in hkv over all in RocksDB, as the sheet has them
+on few ranks, with an eighth of its batch. Costs of RocksDB are measured as by `sparring plan calibrate`,
+in a folder of `--path`.
 """
 
 from __future__ import annotations
@@ -16,19 +20,31 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer, estimate_bytes, hyper_from, resolve_method, update_rows
+from sparring import (
+    StepContainer,
+    StorageChoice,
+    estimate_bytes,
+    hyper_from,
+    make_plugin_manager,
+    resolve_method,
+    update_rows,
+)
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
+from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
 
 __all__ = ["Anchor", "measure_anchor"]
 
 PLAN = Path(__file__).resolve().parents[1] / "configs/plans/internet.yaml"
 SMALL, CHUNK, BATCHES, RUNS, WARM_UP = 2_000_000, 1_000_000, 8, 3, 2
+STACK_SHARE, STACK_WARM_UP = 0.1, 24
 SECONDS_ERROR, BYTES_ERROR = 0.3, 0.1
 
 Keys = npt.NDArray[np.int64]
@@ -78,12 +94,19 @@ def _seconds(call: Callable[[], object]) -> float:
 class _Table:
     """A table of one rank, filled, and steps over batches."""
 
-    def __init__(self, spec: TableSpec, num_ids: int, num_draws: int) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        num_ids: int,
+        num_draws: int,
+        choice: StorageChoice | None = None,
+        batches: int = BATCHES,
+    ) -> None:
         self.table = TableConfig("everything", spec.dim)
         method = resolve_method(spec.method)
         self.choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
         self.container = StepContainer()
-        self.container.declare(self.table)
+        self.container.declare(self.table, choice)
         state = np.zeros(method.state_width(spec.dim), np.float32)
         self.container.set_state("everything", state, spec.method)
         self.storage: Storage = self.container.storage("everything")
@@ -93,7 +116,7 @@ class _Table:
             self.storage.upsert(spread(ids), np.full((len(ids), width), 0.01, np.float32))
         generator = np.random.default_rng(num_ids)
         self.batches = [
-            spread(zipf(generator, spec.skew, num_ids, num_draws)) for _ in range(BATCHES)
+            spread(zipf(generator, spec.skew, num_ids, num_draws)) for _ in range(batches)
         ]
 
     def step(self, ids: Keys) -> None:
@@ -197,6 +220,88 @@ def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
     return anchor, told
 
 
+@dataclass(frozen=True, slots=True)
+class StackAnchor:
+    """A stack of hkv over RocksDB. Seconds are of a step, the median of each run."""
+
+    num_ids: int
+    predicted_hits: float
+    measured_hits: float
+    """Share of the ids of a batch that the first tier serves."""
+    predicted_bytes: int
+    measured_bytes: int
+    """Of the stack in memory: the first tier, and the buffers and caches of RocksDB."""
+    predicted_seconds: float
+    measured_seconds: list[float]
+
+
+def measure_stack(num_ids: int, path: Path) -> tuple[StackAnchor, dict[str, float]]:
+    """Predicts and measures one size of a stack; and the costs of the prediction, in nanoseconds.
+
+    Its batches are new ones throughout, as the ids of one that has been met are in the first tier.
+    """
+    inputs, calibration = _plan_inputs(num_ids)
+    stack: Any = {"tiers": [{"hkv": f"{STACK_SHARE:.0%}".replace("%", " %")}, "rocksdb"]}
+    topology = inputs.topology.model_dump() | {"memory": {"host": 1 << 40, "disk": 1 << 44}}
+    inputs = PlanInputs.model_validate(
+        inputs.model_dump()
+        | {"storages": [stack], "topology": topology, "samples": inputs.samples // 8}
+    )
+    spec, manager = _spec(inputs), make_plugin_manager()
+    draws = int(inputs.samples * spec.ids_per_sample)
+    with ExitStack() as opened:
+        folder = opened.enter_context(TemporaryDirectory(dir=path))
+        given = {"path": f"{folder}/costs"}
+        asked = MeasuredStorage(
+            "rocksdb", "disk", given, {"path": "rows"}, SMALL // 10, 16_384, [spec.method]
+        )
+        rocksdb = storage_costs(asked, manager)
+        small = _Table(spec, SMALL, draws)
+        opened.callback(small.container.close)
+        costs = _Costs(small, small.distinct())
+        tiers = [
+            {"backend": "hkv", "options": {"capacity": int(num_ids * STACK_SHARE)}},
+            {"backend": "rocksdb", "options": {"path": f"{folder}/rows"}},
+        ]
+        choice = StorageChoice("tiered", {"tiers": tiers})
+        table = _Table(spec, num_ids, draws, choice, STACK_WARM_UP + RUNS * BATCHES)
+        opened.callback(table.container.close)
+        first: Any = table.storage.tiers[0]  # type: ignore[attr-defined]
+        hits, seconds, turns = [], list[float](), iter(table.batches)
+        for _ in range(STACK_WARM_UP):
+            table.step(next(turns))
+        for _ in range(RUNS):
+            times = []
+            for batch in range(BATCHES):
+                ids = next(turns)
+                keys, counts = np.unique(ids, return_counts=True)
+                hits.append(counts[first.find(keys).found].sum() / counts.sum())
+                costs.measure(batch)
+                times.append(_seconds(lambda ids=ids: table.step(ids)))
+            seconds.append(median(times))
+        taken = table.storage.memory_bytes
+    told = {
+        "find": median(costs.find) * 1e9,
+        "update": median(costs.update) * 1e9,
+        "id": costs.per_id * 1e9,
+    }
+    known = _with_costs(calibration, spec, told)
+    known = known.model_copy(update={"storages": {**known.storages, "rocksdb": rocksdb}})
+    simulated = simulated_plan(inputs, known)
+    plan = next(iter(simulated.plan.tables.values()))
+    anchor = StackAnchor(
+        num_ids,
+        (plan.hit_rates or [0.0])[0],
+        float(np.mean(hits)),
+        int(plan.memory["host"] - simulated.step.num_keys * spec.dim * 8),
+        taken,
+        simulated.step.seconds,
+        seconds,
+    )
+    of_rocksdb = {"rocksdb find": rocksdb.find_ns, "rocksdb update": rocksdb.update_ns}
+    return anchor, told | of_rocksdb
+
+
 def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, float]) -> Calibration:
     changed = {"find_ns": costs["find"], "update_ns": costs["update"]}
     changed |= {"find_ns_per_byte": 0.0, "update_ns_per_element": 0.0}
@@ -217,7 +322,11 @@ def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, floa
 def main(arguments: Sequence[str]) -> int:
     """Prints a line for each size; 1 where a prediction is off by more than it may be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.internet_anchor")
-    parser.add_argument("--ids", type=int, nargs="+", default=[10**7])
+    parser.add_argument("--ids", type=int, nargs="*", default=[10**7])
+    parser.add_argument("--stack", type=int, nargs="*", default=[], help="sizes of a stack")
+    parser.add_argument(
+        "--path", type=Path, default=Path(gettempdir()), help="of RocksDB's folders"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     given = parser.parse_args(arguments)
     anchors = []
@@ -235,6 +344,17 @@ def main(arguments: Sequence[str]) -> int:
             f"{median(each.measured_seconds) * 1e3:.1f} ms "
             f"({min(each.measured_seconds) * 1e3:.1f}-{max(each.measured_seconds) * 1e3:.1f}), "
             f"predicted {each.predicted_seconds * 1e3:.1f} ({each.seconds_error:+.0%})"
+        )
+    for num_ids in given.stack:
+        stack, costs = measure_stack(num_ids, given.path)
+        print("costs in ns: " + ", ".join(f"{name} {value:.0f}" for name, value in costs.items()))
+        print(
+            f"{num_ids:>13,} ids, {STACK_SHARE:.0%} of them in hkv, all in RocksDB: hits in hkv "
+            f"{stack.measured_hits:.1%}, predicted {stack.predicted_hits:.1%}; in memory "
+            f"{stack.measured_bytes / 1e9:.3f} GB, predicted {stack.predicted_bytes / 1e9:.3f}; step "
+            f"{median(stack.measured_seconds) * 1e3:.1f} ms ({min(stack.measured_seconds) * 1e3:.1f}-"
+            f"{max(stack.measured_seconds) * 1e3:.1f}), predicted {stack.predicted_seconds * 1e3:.1f} "
+            f"({stack.predicted_seconds / median(stack.measured_seconds) - 1:+.0%})"
         )
     if given.output is not None:
         given.output.write_text(json.dumps([asdict(each) for each in anchors], indent=1) + "\n")

@@ -28,7 +28,7 @@ from sparring_serve.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 
-__all__ = ["keeps_serving", "measure", "process"]
+__all__ = ["Echo", "echo_server", "keeps_serving", "measure", "process", "server_process"]
 
 TABLE_ROWS, DIM, ROUNDS = 500_000, 64, 60
 BATCHES = (100, 1_000, 65_536)
@@ -47,9 +47,9 @@ def measure(scale: Scale) -> list[Figure]:
     with ExitStack() as closing:
         folder = closing.enter_context(tempfile.TemporaryDirectory())
         _publish(Path(folder), keys, rows)
-        plain = closing.enter_context(_process(_serve, f"{folder}/plain"))
-        packed = closing.enter_context(_process(_serve, f"{folder}/int8"))
-        echo = _Echo(closing.enter_context(_process(_echo, "")))
+        plain = closing.enter_context(server_process(_serve, f"{folder}/plain"))
+        packed = closing.enter_context(server_process(_serve, f"{folder}/int8"))
+        echo = Echo(closing.enter_context(server_process(echo_server, "")))
         closing.callback(echo.close)
         clients = {
             name: closing.enter_context(
@@ -65,7 +65,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _measure(
-    clients: dict[str, LookupClient], echo: _Echo, redis: Any, asked: Any, scale: Scale
+    clients: dict[str, LookupClient], echo: Echo, redis: Any, asked: Any, scale: Scale
 ) -> list[Figure]:
     ids, rows = asked
     contenders: dict[str, Callable[[], Any]] = {
@@ -143,7 +143,7 @@ def process(target: Callable[[str, Connection], None], argument: str) -> Iterato
 
 
 @contextmanager
-def _process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
+def server_process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
     """Runs a server until the end; yields its address."""
     with process(target, argument) as connection:
         if not connection.poll(60):
@@ -165,7 +165,7 @@ def _serve(folder: str, connection: Connection) -> None:
     keeps_serving(ServingConfig(snapshots=folder), connection, lambda server: server.address)
 
 
-def _echo(_: str, connection: Connection) -> None:
+def echo_server(_: str, connection: Connection) -> None:
     keep_freed_memory()
     from concurrent.futures import ThreadPoolExecutor
 
@@ -189,7 +189,7 @@ def _echo(_: str, connection: Connection) -> None:
     server.stop(1).wait()
 
 
-class _Echo:
+class Echo:
     """A client of the echo."""
 
     def __init__(self, address: str) -> None:

@@ -21,7 +21,8 @@ from sparring_train.loop.click_source import ClickSource
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVING = ROOT / "configs/serving.yaml"
-CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING})
+PARAMETERS = ROOT / "configs/parameters.yaml"
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING, PARAMETERS})
 STEPS = 6
 GPU_BYTES = 80e9
 
@@ -144,6 +145,30 @@ def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
         assert [tier["backend"] for tier in tiers] == named
     if config.report.path is not None:
         assert Path(config.report.path).stat().st_size > 1000
+
+
+def test_the_parameters_config_learns_from_pushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = pytest.importorskip("sparring_serve")
+    monkeypatch.chdir(tmp_path)
+    config = serving.read_serving_config(PARAMETERS)
+    with ExitStack() as started:
+        servers = [
+            started.enter_context(
+                serving.open_parameter_server(config, shard=each, address="127.0.0.1:0")
+            )
+            for each in range(len(config.shards))
+        ]
+        addresses = [[each.address] for each in servers]
+        client = started.enter_context(serving.ParameterClient(addresses, config.client))
+        ids, gradients = np.arange(100), np.ones((100, 16), np.float32)
+        before = client.pull({"user": ids}, deadline_seconds=9).rows["user"]
+        for _ in range(2):
+            client.push({"user": (ids, gradients), "item": (ids, gradients)}, wait="applied")
+        assert (client.pull({"user": ids}, deadline_seconds=9).rows["user"] < before).all()
+        rows = client.describe(deadline_seconds=9).shards.values()
+        assert sum(table.rows for each in rows for table in each.tables) == 200
 
 
 def test_the_serving_config_serves_what_the_quickstart_trained(

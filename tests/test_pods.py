@@ -293,9 +293,7 @@ def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Clu
                 ended.append(pod)
                 pods[index] = start(index)
         time.sleep(0.2)
-    print(
-        f"{len(ended)} pods ended", *(pod.log[-1500:] for pod in (*ended, *pods)), sep="\n=====\n"
-    )
+    # With its rendezvous the other pod ends, too; more than that would be a circle.
     assert len(ended) <= 4
     assert rows_of(run)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sparring_packed
 from sparring.cli.application import main
 
 
@@ -43,6 +44,19 @@ def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFi
         for each, layer in zip(told["chain"], own, strict=True):
             files = (training.served / each["name"]).glob("*item*")
             assert layer["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_one_on_another_file_system_is_shown_by_its_url(
+    training: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    training.save(training.draw(range(20), 1))
+    folder = f"memory://{tmp_path.name}/served"
+    sparring_packed.write(training.url(), f"{folder}/step-1")
+    for url in (folder, f"{folder}/step-1"):
+        assert main(["inspect-served", url, "--verify", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["url"], told["verified"]) == (f"{folder}/step-1", True)
+        assert told["tables"]["item"]["most_rows"] == 20
 
 
 def test_damage_is_found(training: Any, capsys: pytest.CaptureFixture[str]) -> None:

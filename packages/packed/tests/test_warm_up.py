@@ -55,7 +55,10 @@ def served(training: Any) -> Iterator[Any]:
         yield tables
 
 
-def test_directories_and_rows_are_in_memory_before_the_switch(training: Any, served: Any) -> None:
+def test_directories_and_rows_are_in_memory_before_the_switch(
+    training: Any, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "_BYTES_AT_ONCE", 3 * 4096)
     training.save(training.draw(KEYS, 2), is_delta=False)
     training.publish()
     path = rows_file(training)

@@ -81,8 +81,8 @@ def test_all_replicas_that_answer_give_fresh_rows_and_absent_ones() -> None:
 def test_stale_rows_are_those_seen_last_with_their_age() -> None:
     cluster = Cluster(on_failure="stale")
     cluster.client.pull({"item": IDS})
-    # Two of the rows are gone in the version after it, and others have changed.
-    cluster.publish(rows_of_step(2, range(2, 100)), at=990.0)
+    # Half of the rows are gone in the version after it, and the others have changed.
+    cluster.publish(rows_of_step(2, range(50, 100)), at=990.0)
     repeated = np.concatenate([IDS, IDS[:50]])
     cluster.client.pull({"item": repeated})
     cluster.transport.clock.now += 60
@@ -90,7 +90,7 @@ def test_stale_rows_are_those_seen_last_with_their_age() -> None:
     cluster.stop("s1")
     answer = cluster.client.pull({"item": repeated})
     lost = np.concatenate([cluster.lost(1), cluster.lost(1)[:50]])
-    seen = (repeated >= 2) & (repeated < 100)
+    seen = (repeated >= 50) & (repeated < 100)
     expected = np.where(lost, np.where(seen, STALE, FAILED), np.where(seen, FRESH, ABSENT))
     assert np.array_equal(answer.status["item"], expected)
     assert (answer.rows["item"][lost & seen] == 2).all()

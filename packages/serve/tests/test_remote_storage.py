@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring import StepContainer, StorageChoice, TableConfig, initial_rows, open_storage
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -61,6 +61,32 @@ def test_a_model_reads_a_service_as_any_storage(server: LookupServer) -> None:
         container.declare(ITEM, StorageChoice("memory"))
         initial = container.lookup("item", np.array([-1]), is_registered=False)
     assert np.array_equal(rows[1], np.asarray(initial.rows)[0])
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "flag", "stale", "initial"])
+def test_a_model_reads_what_is_given_when_no_server_answers(
+    server: LookupServer, tmp_path: Path, on_failure: str
+) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"shards: [['{server.address}']]\nclient: {{on_failure: {on_failure}}}\n")
+    options = {"config": config, "deadline_seconds": 2}
+    ids = np.array([7, 8])
+    with StepContainer() as container:
+        container.declare(ITEM, StorageChoice("remote", options))
+        container.lookup("item", ids[:1], is_registered=False)
+        server.close()
+        if on_failure == "raise":
+            with pytest.raises(StorageIOError):
+                container.lookup("item", ids, is_registered=False)
+            return
+        found = container.lookup("item", ids, is_registered=False)
+    rows = np.asarray(found.rows)[np.asarray(found.inverse)]
+    if on_failure == "initial":
+        assert np.array_equal(rows, initial_rows(ids, ITEM))
+    else:
+        # NaN is seen; an initial value would pass for a row.
+        assert np.isnan(rows[1]).all()
+        assert np.isnan(rows[0]).all() == (on_failure == "flag")
 
 
 def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:

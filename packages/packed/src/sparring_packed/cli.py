@@ -51,6 +51,10 @@ def inspect_served(
     ):
         newest, tables = opened.snapshot_url, opened.tables
         chain = _chain(newest)
+    if newest.startswith(copies):
+        # Of a copy, its original is told.
+        given, name = url.rstrip("/"), os.path.basename(newest)  # noqa: PTH119 - of a URL, too
+        newest = given if given.endswith(f"/{name}") else f"{given}/{name}"
     if as_json:
         print_json(_facts(newest, tables, chain, is_verified=verify))
     else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
-    from sparring_serve.parameters.declaration import ParametersConfig
+    from sparring_serve.parameters.declaration import ParametersConfig, TableDeclaration
     from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.pushing import (
         Pushed,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparring_serve.tables import ServingTables, VersionGoneError
 
 __all__ = [
+    "TableDeclaration",
     "ServiceSnapshot",
     "open_parameter_server",
     "Token",
@@ -98,6 +99,7 @@ _HOMES = {
     "ServingTables": "tables",
     "ShardReplicas": "shard_ranges",
     "StaleRowsError": "client.failures",
+    "TableDeclaration": "parameters.declaration",
     "TablePush": "parameters.pushing",
     "TlsFiles": "config",
     "Token": "parameters.push_window",
