@@ -106,6 +106,7 @@ if TYPE_CHECKING:
         SupportsNotes,
         SupportsPurge,
         SupportsPush,
+        SupportsReplaceAll,
         SupportsRestore,
         Watcher,
     )
@@ -152,7 +153,7 @@ __getattr__ = names_from(
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
-            "SupportsNotes SupportsPush SupportsPurge SupportsRestore Watcher"
+            "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore Watcher"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -174,7 +175,8 @@ __all__ = [
     "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor",
     "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor", "StorageLookup",
     "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier",
-    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsRestore", "TableBags", "TableConfig",
+    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll",
+    "SupportsRestore", "TableBags", "TableConfig",
     "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
     "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
     "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
