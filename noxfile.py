@@ -363,7 +363,7 @@ def serving_peers(session: nox.Session) -> None:
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
     build_wheels(session, wheels, "packed", "serve")
     install_made(session, wheels, "packed", "serve")
-    session.install("pytest", "hypothesis", "grpcio-reflection", silent=True)
+    session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)
     with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
     for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
         python = environment(session, Path(session.virtualenv.location) / name.lower(), *needed)

@@ -82,7 +82,11 @@ def why_no_pods() -> str | None:
         capture_output=True,
         check=False,
     )
-    return None if tried.returncode == 0 else f"no namespaces: {tried.stderr.decode().strip()}"
+    if tried.returncode:
+        return f"no namespaces: {tried.stderr.decode().strip()}"
+    return (
+        None if _may_run(0) else "root without its rights cannot read this checkout or its Python"
+    )
 
 
 _TRY = """
@@ -362,8 +366,9 @@ _IMAGE_FOLDERS = sorted(
 
 @cache
 def _may_run(user: int) -> bool:
-    """Whether a user of pods may read what this Python needs."""
+    """Whether a user, without root's rights, may read what this Python needs."""
     become = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+    become += ["--inh-caps=-all", "--bounding-set=-all"]
     # A shell between them, because what setpriv executes itself is found with root's rights.
     program = [*become, "sh", "-c", 'exec "$0" -c "import sparring"', sys.executable]
     return subprocess.run(program, capture_output=True, check=False).returncode == 0

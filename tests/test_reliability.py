@@ -35,6 +35,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("serving_channel", 60),
         ("serving_deltas", 60),
         ("serving_filters", 30_000),
+        ("parameter_faults", 200),
+        ("parameter_kills", 3),
         # It measures how late answers come.
         pytest.param("serving_faults", 6, marks=pytest.mark.alone),
     ],

@@ -5,7 +5,7 @@
 Needs root and debootstrap, the network, and some 4 GB in FOLDER. Each stage begins with a copy of
 Debian's smallest system, as the base image has it. COPY takes the tracked files of this checkout.
 Variables PIP_… are passed on, and each --mount is there in the roots too: for mirrors of packages. At the
-end the command of the image runs as its user. Instructions that it does not know are refused.
+end the image's user trains some steps on two ranks. Instructions that it does not know are refused.
 """
 
 from __future__ import annotations
@@ -94,8 +94,23 @@ def main() -> int:
         else:
             raise SystemExit(f"{name}: this program does not know it; add it here")
     image = stages["image"]
-    run(image, shlex.join([*image.entry, "--version"]), [])
+    check(image)
     return 0
+
+
+def check(image: Stage) -> None:
+    """Trains some steps on two ranks and publishes them, as the user of the image."""
+    shutil.copy(ROOT / "configs/quickstart.yaml", image.root / "tmp/run.yaml")
+    (image.root / "tmp/check").mkdir(mode=0o777, exist_ok=True)
+    (image.root / "tmp/check").chmod(0o777)
+    sparring = shlex.join(image.entry)
+    small = "training.steps=4 data.samples=9000 data.test_samples=500 snapshots.url=runs/one"
+    for command in (
+        f"torchrun --standalone --nproc-per-node 2 -m sparring train /tmp/run.yaml --resume {small}",
+        f"{sparring} publish runs/one served/one",
+        f"{sparring} --version",
+    ):
+        run(image, f"cd /tmp/check && HOME=/tmp {command}", [])
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -121,7 +136,8 @@ def copy_base(folder: Path, image: str, root: Path) -> None:
         (base / "made").touch()
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run(["cp", "-a", base, root], check=True)
-    shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+    for each in ("etc/resolv.conf", "etc/hosts"):
+        shutil.copy(f"/{each}", root / each)
 
 
 def copy(stage: Stage, stages: dict[str, Stage], text: str) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
-from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,10 +14,9 @@ import pytest
 
 from sparring.errors import PluginError
 from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve.server.reflection import _described, read_proto
 from sparring_serve.testing import MemoryTables
-from sparring_serve.wire import fields as wire
 from sparring_serve.wire import messages
-from sparring_serve.wire.fields import decode, many, text
 from sparring_serve.wire.messages import SERVICE
 
 PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
@@ -27,59 +25,6 @@ PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
 def serve(tables: MemoryTables, **server: Any) -> LookupServer:
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
     return LookupServer(tables, config, PLACE, "127.0.0.1:0")
-
-
-# Of protobuf's descriptor.proto what is compared here.
-
-
-@dataclass(frozen=True)
-class Field:
-    name: str = text(1)
-    number: int = wire.number(3)
-    label: int = wire.number(4)
-    type: int = wire.number(5)
-    type_name: str = text(6)
-
-
-@dataclass(frozen=True)
-class Message:
-    name: str = text(1)
-    fields: tuple[Field, ...] = many(2, Field)
-
-
-@dataclass(frozen=True)
-class Method:
-    name: str = text(1)
-
-
-@dataclass(frozen=True)
-class Service:
-    name: str = text(1)
-    methods: tuple[Method, ...] = many(2, Method)
-
-
-@dataclass(frozen=True)
-class File:
-    package: str = text(2)
-    messages: tuple[Message, ...] = many(4, Message)
-    services: tuple[Service, ...] = many(6, Service)
-
-
-@dataclass(frozen=True)
-class FileSet:
-    files: tuple[File, ...] = many(1, File)
-
-
-_TYPES = {1: "double", 3: "int64", 4: "uint64", 8: "bool", 9: "string", 12: "bytes", 13: "uint32"}
-_FORMS = {1: "real", 8: "flag", 9: "text", 11: "message", 12: "data"}
-
-
-@pytest.fixture
-def described() -> File:
-    """lookup.desc, read without protobuf."""
-    content = files("sparring_serve.wire").joinpath("lookup.desc").read_bytes()
-    [file] = decode(FileSet, content).files
-    return file
 
 
 def test_a_generic_client_calls_by_what_the_server_tells(tables: MemoryTables) -> None:
@@ -121,32 +66,41 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
         serve(tables, reflection=True)
 
 
-def test_what_is_told_is_the_proto(described: File) -> None:
-    proto = files("sparring_serve.wire").joinpath("lookup.proto").read_text()
-    blocks = dict(re.findall(r"^message (\w+) \{(.*?)\}$", proto, re.MULTILINE | re.DOTALL))
-    found = {
-        message.name: [
-            (each.type_name.rpartition(".")[2] or _TYPES[each.type], each.name, str(each.number))
-            for each in message.fields
-        ]
-        for message in described.messages
-    }
-    expected = {name: re.findall(r"(\w+) (\w+) = (\d+);", each) for name, each in blocks.items()}
-    assert found == expected, "make lookup.desc again, as server/reflection.py says"
-    [service] = described.services
-    assert f"{described.package}.{service.name}" == SERVICE
-    assert [each.name for each in service.methods] == re.findall(r"rpc (\w+)\(", proto)
-
-
-def test_what_is_told_is_what_we_write_and_read(described: File) -> None:
+def test_what_is_told_is_what_we_write_and_read() -> None:
     """Of each message the dataclass has the same fields, by number and kind on the wire."""
-    for message in described.messages:
-        ours = getattr(messages, f"{message.name}Message", None) or getattr(messages, message.name)
+    forms = {"double": "real", "bool": "flag", "string": "text", "bytes": "data"}
+    proto = read_proto()
+    assert proto.messages.keys() >= {"PullRequest", "PullAnswer", "DescribeAnswer", "Table"}
+    for name, told in proto.messages.items():
+        ours = getattr(messages, f"{name}Message", None) or getattr(messages, name)
         kinds = {each.name: each.metadata["kind"] for each in dataclasses.fields(ours)}
-        told = {
-            each.name: (each.number, _FORMS.get(each.type, "number"), each.label == 3)
-            for each in message.fields
-        }
-        assert told == {
+        expected = {
             name: (kind.number, kind.form, kind.is_repeated) for name, kind in kinds.items()
-        }, message.name
+        }
+        assert {
+            each.name: (
+                each.number,
+                "message" if each.type in proto.messages else forms.get(each.type, "number"),
+                each.is_repeated,
+            )
+            for each in told
+        } == expected, name
+    for name, enumerators in proto.enums.items():
+        ours = getattr(messages, name)
+        assert {each.name: int(each) for each in ours} == enumerators, name
+    assert set(proto.methods) >= {"Pull", "Describe", "Refresh"}
+
+
+def test_protoc_makes_the_same(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="compares with protoc of grpcio-tools")
+    from google.protobuf import descriptor_pb2
+
+    folder = files("sparring_serve.wire")
+    made = tmp_path / "lookup.desc"
+    command = ["protoc", f"-I{folder}", f"--descriptor_set_out={made}", "lookup.proto"]
+    assert protoc.main(command) == 0
+    [expected] = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file
+    for each in (field for message in expected.message_type for field in message.field):
+        each.ClearField("json_name")
+    found = descriptor_pb2.FileDescriptorProto.FromString(_described(descriptor_pb2, read_proto()))
+    assert found == expected

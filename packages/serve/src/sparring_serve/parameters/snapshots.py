@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sparring import locate, open_place, open_snapshot
@@ -39,7 +40,8 @@ from sparring_serve.wire.messages import (
 
 __all__ = ["ShardSnapshots"]
 
-_ASK_SECONDS = 10.0
+_ASK_SECONDS = 5.0
+"""How long a shard that is starting again is waited for."""
 _LOOK_SECONDS = 0.02
 
 
@@ -118,7 +120,10 @@ class ShardSnapshots:
         Raises:
             Refusal: one is missing, or cannot; nothing was changed.
         """
-        sends = self._sends(method, part, _ASK_SECONDS)
+        sends = [
+            (shard, replace(send, waits=True))
+            for shard, send in self._sends(method, part, _ASK_SECONDS)
+        ]
         outcomes = self._transport.exchange([send for _, send in sends])
         return [
             self._answer(shard, send, outcome, f"{what}: nothing was changed")
@@ -248,7 +253,7 @@ def _failure(part: Future[PartAnswer]) -> BaseException | None:
 
 
 def _to(part: PartRequest, shard: int, num_shards: int) -> PartRequest:
-    return PartRequest(part.url, shard, num_shards, part.asks, part.token, part.step, part.hash)
+    return replace(part, shard=shard, num_shards=num_shards)
 
 
 def _rows(rows: Any) -> tuple[TableMessage, ...]:

@@ -1,21 +1,81 @@
 """Server reflection: tells generic clients, as grpcurl, the methods and messages of the lookup service.
 
-The extra ``reflection`` brings grpcio-reflection, and with it protobuf; nothing else here needs them. It
-reads ``wire/lookup.desc``, which is made of ``wire/lookup.proto``, in that folder, by
-
-    python -m grpc_tools.protoc -I . --descriptor_set_out=lookup.desc lookup.proto
+The extra ``reflection`` brings grpcio-reflection, and with it protobuf; nothing else here needs them.
+What is told is read from ``wire/lookup.proto``, so that no generated file can be older than it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import grpc
 
 from sparring.errors import PluginError
 from sparring_serve.wire.messages import SERVICE
 
-__all__ = ["add_reflection"]
+__all__ = ["ProtoField", "ProtoFile", "add_reflection", "read_proto"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProtoField:
+    """One field: its type is a scalar's name, or that of a message or an enumeration."""
+
+    name: str
+    number: int
+    type: str
+    is_repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProtoFile:
+    """The part of the language that ``lookup.proto`` uses.
+
+    Args:
+        messages: name → fields.
+        enums: name → enumerator → number.
+        methods: of its one service: name → names of request and answer.
+    """
+
+    messages: Mapping[str, Sequence[ProtoField]]
+    enums: Mapping[str, Mapping[str, int]]
+    methods: Mapping[str, tuple[str, str]]
+
+
+def read_proto() -> ProtoFile:
+    """Reads ``wire/lookup.proto``."""
+    text = files("sparring_serve.wire").joinpath("lookup.proto").read_text()
+    text = re.sub(r"//[^\n]*", "", text)
+
+    def blocks(kind: str) -> dict[str, str]:
+        found = re.findall(rf"^{kind} (\w+) \{{(.*?)\}}", text, re.MULTILINE | re.DOTALL)
+        return dict(found)
+
+    [service] = blocks("service").values()
+    return ProtoFile(
+        messages={
+            name: [
+                ProtoField(field, int(number), kind, bool(repeated))
+                for repeated, kind, field, number in re.findall(
+                    r"(repeated )?(\w+) (\w+) = (\d+);", block
+                )
+            ]
+            for name, block in blocks("message").items()
+        },
+        enums={
+            name: {each: int(number) for each, number in re.findall(r"(\w+) = (\d+);", block)}
+            for name, block in blocks("enum").items()
+        },
+        methods={
+            name: (request, answer)
+            for name, request, answer in re.findall(
+                r"rpc (\w+)\((\w+)\) returns \((\w+)\);", service
+            )
+        },
+    )
 
 
 def add_reflection(server: grpc.Server) -> None:
@@ -41,8 +101,35 @@ def add_reflection(server: grpc.Server) -> None:
         ) from error
     # A pool of its own: another library of the process may have a lookup.proto, too.
     pool = descriptor_pool.DescriptorPool()
-    described = files("sparring_serve.wire").joinpath("lookup.desc").read_bytes()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(described).file:
-        pool.AddSerializedFile(file.SerializeToString())
+    pool.AddSerializedFile(_described(descriptor_pb2, read_proto()))
     pool.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
     reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server, pool=pool)
+
+
+def _described(descriptor_pb2: Any, proto: ProtoFile) -> bytes:
+    """A FileDescriptorProto, as protoc makes it."""
+    package, _, service_name = SERVICE.rpartition(".")
+    made = descriptor_pb2.FileDescriptorProto(name="lookup.proto", package=package, syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, fields in proto.messages.items():
+        message = made.message_type.add(name=name)
+        for each in fields:
+            field = message.field.add(name=each.name, number=each.number)
+            field.label = kinds.LABEL_REPEATED if each.is_repeated else kinds.LABEL_OPTIONAL
+            if each.type in proto.messages or each.type in proto.enums:
+                is_message = each.type in proto.messages
+                field.type = kinds.TYPE_MESSAGE if is_message else kinds.TYPE_ENUM
+                field.type_name = f".{package}.{each.type}"
+            else:
+                field.type = kinds.Type.Value(f"TYPE_{each.type.upper()}")
+    for name, enumerators in proto.enums.items():
+        enum = made.enum_type.add(name=name)
+        for each_name, number in enumerators.items():
+            enum.value.add(name=each_name, number=number)
+    service = made.service.add(name=service_name)
+    for name, (request, answer) in proto.methods.items():
+        service.method.add(
+            name=name, input_type=f".{package}.{request}", output_type=f".{package}.{answer}"
+        )
+    content: bytes = made.SerializeToString()
+    return content
