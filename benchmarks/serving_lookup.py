@@ -21,7 +21,7 @@ from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.programs import built, running
 from benchmarks.scale import Scale
 
-__all__ = ["measure"]
+__all__ = ["DIM", "measure", "write_snapshot"]
 
 NUM_ROWS, DIM, NUM_IDS, BAG, BATCHES, ROUNDS = 2_000_000, 64, 65_536, 4, 6, 15
 PACKAGE = Path(__file__).parent.parent / "packages/packed"
@@ -39,7 +39,8 @@ def measure(scale: Scale) -> list[Figure]:
         return [*_against_fbgemm(Path(folder), scale), *_through_c(Path(folder), scale)]
 
 
-def _snapshot(folder: Path, count: int, name: str = "item") -> tuple[Path, npt.NDArray[Any]]:
+def write_snapshot(folder: Path, count: int, name: str = "item") -> tuple[Path, npt.NDArray[Any]]:
+    """Writes a snapshot of a table of `count` rows; returns its folder and the rows."""
     from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
 
     rows = np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
@@ -64,7 +65,7 @@ def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
 
     torch.set_num_threads(1)
     count = scale.rows(NUM_ROWS)
-    snapshot, _ = _snapshot(folder, count)
+    snapshot, _ = write_snapshot(folder, count)
     rng = np.random.default_rng(1)
     batches = [rng.integers(0, count, scale.rows(NUM_IDS) // BAG * BAG) for _ in range(BATCHES)]
     for dtype, bars in BARS.items():

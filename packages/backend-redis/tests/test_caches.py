@@ -89,7 +89,7 @@ def test_served_rows_follow_training(
             assert (found[1::10] == 1).all()
         counters = reader.counters()
         assert counters.missed_notes == 0
-        assert reader.run == "run-1"
+        assert reader.progress().run == "run-1"
     trainer.close()
 
 

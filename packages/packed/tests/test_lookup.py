@@ -158,10 +158,38 @@ def test_all_simd_levels_give_the_same_bits_P9(new_training: Any, dim: int, dtyp
                     tables.lookup("item", ids).tobytes(),
                     tables.pool("item", ids, offsets).tobytes(),
                     tables.pool("item", ids, offsets, weights, mode="mean").tobytes(),
+                    # Of ids that all have rows, bags are summed by another loop.
+                    tables.pool("item", ids % 300, offsets).tobytes(),
+                    tables.pool("item", ids % 300, offsets, mode="mean").tobytes(),
                 )
     finally:
         set_simd_level(before)
     assert set(answers.values()) == {answers["portable"]}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("dim", [5, 64, 150])
+def test_sums_of_ids_that_all_have_rows_are_in_their_order_P9(
+    new_training: Any, dim: int, dtype: str
+) -> None:
+    training = new_training(TableConfig("item", dim=dim, seed=1))
+    training.save(training.draw(np.arange(300), 1))
+    training.publish(quantize={"item": dtype})
+    rng = np.random.default_rng(2)
+    # Empty bags, bags of one id, and bags longer than what is found at once.
+    lengths = np.concatenate([[0, 0, 1, 100, 0, 33, 32, 31], rng.integers(0, 9, 200), [0]])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(0, 300, offsets[-1])
+    with sparring_packed.open(training.served) as tables:
+        rows = tables.lookup("item", ids)
+        sums, means = (tables.pool("item", ids, offsets, mode=mode) for mode in ("sum", "mean"))
+    for bag, (begin, end) in enumerate(pairwise(offsets)):
+        expected = np.zeros(dim, np.float32)
+        for row in rows[begin:end]:
+            expected = expected + row
+        assert (bits(sums[bag]) == bits(expected)).all(), bag
+        mean = expected / np.float32(max(end - begin, 1))
+        assert (bits(means[bag]) == bits(mean)).all(), bag
 
 
 def test_a_call_gives_rows_of_several_tables_of_one_version(training: Any) -> None:

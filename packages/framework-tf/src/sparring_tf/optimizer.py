@@ -140,6 +140,22 @@ class Optimizer(keras.optimizers.Optimizer):
         if layers is not None:
             self._join(_agents_of(layers))
 
+    @classmethod
+    def of_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
+        """One that updates rows by a method, and ordinary variables as `native` does.
+
+        Its learning rate is that of both.
+
+        Args:
+            layers: as of the constructor.
+            method: name of an update method.
+            native: an optimizer of Keras.
+            **options: of the constructor.
+        """
+        made = cls(layers, method, dense=_copy(native), learning_rate=_rate_of(native), **options)
+        made._follows = True
+        return made
+
     # -- what Keras would do without us knowing ------------------------------------
 
     @property
@@ -345,10 +361,11 @@ class Optimizer(keras.optimizers.Optimizer):
             rate = keras.optimizers.schedules.serialize(rate)
         else:
             rate = float(keras.ops.convert_to_numpy(rate))
+        is_copied = is_native and self._follows
         config = {
             "name": self.name,
             "sparse": serialize(self._sparse) if is_native else self._sparse,
-            "dense": None if self._follows or self.dense is None else serialize(self.dense),
+            "dense": None if is_copied or self.dense is None else serialize(self.dense),
             "gradient_accumulation_steps": None if self._num_parts == 1 else self._num_parts,
             "non_finite_gradients": self._policy,
         }

@@ -3,12 +3,13 @@
 //   first byte, lowest two bits   0: the text of a manifest     1: a file of rows
 //                                 2: a file of erased keys      3: a file of rows of a delta
 //   the next two                  the SIMD level
-//   the next one                  a delta comes by a refresh
+//   the next one                  a delta comes by a refresh of the folder
 //   all behind it                 the text, or the file
 //
 // Hashes and checksums are set right, since who damages a file on purpose does that, too; magic, version
 // and the table's name as well. All else is as it came. What is opened is looked up, pooled and scanned.
-// Whatever the bytes are, calls return; sanitizers and the kernel say whether one read elsewhere.
+// Whatever the bytes are, calls return; sanitizers and the kernel say whether one read elsewhere. They do
+// not see a read behind the end of a file within its last page.
 // `python -m fuzz` builds and runs it, from seeds that it writes.
 #include <sys/stat.h>
 #include <unistd.h>
@@ -220,7 +221,9 @@ void try_file(bool is_erased, bool is_delta, bool refreshes, std::string data) {
   if (!is_ok(sparring_packed_open(&open), open)) return;
   if (first != path) {
     auto refresh = new_arguments<SparringPackedRefresh>();
-    refresh.path = path.c_str();
+    // The folder of both: the newest is searched for.
+    const std::string folder = served.path("");
+    refresh.path = folder.c_str();
     refresh.verify = SPARRING_PACKED_VERIFY_OPEN;
     is_ok(sparring_packed_refresh(open.packed, &refresh), refresh);
   }

@@ -24,6 +24,9 @@ constexpr int64_t kGroup = 256;
 // Of one layer: few where rows are read at once, which are then still near.
 constexpr int64_t kPooledGroup = 32;
 
+// So few are looked for one by one: starting a search takes longer than it would save.
+constexpr int64_t kSingleIds = 2;
+
 // Answers from here on go past the caches, in which they would not stay.
 constexpr int64_t kStreamedBytes = 4 << 20;
 
@@ -41,6 +44,7 @@ struct Group {
   const int64_t* ids;
   int64_t count;
   const void* rows[kGroup];  // out: stored rows, or NULL
+  bool is_whole;             // out: none is NULL
 };
 
 // Looks through the layers of a table, the newest first.
@@ -72,6 +76,7 @@ void resolve(const Table& table, Group& group) {
       num_pending = left;
     }
   }
+  group.is_whole = std::find(group.rows, group.rows + group.count, nullptr) == group.rows + group.count;
 }
 
 struct Range {
@@ -90,15 +95,32 @@ void for_groups(const Version& version, const Table& table, const int64_t* ids, 
   }
   Group group;
   if (table.layers.size() == 1 && !table.layers[0]->rows.is_empty()) {
-    // One search for all of them: of a full snapshot, which erases nothing.
-    Search search(table.layers[0]->rows, ids + begin, end - begin, 8 + table.row_bytes);
+    // Of a full snapshot, which erases nothing.
+    const FileSet& files = table.layers[0]->rows;
+    if (end - begin <= kSingleIds) {
+      group.ids = ids + begin;
+      group.count = end - begin;
+      group.is_whole = true;
+      for (int64_t i = 0; i < group.count; ++i) {
+        const PackedFile* const file = files.file_of(group.ids[i]);
+        const uint8_t* const record = file == nullptr ? nullptr : file->find(group.ids[i]);
+        group.rows[i] = record == nullptr ? nullptr : PackedFile::row_of(record);
+        group.is_whole &= record != nullptr;
+      }
+      if (group.count > 0) body(begin, group);
+      return;
+    }
+    // One search for all of them.
+    Search search(files, ids + begin, end - begin, 8 + table.row_bytes);
     const uint8_t* records[kGroup];
     for (int64_t at = begin; at < end; at += small_group) {
       group.ids = ids + at;
       group.count = std::min(small_group, end - at);
       search.next(group.count, records);
+      group.is_whole = true;
       for (int64_t i = 0; i < group.count; ++i) {
         group.rows[i] = records[i] == nullptr ? nullptr : PackedFile::row_of(records[i]);
+        group.is_whole &= records[i] != nullptr;
       }
       body(at, group);
     }
@@ -128,10 +150,7 @@ void write_group(const Table& table, const LookupOptions& options, const Group& 
   const int64_t dim = table.entry.dim;
   char* const first = output.rows + static_cast<uint64_t>(at) * output.stride;
   // All at once where none is missing, which is the rule.
-  const bool is_whole = options.dtype == SPARRING_PACKED_FLOAT32 &&
-                        std::find(group.rows, group.rows + group.count, nullptr) ==
-                            group.rows + group.count;
-  if (is_whole && output.stride % sizeof(float) == 0) {
+  if (group.is_whole && options.dtype == SPARRING_PACKED_FLOAT32 && output.stride % sizeof(float) == 0) {
     row_loops().widen[table.entry.dtype]({group.rows, group.count, dim,
                                           reinterpret_cast<float*>(first),
                                           static_cast<int64_t>(output.stride / sizeof(float)),
@@ -170,6 +189,7 @@ class BagSums {
   void add(int64_t at, const Group& group) {
     int64_t place = 0;
     while (place < group.count) {
+      if (group.is_whole && add_bags(at, place, group)) continue;
       while (at + place >= request_.offsets[bag_ + 1]) close_bag();
       const int64_t end = std::min(group.count, request_.offsets[bag_ + 1] - at);
       add_run(at, place, end, group);
@@ -192,6 +212,12 @@ class BagSums {
   }
 
   void close_bag() {
+    divide_bag();
+    clear_bag();
+  }
+
+  // Of a bag that has all its rows; goes to the next.
+  void divide_bag() {
     const int64_t count = request_.offsets[bag_ + 1] - request_.offsets[bag_];
     if (request_.is_mean != 0 && count > 0) {
       for (int64_t column = 0; column < table_.entry.dim; ++column) {
@@ -199,7 +225,24 @@ class BagSums {
       }
     }
     ++bag_;
+  }
+
+  // Adds bags that are in the group from begin to end, the first from `place` on; returns whether
+  // there are any. All at once where none is missing, which is the rule.
+  bool add_bags(int64_t at, int64_t& place, const Group& group) {
+    if (request_.weights != nullptr || stride_ % sizeof(float) != 0) return false;
+    const int64_t* const offsets = request_.offsets + bag_;
+    if (offsets[0] != at + place) return false;
+    const int64_t most = end_ - bag_;
+    int64_t count = 0;
+    while (count < most && offsets[count + 1] <= at + group.count) ++count;
+    if (count == 0) return false;
+    row_loops().pool[table_.entry.dtype]({group.rows + place, offsets, count, table_.entry.dim, out(),
+                                          static_cast<int64_t>(stride_ / sizeof(float))});
+    place = offsets[count] - at;
+    for (int64_t i = 0; i < count; ++i) divide_bag();
     clear_bag();
+    return true;
   }
 
   // Ids [place, end) of the group, all of one bag: runs of those that have rows, and single

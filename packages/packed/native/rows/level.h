@@ -34,10 +34,21 @@ struct SumArguments {
   float* out;               // (dim): in, out
 };
 
+// Sums of bags, one after the other.
+struct PoolArguments {
+  const void* const* rows;  // (offsets[count] - offsets[0]) stored rows; none NULL
+  const int64_t* offsets;   // (count + 1)
+  int64_t count;
+  int64_t dim;
+  float* out;               // (count, stride)
+  int64_t stride;           // elements
+};
+
 // Loops of one level, by stored dtype.
 struct RowLoops {
   void (*widen[5])(const WidenArguments&);
   void (*sum[5])(const SumArguments&);
+  void (*pool[5])(const PoolArguments&);
 };
 
 extern const RowLoops kPortableLoops;

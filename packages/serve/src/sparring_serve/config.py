@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from sparring import DocumentModel, read_document
 from sparring.contracts import ByteCount, passwords_in
 from sparring.errors import ConfigError
+from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.shard_ranges import ShardReplicas
 
@@ -182,6 +183,11 @@ class ServingConfig(DocumentModel):
         min_length=1,
         description="The folder that `sparring publish` writes: a path, or a URL of fsspec, as s3://bucket/served.",
     )
+    tables: dict[str, BackendTableDeclaration] = Field(
+        default_factory=dict,
+        description="In place of `snapshots`: tables whose rows stay in the storage that is trained "
+        "into, as Redis, with caches before it in each server. By name.",
+    )
     shards: tuple[tuple[str, ...], ...] = Field(
         (("127.0.0.1:7433",),),
         min_length=1,
@@ -205,6 +211,16 @@ class ServingConfig(DocumentModel):
             split_address(self.server.address)
         if not all(self.shards):
             raise ValueError("each of the shards needs an address of a replica at least")
+        if self.tables and "snapshots" in self.model_fields_set:
+            raise ValueError(
+                "tables and snapshots are two sources of rows; a server has one of them, leave the "
+                "other out"
+            )
+        if self.tables and self.server.pin is not None:
+            raise ValueError(
+                "server.pin names a version of snapshots, and tables that are read from their "
+                "backend have none; leave it out"
+            )
         if next(passwords_in(self.snapshots), None):
             raise ValueError("the URL of snapshots must hold no password, because it is printed")
         return self

@@ -33,6 +33,16 @@ HELP = {
     "push_bytes_waiting": "Bytes of pushes that wait in the queue",
     "rows_updated": "Rows that pushes have changed, since the server began or loaded",
     "gradients_not_admitted": "Gradients of keys that had no row and were not admitted",
+    "cache_hits": "Ids that caches before a backend had, each once in a call",
+    "cache_misses": "Ids that the backend was asked for",
+    "cache_filtered": "Ids that the filter of existing keys ruled out",
+    "cache_rows": "Rows in the caches",
+    "cache_notes": "Change notes that were taken",
+    "cache_missed_notes": "Times that notes were missed, or any row may have changed",
+    "cache_reread_rows": "Cached rows that were read again because of notes",
+    "cache_failed_looks": "Looks for notes that failed",
+    "cache_refresh_seconds": "Time that the last note took to be taken",
+    "cache_behind_seconds": "Time since all cached rows were as new as the newest note",
     "failovers_total": "Calls of a client that went to another replica",
 }
 """Name → meaning of all metrics."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
 from sparring_serve.parameters.declaration import (
     ParametersConfig,
@@ -23,6 +24,7 @@ __all__ = ["reference_tables"]
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("", ServingConfig),
+    ("tables.NAME", BackendTableDeclaration),
     ("server", ServerConfig),
     ("client", ClientConfig),
     ("tls", TlsFiles),

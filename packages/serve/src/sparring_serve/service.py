@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparring import partition, suggestion
+from sparring.errors import DeadlineError, StorageIOError
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.refusal import Refusal, Status
@@ -156,6 +157,9 @@ class LookupService:
             return self.tables.lookup(asked, dtype, wanted, version)
         except VersionGoneError as error:
             raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+        except (StorageIOError, DeadlineError) as error:
+            # Of a backend: another replica may have the rows in its cache.
+            raise Refusal(Status.UNAVAILABLE, str(error), reason="backend") from None
 
     def _table_rows(
         self, shape: TableShape, found: Found, dtype: RowDtype, missing: Missing

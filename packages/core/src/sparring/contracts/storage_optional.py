@@ -7,6 +7,7 @@ get the default:
     SupportsNotes             notes are kept for as long as the storage is open
     SupportsRestore           rows of a snapshot are upserted
     SupportsCopy              `find_into`
+    SupportsReplaceAll        rows are upserted
     SupportsPurge             files may keep bytes of erased rows until they are rewritten
     SupportsBackground        every call does its work itself
     SupportsFirstTier         native code calls the storage for each read and write
@@ -17,7 +18,7 @@ Arguments of ``_impl`` methods have been checked, as `sparring.contracts.storage
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -37,6 +38,7 @@ __all__ = [
     "SupportsNotes",
     "SupportsPurge",
     "SupportsPush",
+    "SupportsReplaceAll",
     "SupportsRestore",
     "UNWATCHED",
     "Watcher",
@@ -105,6 +107,21 @@ class SupportsPush(Protocol):
 
         Raises:
             SparringError: no row has changed, or the error says which have.
+        """
+
+
+@runtime_checkable
+class SupportsReplaceAll(Protocol):
+    """Takes the embeddings of all tables at once: a service that takes no single rows."""
+
+    def replace_all(self, embeddings: Mapping[str, Rows]) -> None:
+        """Replaces the rows of all tables; optimizer state begins again.
+
+        Args:
+            embeddings: table → ``(n, dim)`` of the keys 0 to n - 1.
+
+        Raises:
+            SparringError: a table is missing or of another dim, or the service refused.
         """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -9,7 +10,15 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import DistributionReport, PlanLike, StepContainer, StorageLike
+from sparring.adapter import (
+    DistributionReport,
+    PlanLike,
+    StepContainer,
+    StorageLike,
+    check_alone,
+    fill_service,
+    service_storage,
+)
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.optimizer import Optimizer
 from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding
@@ -26,6 +35,7 @@ def distribute(
     semantics: str = "exact",
     keep: Collection[str] = (),
     storage: StorageLike = "hkv",
+    service: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, Optimizer]:
     """Makes the Keras model of one machine one of many ranks; mpiexec starts it.
 
@@ -48,6 +58,9 @@ def distribute(
             such rows stay as they are, and the optimizer differs from what it was.
         keep: names or paths of layers that stay as they are, with weights on all ranks.
         storage: what keeps the rows.
+        service: the file of a service of the role ``parameters`` that has the tables, with update method
+            ``sgd``: lookups pull, and steps push and wait until that is applied. Each process is a
+            trainer without ranks. A service without rows gets the weights; one with rows keeps them.
 
     Returns:
         The model, and an `Optimizer`, whose `report` is a `sparring.adapter.DistributionReport`.
@@ -57,7 +70,14 @@ def distribute(
             ``report`` has them. Nothing was changed.
         InvalidArgumentError: another value of `semantics`, or something that is no model or optimizer.
     """
-    scanned = _scan(model, optimizer, semantics, keep)
+    scanned = _scan(model, optimizer, semantics, keep, is_served=service is not None)
+    if service is not None:
+        if plan is not None or storage != "hkv":
+            raise InvalidArgumentError(
+                "distribute: service=… says where rows are; leave out plan and storage"
+            )
+        check_alone()
+        storage = service_storage(service)
     if scanned.report.refused:
         raise UnsupportedError(
             f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
@@ -73,12 +93,15 @@ def distribute(
         weights.append((layer.name, values if is_known else values.astype(np.float32)))
         made[id(layer)] = _table_of(layer, storage)
     new = _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
-    accumulation = optimizer.gradient_accumulation_steps
-    joint = Optimizer(
-        new, single_steps(optimizer), plan=plan or {}, gradient_accumulation_steps=accumulation
-    )
-    for table, values in weights:
-        _write(joint.container, table, values)
+    steps = optimizer.gradient_accumulation_steps
+    single = single_steps(optimizer)
+    if service is None:
+        joint = Optimizer(new, single, plan=plan or {}, gradient_accumulation_steps=steps)
+        for table, values in weights:
+            _write(joint.container, table, values)
+    else:
+        joint = Optimizer.of_method(new, "sgd", single, gradient_accumulation_steps=steps)
+        fill_service(joint.container, dict(weights))
     joint.report = scanned.report
     return new, joint
 
@@ -191,7 +214,9 @@ class _Rebuilder:
             tracker.lock()
 
 
-def _scan(model: Any, optimizer: Any, semantics: str, keep: Collection[str]) -> Scan:
+def _scan(
+    model: Any, optimizer: Any, semantics: str, keep: Collection[str], *, is_served: bool = False
+) -> Scan:
     if not isinstance(model, keras.Model):
         raise InvalidArgumentError(
             f"distribute takes a model of Keras, found {type(model).__name__}"
@@ -204,7 +229,7 @@ def _scan(model: Any, optimizer: Any, semantics: str, keep: Collection[str]) -> 
         raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
     if isinstance(keep, str):
         raise InvalidArgumentError(f"keep: found text {keep!r}; give a list: [{keep!r}]")
-    return scan(model, optimizer, is_lazy=semantics == "lazy", keep=keep)
+    return scan(model, optimizer, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)
 
 
 def _table_of(layer: Any, storage: StorageLike) -> ReplacedEmbedding:

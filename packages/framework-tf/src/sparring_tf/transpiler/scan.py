@@ -42,13 +42,16 @@ def children(layer: Any) -> Iterator[tuple[str, Any]]:
             yield names.get(id(each), each.name), each
 
 
-def scan(model: Any, optimizer: Any, *, is_lazy: bool, keep: Collection[str]) -> Scan:
+def scan(
+    model: Any, optimizer: Any, *, is_lazy: bool, is_served: bool, keep: Collection[str]
+) -> Scan:
     """Looks at each layer of a model, and at its optimizer.
 
     Args:
         model: of one machine.
         optimizer: of all its variables.
         is_lazy: whether rows without a gradient may stay where the optimizer would move them.
+        is_served: whether a service has the tables.
         keep: names or paths of layers that stay as they are.
     """
     reports: list[ModuleReport] = []
@@ -79,6 +82,10 @@ def scan(model: Any, optimizer: Any, *, is_lazy: bool, keep: Collection[str]) ->
     has_tables = any(isinstance(each, TableLayer) for each in layers.values())
     is_trained = any(each.trainable for each in found)
     reason = _optimizer_refusal(optimizer, is_lazy or not is_trained)
+    if is_served and not reason and _why_inexact(optimizer):
+        reason = (
+            "a service takes the steps of Keras's SGD without momentum, weight_decay and clipvalue"
+        )
     if reason:
         reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.REFUSED, reason))
     if not (found or has_tables or any(each.outcome is Outcome.REFUSED for each in reports)):

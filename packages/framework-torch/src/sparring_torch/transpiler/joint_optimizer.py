@@ -9,8 +9,10 @@ import torch
 
 from sparring.adapter import DistributionReport, StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.known_optimizers import KnownOptimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
+from sparring_torch.transpiler.service import hyper_of
 
 __all__ = ["JointOptimizer"]
 
@@ -30,6 +32,8 @@ class JointOptimizer(torch.optim.Optimizer):
         rows: of the tables.
         row_group: which group of `dense` the embeddings were in.
         report: what became of the modules.
+        known: where `rows` steps by an update method: which, for a group as it is; None: by the class
+            of `dense`.
     """
 
     def __init__(
@@ -38,8 +42,9 @@ class JointOptimizer(torch.optim.Optimizer):
         rows: Optimizer,
         row_group: int,
         report: DistributionReport,
+        known: KnownOptimizer | None = None,
     ) -> None:
-        self.dense, self.rows, self.report = dense, rows, report
+        self.dense, self.rows, self.report, self._known = dense, rows, report, known
         self._row_group = row_group
         self._is_made = False
         groups = [
@@ -50,7 +55,7 @@ class JointOptimizer(torch.optim.Optimizer):
             group["params"] = list(group["params"])
             if place == row_group:
                 # Without elements: gradient scalers find the gradients of rows there.
-                group["params"] += rows.param_groups[0]["params"]
+                group["params"] += [each for own in rows.param_groups for each in own["params"]]
         super().__init__(groups, dict(dense.defaults))
         self._is_made = True
 
@@ -97,7 +102,10 @@ class JointOptimizer(torch.optim.Optimizer):
             values = {name: each for name, each in shown.items() if name not in _OWN}
             group.update(values)
             if place == self._row_group:
-                self.rows.param_groups[0].update(values)
+                if self._known is not None:
+                    values = hyper_of(self._known, shown)
+                for own in self.rows.param_groups:
+                    own.update(values)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, of both parts."""

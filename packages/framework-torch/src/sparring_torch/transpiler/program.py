@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,15 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import DistributionReport, PlanLike, StepContainer, StorageLike
+from sparring.adapter import (
+    DistributionReport,
+    PlanLike,
+    StepContainer,
+    StorageLike,
+    check_alone,
+    fill_service,
+    service_storage,
+)
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.known_optimizers import KnownOptimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
 from sparring_torch.transpiler.replacements import Kind
 from sparring_torch.transpiler.scan import Scan, scan
+from sparring_torch.transpiler.service import form_of, hyper_of, method_of
 
 __all__ = ["distribute", "distribution_report", "restore"]
 
@@ -32,6 +43,7 @@ def distribute(
     semantics: str = "exact",
     keep: Collection[str] = (),
     storage: StorageLike = "hkv",
+    service: str | os.PathLike[str] | None = None,
     find_unused_parameters: bool = False,
 ) -> tuple[Any, Any]:
     """Makes the program of one machine one of many ranks, in place; torchrun starts it.
@@ -55,6 +67,9 @@ def distribute(
             such rows stay as they are, and the optimizer differs from what it was.
         keep: paths of modules that stay as they are, with weights on all ranks.
         storage: what keeps the rows.
+        service: the file of a service of the role ``parameters`` that has the tables: lookups pull, and
+            steps push and wait until that is applied. Each process is a trainer without ranks. A service
+            without rows gets the weights; one with rows keeps them.
         find_unused_parameters: as of `DistributedModelParallel`.
 
     Returns:
@@ -67,7 +82,10 @@ def distribute(
         InvalidArgumentError: another value of `semantics`, or something that is no module or optimizer.
     """
     optimizers = _optimizers(optimizer)
-    scanned = _scan(model, optimizers, semantics, keep)
+    scanned = _scan(model, optimizers, semantics, keep, is_served=service is not None)
+    if service is not None:
+        _check_served(plan, storage)
+        storage = service_storage(service)
     if scanned.report.refused:
         raise UnsupportedError(
             f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
@@ -81,9 +99,21 @@ def distribute(
         _put(model, each.paths, made[id(each.module)])
     try:
         wrapped = DistributedModelParallel(
-            model, plan=plan, find_unused_parameters=find_unused_parameters
+            model,
+            plan=plan,
+            container=None if service is None else StepContainer(),
+            find_unused_parameters=find_unused_parameters,
         )
-        rows = _row_optimizer(scanned, made, optimizers)
+        rows, known = _row_optimizer(scanned, made, optimizers, is_served=service is not None)
+        if service is not None:
+            fill_service(
+                wrapped.container,
+                {
+                    table: weight.detach().cpu().numpy()
+                    for each in scanned.found
+                    for table, weight, _ in each.kind.rows(each.module, each.table)
+                },
+            )
     except BaseException:
         for each in scanned.found:
             _put(model, each.paths, each.module)
@@ -92,7 +122,8 @@ def distribute(
         for each in scanned.found:
             module = made[id(each.module)]
             for table, weight, skipped in each.kind.rows(each.module, each.table):
-                _write(wrapped.container, table, weight, skipped)
+                if service is None:
+                    _write(wrapped.container, table, weight, skipped)
             replaced: Any = _Replaced(each.kind, each.module, each.table, each.paths)
             module.replaced = replaced
     joint = [*optimizers]
@@ -101,7 +132,7 @@ def distribute(
         taken = {id(weight) for each in scanned.found for weight in each.kind.weights(each.module)}
         dense = optimizers[number]
         _take_out(dense, taken)
-        joint[number] = JointOptimizer(dense, rows, place, scanned.report)
+        joint[number] = JointOptimizer(dense, rows, place, scanned.report, known)
     is_several = wrapped.container.collective.world_size > 1
     returned: Any = joint if isinstance(optimizer, Sequence) else next(iter(joint), None)
     return wrapped if is_several else model, returned
@@ -186,6 +217,8 @@ def _scan(
     optimizers: Sequence[torch.optim.Optimizer],
     semantics: str,
     keep: Collection[str],
+    *,
+    is_served: bool = False,
 ) -> Scan:
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
@@ -193,7 +226,7 @@ def _scan(
         raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
     if isinstance(keep, str):
         raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
-    return scan(model, optimizers, is_lazy=semantics == "lazy", keep=keep)
+    return scan(model, optimizers, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)
 
 
 def _put(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
@@ -203,16 +236,35 @@ def _put(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
 
 
 def _row_optimizer(
-    scanned: Scan, made: dict[int, TableModule], optimizers: Sequence[torch.optim.Optimizer]
-) -> Optimizer | None:
-    trained = [made[id(each.module)] for each in scanned.found if each.is_trained]
+    scanned: Scan,
+    made: dict[int, TableModule],
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    is_served: bool,
+) -> tuple[Optimizer | None, KnownOptimizer | None]:
+    """The optimizer of all tables that are trained; and, for a service, how it finds its method."""
     if scanned.owner is None:
-        return None
+        return None, None
+    modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
     number, place = scanned.owner
-    native = optimizers[number]
-    return Optimizer(
-        [*trained, *scanned.tables], over_rows(type(native)), **hyperparameters_of(native, place)
-    )
+    native = over_rows(type(optimizers[number]))
+    given = hyperparameters_of(optimizers[number], place)
+    if not is_served:
+        return Optimizer([*modules, *scanned.tables], native, **given), None
+    known = method_of(native, given)
+    assert isinstance(known, KnownOptimizer)  # the scan would have refused it
+    group = optimizers[number].param_groups[place]
+    method = form_of(known, group).method
+    rows = Optimizer([*modules, *scanned.tables], method, **hyper_of(known, group))
+    return rows, known
+
+
+def _check_served(plan: PlanLike, storage: StorageLike) -> None:
+    if plan is not None or storage != "hkv":
+        raise InvalidArgumentError(
+            "distribute: service=… says where rows are; leave out plan and storage"
+        )
+    check_alone()
 
 
 def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:

@@ -14,6 +14,7 @@ from sparring.adapter import attribute_reads
 from sparring.errors import SparringError
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.transpiler.replacements import Kind
+from sparring_torch.transpiler.service import method_of
 from sparring_torch.transpiler.sparse_adam import SparseAdam
 
 __all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal", "over_rows"]
@@ -105,13 +106,16 @@ class RefusalFinder:
         return ""
 
 
-def optimizer_refusal(optimizer: torch.optim.Optimizer, place: int, is_lazy: bool) -> str:
+def optimizer_refusal(
+    optimizer: torch.optim.Optimizer, place: int, *, is_lazy: bool, is_served: bool
+) -> str:
     """Why an optimizer cannot step rows as it steps weights; empty: it can.
 
     Args:
         optimizer: that has the embeddings.
         place: in which of its groups.
         is_lazy: whether rows without a gradient may stay where it would move them.
+        is_served: whether rows are in a service, which has update methods only.
     """
     native, group = type(optimizer), optimizer.param_groups[place]
     if not is_lazy:
@@ -125,8 +129,12 @@ def optimizer_refusal(optimizer: torch.optim.Optimizer, place: int, is_lazy: boo
                 "or SparseAdam, without weight_decay; or, for rows that move when they are met, "
                 "semantics='lazy'"
             )
+    given = hyperparameters_of(optimizer, place)
     try:
-        probe(over_rows(native), hyperparameters_of(optimizer, place), torch.float32)
+        probe(over_rows(native), given, torch.float32)
+        known = method_of(over_rows(native), given) if is_served else None
+        if isinstance(known, str):
+            return f"a service updates rows by update methods, and none takes its steps: {known}"
     except SparringError as error:
         return str(error)
     return ""

@@ -58,6 +58,7 @@ def scan(
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     is_lazy: bool,
+    is_served: bool,
     keep: Collection[str],
 ) -> Scan:
     """Looks at each module of a model, and at its optimizers.
@@ -66,9 +67,10 @@ def scan(
         model: of one machine.
         optimizers: of its parameters.
         is_lazy: whether rows without a gradient may stay where the optimizer would move them.
+        is_served: whether a service has the tables.
         keep: paths of modules that stay as they are.
     """
-    scanner = _Scanner(model, optimizers, keep)
+    scanner = _Scanner(model, optimizers, keep, is_served)
     scanner.look_at_program()
     for module in model.modules():
         scanner.look_at(module)
@@ -89,7 +91,9 @@ class _Scanner:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         keep: Collection[str],
+        is_served: bool,
     ) -> None:
+        self._is_served = is_served
         self._model, self._optimizers, self._keep = model, optimizers, set(keep)
         self.reports: list[ModuleReport] = []
         self.found: list[Found] = []
@@ -153,6 +157,8 @@ class _Scanner:
         weights = kind.weights(module)
         places = [self._groups[id(each)] for each in weights if id(each) in self._groups]
         reason = self._why_not.reason(module, kind) or self._why_not_in(places)
+        if self._is_served and any(each.dtype is not torch.float32 for each in weights):
+            reason = reason or "a service has rows of float32, and its weight has others"
         if reason:
             self._refuse(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
             return
@@ -189,7 +195,9 @@ class _Scanner:
         ]
         if self.owner is not None and trained:
             optimizer = self._optimizers[self.owner[0]]
-            reason = optimizer_refusal(optimizer, self.owner[1], is_lazy)
+            reason = optimizer_refusal(
+                optimizer, self.owner[1], is_lazy=is_lazy, is_served=self._is_served
+            )
             if reason:
                 self._refuse_optimizer(optimizer, reason)
         is_empty = not self.found and not self.tables

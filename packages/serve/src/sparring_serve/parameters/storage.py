@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import resolve_method
+from sparring import StepContainer, resolve_method
 from sparring.contracts import Columns, Keys, MethodChoice, Rows, TableConfig
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_serve.config import read_serving_config
 from sparring_serve.parameters.client import ParameterClient
 from sparring_serve.parameters.pushing import TablePush, save_seconds
 from sparring_serve.remote_options import RemoteOptions
@@ -42,6 +45,41 @@ class ParameterStorage(RemoteStorage):
         """As `SupportsPush.push`. The service counts steps."""
         pushed = TablePush(keys, gradients, choice.method.name, choice.hyper.model_dump())
         self._parameters.push({self.table.name: pushed}, wait=self._options.wait)
+
+    def replace_all(self, embeddings: Mapping[str, Rows]) -> None:
+        """As `SupportsReplaceAll.replace_all`: the service loads a snapshot that this writes.
+
+        It is written to the first of `parameters.folders`, by this process.
+
+        Raises:
+            UnsupportedError: the options have no `config`, so that the folder is unknown.
+            InvalidArgumentError: a table is missing, is not of the service, or has another dim.
+            SnapshotError: the service did not load it.
+        """
+        if self._options.config is None:
+            raise UnsupportedError(
+                f"replace all rows of table {self.table.name!r}: they go by a snapshot in a folder of "
+                "the service, which its file names: give the storage config=… in place of target"
+            )
+        config = read_serving_config(self._options.config).parameters
+        declared = {} if config is None else config.tables
+        if declared.keys() != embeddings.keys():
+            raise InvalidArgumentError(
+                f"replace all rows: found tables {', '.join(sorted(embeddings))}, and the service has "
+                f"{', '.join(sorted(declared))}; declare the same in parameters.tables"
+            )
+        assert config is not None
+        name = f"given-{secrets.token_hex(8)}"
+        with StepContainer() as container:
+            for table, each in config.tables.items():
+                container.declare(each.table(table), each.storage_choice)
+                state = each.method.initial_state(
+                    each.dim, each.hyper_parameters, container.tables[table].computing_dtype
+                )
+                container.set_state(table, state, each.method.name)
+                container.assign(table, np.arange(len(embeddings[table])), embeddings[table])
+            container.save(f"{config.folders[0].rstrip('/')}/{name}")
+        self._parameters.load(name)
 
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]

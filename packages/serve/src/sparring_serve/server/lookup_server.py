@@ -102,7 +102,10 @@ class LookupServer:
         )
         # Its thread begins here: what is refused is refused before.
         self.refresher = Refresher(
-            tables, self.metrics, None if server.pin is not None else server.poll_seconds
+            tables,
+            self.metrics,
+            # Tables of a backend follow its notes by themselves.
+            None if server.pin is not None or config.tables else server.poll_seconds,
         )
         methods = Methods(self.service, self.refresher, tokens, self.changes)
         self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
@@ -144,7 +147,8 @@ class LookupServer:
 def open_server(
     config: ServingConfig, *, shard: int = 0, address: str | None = None
 ) -> LookupServer:
-    """Maps the serving snapshots that a configuration names, and serves them until `close`.
+    """Maps the serving snapshots that a configuration names, or opens its tables' backends, and serves
+    them until `close`.
 
     Args:
         config: of the service.
@@ -156,16 +160,24 @@ def open_server(
         SnapshotError: there is none yet, or it is damaged.
         ConfigError, StorageIOError: as `LookupServer`.
     """
-    from sparring_serve.packed_tables import open_packed_tables
-
     place = Place(config.shard_map, shard)
-    tables = open_packed_tables(config, place)
+    tables = _opened_tables(config, place)
     try:
         listening = address or config.server.address or config.shards[shard][0]
         return LookupServer(tables, config, place, listening)
     except BaseException:
         tables.close()
         raise
+
+
+def _opened_tables(config: ServingConfig, place: Place) -> ServingTables:
+    if config.tables:
+        from sparring_serve.backend_tables import open_backend_tables
+
+        return open_backend_tables(config.tables)
+    from sparring_serve.packed_tables import open_packed_tables
+
+    return open_packed_tables(config, place)
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:

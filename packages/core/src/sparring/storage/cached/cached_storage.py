@@ -34,7 +34,7 @@ from sparring.storage.cached.cache_fills import CacheFills
 from sparring.storage.cached.follower import Follower
 from sparring.storage.cached.options import RefreshOptions
 
-__all__ = ["CacheCounters", "CachedStorage"]
+__all__ = ["CacheCounters", "CachedStorage", "NotesProgress"]
 
 _PROBE = Columns(0, 1)
 
@@ -77,6 +77,20 @@ class CacheCounters:
     def as_dict(self) -> dict[str, float]:
         """For JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NotesProgress:
+    """How far a reader has followed the notes of a table."""
+
+    run: str
+    """Of the newest note that was taken; empty before the first."""
+    step: int
+    """Of training, at that note."""
+    published: float
+    """When that was, in seconds since 1970."""
+    behind_seconds: float
+    """As of `CacheCounters`."""
 
 
 class CachedStorage(Storage):
@@ -195,15 +209,12 @@ class CachedStorage(Storage):
         self._check_open()
         return self._follower.refresh()
 
-    @property
-    def run(self) -> str:
-        """The run of the newest note that was taken; empty before the first."""
-        return self._follower.run
-
-    @property
-    def published(self) -> float:
-        """When the newest note that was taken was published, in seconds since 1970."""
-        return self._follower.published
+    def progress(self) -> NotesProgress:
+        """How far the notes were taken."""
+        follower = self._follower
+        return NotesProgress(
+            follower.run, follower.step, follower.published, follower.behind_seconds
+        )
 
     def counters(self) -> CacheCounters:
         """Counters since this was opened."""

@@ -1,0 +1,180 @@
+"""Programs of one machine over a service that learns: lookups pull, and steps push."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+
+import yaml
+
+from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
+from sparring_serve import LookupServer, ServingConfig, open_parameter_server
+from sparring_torch import distribute, distribution_report, restore
+
+from .transpiled_programs import PROGRAMS, optimizers_of, train
+
+METHODS = {"SGD": "sgd", "Adagrad": "adagrad"}
+NAMES = [
+    "sgd",
+    "adagrad",
+    "adagrad, sparse",
+    "padding",
+    "bags with offsets",
+    "bags with weights",
+    "two towers",
+    "shared embedding",
+    "DLRM",
+    "LSTM",
+    "factorization machine",
+    "frozen and trained",
+    "two groups",
+    "scheduler",
+    "accumulated gradients",
+    "clipped gradients",
+    "closure",
+    "autocast bfloat16",
+    "scaled loss",
+]
+
+
+class Service:
+    """A service of one shard for the tables of a model, and its file."""
+
+    def __init__(self, folder: Path, tables: dict[str, Any]) -> None:
+        parameters = {"tables": tables, "folders": [str(folder / "saved")], "start": None}
+        config = ServingConfig.model_validate({"parameters": parameters})
+        self.server: LookupServer = open_parameter_server(config, address="127.0.0.1:0")
+        self.file = folder / "serving.yaml"
+        shards = [[self.server.address]]
+        client = {"deadline_seconds": 10.0, "push_deadline_seconds": 30.0}
+        text = yaml.safe_dump({"shards": shards, "parameters": parameters, "client": client})
+        self.file.write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Service:
+    """A service whose tables are those that the report names."""
+    group = optimizer.param_groups[-1]
+    names = {"lr", "lr_decay", "initial_accumulator_value"}
+    hyper = {name: value for name, value in group.items() if name in names}
+    tables = {}
+    for each in distribution_report(model, optimizer).replaced:
+        table = each.reason.split()[1].rstrip(";")
+        dim = model.get_submodule(each.path.split(", ")[0]).embedding_dim
+        method = METHODS[type(optimizer).__name__]
+        tables[table] = {"dim": dim, "update_method": method, "hyper": hyper}
+    return Service(folder, tables)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_program_gives_what_it_gave_and_what_a_rank_gives(name: str, tmp_path: Path) -> None:
+    program = PROGRAMS[name]
+    torch.manual_seed(5)
+    original = program.model()
+    model, on_rank = copy.deepcopy(original), copy.deepcopy(original)
+    train(program, original, optimizers_of(program.optimizer(original)))
+    on_rank, its_optimizer = distribute(on_rank, program.optimizer(on_rank))
+    train(program, on_rank, optimizers_of(its_optimizer))
+    on_rank = restore(on_rank)
+
+    optimizer = program.optimizer(model)
+    service = service_for(tmp_path, model, optimizer)
+    with service.server:
+        model, optimizer = distribute(model, optimizer, service=service.file)
+        train(program, model, optimizers_of(optimizer))
+        steps = service.server.service.tables.steps
+        model = restore(model)
+    assert steps >= 10
+    for other in (original, on_rank):
+        for (key, found), expected in zip(
+            model.named_parameters(), other.parameters(), strict=True
+        ):
+            difference = (found - expected).abs().max() / expected.abs().max()
+            assert difference.item() <= 1e-6, f"{key}: {difference.item():.1e}"
+
+
+class Small(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4, **options)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.words(ids).square().sum()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_trainer_that_comes_later_finds_the_rows_of_the_first(tmp_path: Path) -> None:
+    first, second = Small(), Small()
+    optimizer = sgd(first)
+    service = service_for(tmp_path, first, optimizer)
+    with service.server:
+        first, optimizer = distribute(first, optimizer, service=service.file)
+        second, its_optimizer = distribute(second, sgd(second), service=str(service.file))
+        for model, each in ((first, optimizer), (second, its_optimizer)):
+            each.zero_grad()
+            model(torch.arange(3)).backward()
+            each.step()
+        one, other = restore(first).words.weight, restore(second).words.weight
+    assert torch.equal(one, other)
+
+
+def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    model = Small()
+    service = service_for(tmp_path, model, sgd(model))
+    words = model.words
+    with service.server:
+        cases: list[tuple[nn.Module, Any, dict[str, Any], type[Exception], str]] = [
+            (
+                model,
+                torch.optim.SparseAdam(model.parameters()),
+                {},
+                UnsupportedError,
+                "a service updates rows by update methods",
+            ),
+            (model, sgd(model), {"plan": "auto"}, InvalidArgumentError, "leave out plan"),
+            (
+                model,
+                torch.optim.Adagrad(model.parameters()),
+                {},
+                SparringError,
+                "sgd",
+            ),
+        ]
+        for given, optimizer, options, error, words_of_it in cases:
+            with pytest.raises(error, match=words_of_it):
+                distribute(given, optimizer, service=service.file, **options)
+        double = Small(dtype=torch.float64)
+        with pytest.raises(UnsupportedError, match="rows of float32"):
+            distribute(double, sgd(double), service=service.file)
+        other = nn.ModuleDict({"missing": Small()})
+        with pytest.raises(SparringError, match=r"missing\.words"):
+            distribute(other, sgd(other), service=service.file)
+    assert model.words is words
+    assert words.weight.shape == (10, 4)
+    assert isinstance(other["missing"].words, nn.Embedding)
+
+
+def test_trainers_of_a_service_have_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    model = Small()
+    with pytest.raises(UnsupportedError, match="without torchrun"):
+        distribute(model, sgd(model), service="serving.yaml")

@@ -1,0 +1,202 @@
+"""Tables whose rows stay in a backend that is trained into, with caches in this server.
+
+Rows follow the trainer's change notes; there is no version over several tables, and none is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from sparring import (
+    CachedStorage,
+    Columns,
+    DocumentModel,
+    NotesBase,
+    StorageChoice,
+    TableConfig,
+    checked_options,
+    dedup,
+    initial_rows,
+    make_plugin_manager,
+    open_change_log,
+    open_storage,
+)
+from sparring.errors import ConfigError, InvalidArgumentError, SparringError
+from sparring_serve.parameters.declaration import StorageDeclaration
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    TableShape,
+    Version,
+    VersionGoneError,
+    initial_values,
+)
+from sparring_serve.wire.messages import Missing, RowDtype
+
+__all__ = ["BackendTableDeclaration", "BackendTables", "open_backend_tables"]
+
+
+class BackendTableDeclaration(DocumentModel):
+    """A table that is read from its backend, with caches before it."""
+
+    storage: StorageDeclaration = Field(
+        description="The tiers of the trainer, with `refresh`: `{backend: tiered, options: {tiers: […], "
+        "refresh: {…}}}`.",
+    )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_a_stack_that_is_read(cls, storage: StorageDeclaration) -> StorageDeclaration:
+        if storage.backend != "tiered" or storage.options.get("refresh") is None:
+            raise ValueError(
+                "must be a stack that is read: backend tiered, with tiers and refresh among its "
+                f"options; found backend {storage.backend} with "
+                f"{', '.join(storage.options) or 'no options'}"
+            )
+        manager = make_plugin_manager()
+        try:
+            checked: Any = checked_options("storage", manager.storage("tiered"), storage.options)
+            for tier in checked.tiers:
+                checked_options("storage", manager.storage(tier.backend), tier.options)
+        except SparringError as error:
+            raise ValueError(f"options: {error}") from None
+        return storage
+
+
+def open_backend_tables(
+    declared: Mapping[str, BackendTableDeclaration],
+) -> BackendTables:
+    """Opens the caches and backends of tables.
+
+    Args:
+        declared: tables by name; the notes say what their rows are.
+
+    Raises:
+        ConfigError: a table has no rows, or no notes, where its options say.
+        SparringError: a backend cannot be reached.
+    """
+    manager = make_plugin_manager()
+    with ExitStack() as opened:
+        storages = {}
+        tables = {}
+        for name, each in declared.items():
+            choice = StorageChoice(each.storage.backend, each.storage.options).on(0, 1, name)
+            options: Any = checked_options("storage", manager.storage("tiered"), choice.options)
+            try:
+                with open_change_log(
+                    name, options.refresh.notes, "tiered", choice.options, manager
+                ) as log:
+                    data, place = log.read_base(), log.place
+                if data is None:
+                    raise InvalidArgumentError(
+                        f"there are no change notes at {place}; give the training configuration a "
+                        "section change_notes, and train"
+                    )
+                tables[name] = NotesBase.from_bytes(data, place).table
+                storage = open_storage(
+                    "tiered", tables[name], plugin_manager=manager, **choice.options
+                )
+            except InvalidArgumentError as error:
+                raise ConfigError(f"tables.{name}.storage: {error}") from error
+            opened.callback(storage.close)
+            assert isinstance(storage, CachedStorage)
+            storages[name] = storage
+        opened.pop_all()
+        return BackendTables(tables, storages)
+
+
+class BackendTables:
+    """`ServingTables` of caches before backends.
+
+    Args:
+        tables: as they are trained.
+        storages: of these; closed with this.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, TableConfig], storages: Mapping[str, CachedStorage]
+    ) -> None:
+        self._tables, self._storages = tables, storages
+        self._initial = {name: initial_values(each) for name, each in tables.items()}
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        return {
+            name: TableShape(
+                name,
+                table.dim,
+                table.dtype,
+                self._storages[name].num_rows_at_most,
+                self._initial[name],
+            )
+            for name, table in self._tables.items()
+        }
+
+    def versions(self) -> Sequence[Version]:
+        """One: that of the table that is oldest. It has no hash, as none can be asked for."""
+        followed = [each.progress() for each in self._storages.values()]
+        oldest = min(followed, key=lambda each: each.step)
+        # Rows may be older than their note, where one was missed.
+        fresh = time.time() - max(each.behind_seconds for each in followed)
+        published = min(each.published for each in followed)
+        return (Version(oldest.run, oldest.step, "", min(published, fresh)),)
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        if version:
+            raise VersionGoneError(
+                f"version {version} was asked for, but these tables are read where they are trained, and "
+                "no version of them is kept; set client.consistency=newest, or serve snapshots"
+            )
+        found = [self._found(name, ids, missing) for name, ids in asked]
+        return Looked(self.versions()[0], found)
+
+    def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
+        table = self._tables[name]
+        if not len(ids):
+            return Found(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
+        once = dedup(ids)
+        result = self._storages[name].find(once.keys, Columns(0, table.dim))
+        rows = result.rows.astype(np.float32, copy=False)
+        unseen = np.flatnonzero(~result.found)
+        if missing == Missing.INITIAL and len(unseen):
+            rows[unseen] = initial_rows(once.keys[unseen], table)
+        if len(once.keys) == len(ids):
+            # Keys come in the order of ids where none repeats.
+            return Found(rows, result.found)
+        return Found(rows[once.inverse], result.found[once.inverse])
+
+    def refresh(self) -> bool:
+        taken = [each.refresh() for each in self._storages.values()]
+        return any(taken)
+
+    def figures(self) -> Mapping[str, float]:
+        counters = [each.counters() for each in self._storages.values()]
+
+        def total(name: str) -> float:
+            return float(sum(getattr(each, name) for each in counters))
+
+        return {
+            "cache_hits": total("hits"),
+            "cache_misses": total("misses"),
+            "cache_filtered": total("filtered"),
+            "cache_rows": total("cached_rows"),
+            "cache_notes": total("notes"),
+            "cache_missed_notes": total("missed_notes"),
+            "cache_reread_rows": total("reread_rows"),
+            "cache_failed_looks": total("failed_looks"),
+            "cache_refresh_seconds": max(each.refresh_seconds for each in counters),
+            "cache_behind_seconds": max(each.behind_seconds for each in counters),
+        }
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # all of them, whichever raises
+            for each in self._storages.values():
+                closing.callback(each.close)

@@ -1,0 +1,167 @@
+"""A server with caches before a Redis answers rows that training goes on to change."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import TableConfig, open_storage
+from sparring.cli.application import main
+from sparring.errors import ConfigError, SparringError
+from sparring_serve import LookupClient, open_server, read_serving_config
+from sparring_serve.config import ClientConfig
+
+pytest.importorskip("sparring_redis", reason="needs sparring-redis")
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+pytest.importorskip("sparring_train", reason="needs sparring-train")
+
+from sparring_redis.testing.server import RedisServer, redis_server_missing
+
+KEYS = np.arange(60)
+LONG = ClientConfig(deadline_seconds=10.0)
+
+TRAINING = """
+seed: 3
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 64}
+model: {kind: matrix_factorization, dim: 3}
+storage:
+  backend: tiered
+  options:
+    tiers:
+      - {backend: memory, options: {capacity: 20, policy: lru}}
+      - {backend: redis, options: {url: "URL"}}
+training: {epochs: 1}
+snapshots: {url: run}
+change_notes: {every_steps: 2}
+"""
+
+SERVING = """
+tables:
+  item:
+    storage:
+      backend: tiered
+      options:
+        tiers:
+          - backend: memory
+          - {backend: redis, options: {url: "URL", deadline_seconds: 1.0}}
+        refresh: {poll_seconds: 0.05, drop_seconds: 0.2}
+server: {address: "127.0.0.1:0"}
+"""
+
+
+@pytest.fixture
+def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """A server; the current folder has configurations for it."""
+    if reason := redis_server_missing():
+        pytest.skip(reason)
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    users, items, stars = (random.integers(*span, 600) for span in ((1, 40), (0, 60), (1, 6)))
+    lines = [
+        f"{user},{item},{star},0" for user, item, star in zip(users, items, stars, strict=True)
+    ]
+    Path("ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(lines))
+    with RedisServer() as server:
+        Path("train.yaml").write_text(TRAINING.replace("URL", server.url))
+        Path("serving.yaml").write_text(SERVING.replace("URL", server.url))
+        yield server
+
+
+def train(*overrides: str) -> None:
+    assert main(["train", "train.yaml", *overrides]) == 0
+
+
+def rows_in(redis: RedisServer) -> Any:
+    """Embeddings in Redis itself."""
+    table = TableConfig("item", 4, state_width=4, state_method="adagrad")
+    with open_storage("redis", table, url=redis.url) as storage:
+        return storage.find(KEYS).rows[:, :4]
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_served_rows_follow_training(redis: RedisServer) -> None:
+    train()
+    command = [sys.executable, "-m", "sparring", "serve", "serving.yaml"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stderr is not None
+            ready = next(line for line in serving.stderr if "ready on" in line)
+            address = ready.split("ready on ")[1].split(": step")[0]
+            with LookupClient(address, LONG) as client:
+                before = client.pull({"item": KEYS}).rows["item"]
+                assert (before == rows_in(redis)).all()
+                train("training.epochs=3", "snapshots.resume=true")
+                after = rows_in(redis)
+                assert (after != before).any(axis=1).sum() > 40
+                wait_for(lambda: bool((client.pull({"item": KEYS}).rows["item"] == after).all()))
+        finally:
+            serving.send_signal(signal.SIGTERM)
+            assert serving.wait(timeout=60) == 0
+
+
+def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> None:
+    train()
+    config = read_serving_config("serving.yaml")
+    with open_server(config) as server, LookupClient(server.address, LONG) as client:
+        expected = client.pull({"item": KEYS[:50]}).rows["item"]
+        redis.kill()
+        for _ in range(3):
+            assert (client.pull({"item": KEYS[:50]}).rows["item"] == expected).all()
+        with pytest.raises(SparringError, match=r"Redis|backend"):
+            client.pull({"item": KEYS})
+        assert not client.pull({"item": np.array([10**12])}).found["item"].any()  # by the filter
+        figures = server.service.tables.figures
+        assert figures()["cache_hits"] >= 150
+        assert figures()["cache_rows"] == 50
+        wait_for(lambda: figures()["cache_failed_looks"] > 0)
+        assert figures()["cache_behind_seconds"] > 0.05
+
+
+def test_a_version_of_tables_in_a_backend_cannot_be_asked_for(redis: RedisServer) -> None:
+    train()
+    with (
+        open_server(read_serving_config("serving.yaml")) as server,
+        LookupClient(server.address, LONG) as client,
+    ):
+        assert client.pull({"item": KEYS}).versions[0].step == 9
+        with pytest.raises(SparringError, match="no version of them is kept"):
+            client.pull({"item": KEYS}, version="abc")
+
+
+def test_a_table_that_was_not_trained_is_refused(redis: RedisServer) -> None:
+    with pytest.raises(ConfigError, match=r"tables\.item\.storage: there are no change notes"):
+        open_server(read_serving_config("serving.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("snapshots=served", "tables and snapshots are two sources of rows"),
+        ("server.pin=step-1", r"server\.pin names a version of snapshots"),
+        ("tables.item.storage.backend=redis", "must be a stack that is read"),
+        ("tables.item.storage.options.refresh.poll_second=1", "poll_second"),
+        ("tables.item.storage.options.refresh.poll_seconds=0", "poll_seconds"),
+        ("tables.item.storage.options.write=back", "write is of stacks that are written to"),
+        ("tables.item.storage.option={}", "option"),
+    ],
+)
+def test_a_wrong_key_is_refused_with_its_place(change: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "serving.yaml"
+    file.write_text(SERVING.replace("URL", "redis://127.0.0.1:1"))
+    with pytest.raises(ConfigError, match=said):
+        read_serving_config(file, [change])
