@@ -43,7 +43,6 @@ model.fit(np.arange(20), np.ones((20, 4), np.float32), batch_size=20, epochs={ST
 """
 
 
-@pytest.mark.long
 def test_a_program_of_torch_and_one_of_keras_train_one_table_at_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     pytest.importorskip("torch", reason="torch is not installed")
