@@ -668,7 +668,7 @@ def benchmarks_planning(session: nox.Session) -> None:
 
     Names after ``--`` choose cases, ``--large`` those of many minutes.
     """
-    session.install(TORCH, *TORCH_PEERS_NEED, PULP, "pytest", silent=True)
+    session.install(TORCH, *TORCH_PEERS_NEED, PULP, "hypothesis", "pytest", silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
     install_family(session, "plan", extras=TEST_EXTRAS)
     session.run(

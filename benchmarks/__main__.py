@@ -43,6 +43,7 @@ BENCHMARKS = (
     "serving_processes",
     "tiers",
     "serving_lookup",
+    "exported_program",
     "serving_start",
     "serving_refresh",
     "pushes",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
+    from sparring_torch.program.bundle import Program, load_program
+    from sparring_torch.program.export import export_program
+    from sparring_torch.program.library import ProgramError
     from sparring_torch.row_copies import shared_rows
     from sparring_torch.row_gradients import dense_parameters
     from sparring_torch.rows_in_state import without_rows
@@ -63,6 +66,8 @@ __all__ = [
     "MatrixFactorization",
     "Optimizer",
     "PoolingType",
+    "Program",
+    "ProgramError",
     "TrainAgent",
     "TrainPipeline",
     "TwoTower",
@@ -71,9 +76,11 @@ __all__ = [
     "dense_parameters",
     "distribute",
     "distribution_report",
+    "export_program",
     "gather_random_state",
     "gather_state",
     "inference_module",
+    "load_program",
     "quantize_embeddings",
     "restore",
     "restore_random_state",
@@ -101,6 +108,8 @@ _HOMES = {
     "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "PoolingType": "table_configs",
+    "Program": "program.bundle",
+    "ProgramError": "program.library",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",
     "TwoTower": "models",
@@ -108,9 +117,11 @@ _HOMES = {
     "dense_parameters": "row_gradients",
     "distribute": "transpiler.program",
     "distribution_report": "transpiler.program",
+    "export_program": "program.export",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
     "inference_module": "inference_module",
+    "load_program": "program.bundle",
     "quantize_embeddings": "inference_module",
     "restore": "transpiler.program",
     "restore_random_state": "saved_state",

@@ -25,7 +25,7 @@ from torch import Tensor
 from sparring.errors import InvalidArgumentError
 from sparring_torch.row_gradients import AnchoredModule
 
-__all__ = ["LookupModule"]
+__all__ = ["LookupModule", "module_of_site"]
 
 
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -84,7 +84,12 @@ class LookupModule(AnchoredModule):
         return torch.zeros(1, dtype=dtype), self.op_name
 
 
-def _module(site: str) -> LookupModule:
+def module_of_site(site: str) -> LookupModule:
+    """The module that an operator names.
+
+    Raises:
+        InvalidArgumentError: this process has no such module.
+    """
     name = site if site in _modules else site.rpartition("#")[0] or site
     found: LookupModule | None = _modules.get(name)
     if found is None:
@@ -110,7 +115,7 @@ _pooled_lookup_backward = (
 
 @torch.library.custom_op("sparring::lookup", mutates_args=(), schema=_lookup)
 def _look_up(ids: Tensor, _anchor: Tensor, table: str, _dim: int) -> Tensor:
-    return _module(table).look_up(ids)
+    return module_of_site(table).look_up(ids)
 
 
 @_look_up.register_fake
@@ -120,7 +125,7 @@ def _(ids: Tensor, anchor: Tensor, _table: str, dim: int) -> Tensor:
 
 @torch.library.custom_op("sparring::lookup_backward", mutates_args=(), schema=_lookup_backward)
 def _take(gradient: Tensor, ids: Tensor, anchor: Tensor, table: str) -> Tensor:
-    _module(table).take_gradient(_own(gradient), _own(ids))
+    module_of_site(table).take_gradient(_own(gradient), _own(ids))
     return torch.zeros_like(anchor)
 
 
@@ -132,7 +137,7 @@ def _(_gradient: Tensor, _ids: Tensor, anchor: Tensor, _table: str) -> Tensor:
 @torch.library.custom_op("sparring::pooled_lookup", mutates_args=(), schema=_pooled_lookup)
 def _look_up_pooled(*arguments: Any) -> Tensor:
     *batch, _anchor, table, places, num_bags, _dim = arguments
-    return _module(table).look_up(*batch, places, num_bags)
+    return module_of_site(table).look_up(*batch, places, num_bags)
 
 
 @_look_up_pooled.register_fake
@@ -148,7 +153,7 @@ def _(*arguments: Any) -> Tensor:
 def _take_pooled(*arguments: Any) -> tuple[Tensor, Tensor]:
     gradient, *batch, anchor, table, places, num_bags, are_weights_trained = arguments
     gradient, *batch = map(_own, (gradient, *batch))
-    of_weights = _module(table).take_gradient(
+    of_weights = module_of_site(table).take_gradient(
         gradient, *batch, places, num_bags, are_weights_trained
     )
     return torch.zeros_like(anchor), torch.empty(0) if of_weights is None else of_weights

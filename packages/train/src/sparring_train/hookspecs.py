@@ -20,7 +20,21 @@ if TYPE_CHECKING:
     from sparring_train.config.run import RunConfig
     from sparring_train.result import Progress, TrainResult
 
-__all__ = ["TrainerDescriptor", "sparring_register_trainers"]
+__all__ = ["ProgramRequest", "TrainerDescriptor", "sparring_register_trainers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRequest:
+    """A program to export."""
+
+    snapshot_url: str
+    """The snapshot with the ordinary parameters of the program."""
+    served: str
+    """The serving snapshot that its tables are in, or a folder of them, whose newest is taken."""
+    bundle: str
+    """The folder to make."""
+    follow: bool = False
+    """It may read later versions of its tables, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +48,14 @@ class TrainerDescriptor(Descriptor):
     `evaluate(config, plugin_manager, snapshot_url)` returns the metrics on the test samples of the
     model with ordinary parameters of the snapshot, and rows that the configuration's storage has. It
     changes nothing. None: this trainer evaluates only what it trains.
+
+    `export(config, plugin_manager, request)` writes a saved model as a program that runs without
+    Python over serving snapshots. None: this trainer exports none.
     """
 
     train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
     evaluate: Callable[[RunConfig, PluginManager, str], Mapping[str, float]] | None = None
+    export: Callable[[RunConfig, PluginManager, ProgramRequest], None] | None = None
 
 
 @hookspec

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparring import PluginManager
     from sparring_serve import EvaluatorDescriptor
     from sparring_train.config.run import RunConfig
-    from sparring_train.hookspecs import TrainerDescriptor
+    from sparring_train.hookspecs import ProgramRequest, TrainerDescriptor
     from sparring_train.result import Progress, TrainResult
 
 
@@ -44,6 +44,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             summary="Remove ids from everything that a run has left.",
             register=_add_erase,
         ),
+        CommandDescriptor(
+            name="export-program",
+            api_version=API_VERSION,
+            summary="Write a trained model as a program that runs without Python.",
+            register=_add_export_program,
+        ),
     ]
 
 
@@ -58,6 +64,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             summary="DLRM and matrix factorisation with torch's own optimizers.",
             train=_train_with_torch,
             evaluate=_evaluate_with_torch,
+            export=_export_from_torch,
         ),
         TrainerDescriptor(
             name="tensorflow",
@@ -108,6 +115,12 @@ def _add_erase(app: typer.Typer) -> None:
     add_erase(app)
 
 
+def _add_export_program(app: typer.Typer) -> None:
+    from sparring_train.cli.export_program import add_export_program
+
+    add_export_program(app)
+
+
 def _train_with_torch(config: RunConfig, manager: PluginManager, progress: Progress) -> TrainResult:
     from sparring_train.pytorch.trainer import train
 
@@ -126,6 +139,12 @@ def _evaluate_with_torch(
     from sparring_train.pytorch.trainer import evaluate
 
     return evaluate(config, manager, snapshot_url)
+
+
+def _export_from_torch(config: RunConfig, manager: PluginManager, request: ProgramRequest) -> None:
+    from sparring_train.pytorch.trainer import export
+
+    export(config, manager, request)
 
 
 def _evaluate_with_keras(

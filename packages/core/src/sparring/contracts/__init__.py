@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         API_VERSION,
         CollectiveDescriptor,
         CommandDescriptor,
+        CReader,
         Descriptor,
         FrameworkDescriptor,
         InnerStorage,
@@ -124,7 +125,7 @@ __getattr__ = names_from(
             "Array Collective NUM_TAGS Reduction Work WorkContext new_header"
         ),
         "sparring.contracts.descriptors": (
-            "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
+            "API_VERSION CReader CollectiveDescriptor CommandDescriptor Descriptor "
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem PlannerDescriptor "
             "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
@@ -163,22 +164,20 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "Capabilities", "ChangeLog", "Collective", "CollectiveDescriptor",
-    "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray",
-    "Evicted", "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult", "FrameworkDescriptor",
-    "Frequency", "HyperParameters", "Indices", "Initializer", "InnerStorage", "KernelSet",
-    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
-    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted",
-    "OptionProblem", "Options", "PlanRequest", "PlannerDescriptor", "Pooling", "Probability",
-    "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN",
-    "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor",
-    "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor", "StorageLookup",
-    "StorageUpdate", "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier",
-    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll",
-    "SupportsRestore", "TableBags", "TableConfig",
-    "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
-    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
-    "Xavier", "Zeros", "admission_from", "expiry_from", "hookimpl", "hookspec", "may_show_secret",
-    "new_header", "passwords_in", "secrets_in"
+    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Collective",
+    "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor",
+    "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult",
+    "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer", "InnerStorage",
+    "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
+    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem",
+    "Options", "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
+    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
+    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
+    "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
+    "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
+    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "TableBags", "TableConfig", "TableSharding",
+    "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
+    "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
+    "expiry_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

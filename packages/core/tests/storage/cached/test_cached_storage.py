@@ -168,6 +168,22 @@ def test_notes_that_are_gone_are_noticed(trainer: Trainer, tmp_path: Path) -> No
         assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
 
 
+def test_a_place_that_begins_again_is_noticed_by_its_first_note(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """Its numbers do not begin at 1 again, where the reader may be."""
+    with open_reader(trainer.backend, tmp_path) as reader:
+        reader.find(KEYS)
+        for each in (tmp_path / "item").iterdir():
+            each.unlink()
+        again = Trainer(trainer.backend, tmp_path)
+        again.write(KEYS, 9)
+        again.publish()
+        assert reader.refresh()
+        _wait_until_dropped(reader)
+        assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
+
+
 def test_cached_rows_are_found_while_the_backend_is_away(trainer: Trainer, tmp_path: Path) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:

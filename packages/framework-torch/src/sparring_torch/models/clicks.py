@@ -58,8 +58,8 @@ class SparseArch(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         pooled: Tensor = self.embedding_bag_collection(features).values()
-        # The number is given, because a batch may be empty on this rank.
-        return pooled.view(len(pooled), self.num_features, self.dim)
+        # The number is given, because a batch may be empty on this rank; an export would fix len().
+        return pooled.view(pooled.shape[0], self.num_features, self.dim)
 
 
 class DLRM(nn.Module):

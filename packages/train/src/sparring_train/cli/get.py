@@ -26,7 +26,7 @@ from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.stored_rows import open_run_storages, place_name
 
-__all__ = ["add_get"]
+__all__ = ["add_get", "snapshot_at"]
 
 
 def add_get(application: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def get(
         manager = context_of(context).plugin_manager
         found = _in_storages(place, overrides or [], table, key, ranks, manager)
     else:
-        found = _in_snapshot(_snapshot_at(place), table, key)
+        found = _in_snapshot(snapshot_at(place), table, key)
     if as_json:
         print_json({"table": table, "key": key, **found})
     else:
@@ -66,7 +66,12 @@ def get(
         raise typer.Exit(1)
 
 
-def _snapshot_at(url: str) -> Snapshot:
+def snapshot_at(url: str) -> Snapshot:
+    """A snapshot, or the newest of a folder of them.
+
+    Raises:
+        SnapshotError: there is none, or it cannot be read.
+    """
     try:
         return open_snapshot(url)
     except SnapshotError:

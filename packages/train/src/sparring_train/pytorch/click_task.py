@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import StepContainer
@@ -38,6 +38,20 @@ class ClickInputs:
     features: KeyedJaggedTensor
     labels: Tensor
     """``(b,)``"""
+
+
+class _ClickProgram(nn.Module):
+    """Probabilities of a click ``(b,)``, of numbers ``(b, 13)`` and ids ``(b, 26)``."""
+
+    def __init__(self, model: DLRM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        flat = ids.t().reshape(-1)
+        features = KeyedJaggedTensor(_FEATURES, flat, lengths=torch.ones_like(flat))
+        logits: Tensor = self.model(dense, features)
+        return logits.squeeze(1).sigmoid()
 
 
 class ClickTask:
@@ -80,6 +94,15 @@ class ClickTask:
         return binary_cross_entropy_with_logits(
             logits, inputs.labels.to(logits.dtype), reduction="sum"
         )
+
+    def program(self) -> nn.Module:
+        """The model as it is exported: plain tensors in and out."""
+        return _ClickProgram(self.model)
+
+    def program_inputs(self, batch_size: int) -> tuple[Tensor, ...]:
+        """An example of what the program takes."""
+        ids = torch.zeros((batch_size, len(_FEATURES)), dtype=torch.int64)
+        return torch.zeros((batch_size, NUM_INTEGERS)), ids
 
     def predict(self, batch: ClickBatch) -> npt.NDArray[Any]:
         """Probabilities of a click."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparring import StepContainer
 from sparring_torch import MatrixFactorization, tables_device
@@ -51,6 +51,15 @@ class RatingTask:
         return self.model.loss(
             users, items, ratings, embedding_l2=source.embedding_l2, bias_l2=source.bias_l2
         )
+
+    def program(self) -> nn.Module:
+        """The model as it is exported: users and items ``(b,)`` in, ratings ``(b,)`` out."""
+        return self.model
+
+    def program_inputs(self, batch_size: int) -> tuple[Tensor, ...]:
+        """An example of what the program takes."""
+        ids = torch.zeros(batch_size, dtype=torch.int64)
+        return ids, ids.clone()
 
     def predict(self, batch: RatingBatch) -> npt.NDArray[Any]:
         """Ratings."""

@@ -11,18 +11,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import PluginManager, State, StepContainer, num_threads
+from sparring import PluginManager, State, StepContainer, num_threads, open_snapshot
 from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,
     dense_parameters,
+    export_program,
     gather_random_state,
     gather_state,
     restore_random_state,
     restore_state,
 )
 from sparring_train.config.model import MatrixFactorizationModel
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.hookspecs import ProgramRequest
 from sparring_train.loop.evaluation import run_evaluation
 from sparring_train.loop.loop import micro_batches, run_training
 from sparring_train.loop.model import Predict, Source, Trained
@@ -33,7 +35,7 @@ from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["evaluate", "native_optimizer", "train"]
+__all__ = ["evaluate", "export", "native_optimizer", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -64,17 +66,52 @@ def evaluate(
 
     def make(container: StepContainer, state: State) -> tuple[Source[Any], Predict]:
         task = _task(config, container)
-        try:
-            restore_state(state, model=task.model)
-        except RuntimeError as error:  # torch's own
-            raise InvalidArgumentError(
-                f"snapshot {snapshot_url} has parameters of another model than the configuration: "
-                f"{error}; give the configuration that the run was trained with"
-            ) from error
+        _restore(task.model, state, snapshot_url)
         return task.source, lambda batch: _predicted(task, batch)
 
     with torch.random.fork_rng(devices=[]):
         return run_evaluation(config, plugin_manager, snapshot_url, make)
+
+
+def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
+    """Writes the model of a snapshot as a program; see `sparring_torch.export_program`.
+
+    Raises:
+        ConfigError, DataError: as a training.
+        InvalidArgumentError: the parameters are of another model, or the bundle exists.
+        SnapshotError: the snapshot was not written by this framework, or is damaged.
+        ProgramError, UnsupportedError: as `export_program`.
+    """
+    state = open_snapshot(request.snapshot_url).state(config.framework)
+    # The program reads rows from what it is bound to, so they need no place here.
+    storage = StorageConfig(backend="memory")
+    rowless = config.model_copy(update={"storage": storage})
+    with (
+        StepContainer(plugin_manager=plugin_manager) as container,
+        torch.random.fork_rng(devices=[]),
+    ):
+        task = _task(rowless, container)
+        _restore(task.model, State(state.values, state.arrays), request.snapshot_url)
+        batch = torch.export.Dim.AUTO
+        example = task.program_inputs(2)
+        export_program(
+            task.program(),
+            example,
+            request.bundle,
+            served=request.served,
+            follow=request.follow,
+            dynamic_shapes=tuple({0: batch} for _ in example),
+        )
+
+
+def _restore(model: torch.nn.Module, state: State, snapshot_url: str) -> None:
+    try:
+        restore_state(state, model=model)
+    except RuntimeError as error:  # torch's own
+        raise InvalidArgumentError(
+            f"snapshot {snapshot_url} has parameters of another model than the configuration: "
+            f"{error}; give the configuration that the run was trained with"
+        ) from error
 
 
 def _task(config: RunConfig, container: StepContainer) -> RatingTask | ClickTask:

@@ -1,0 +1,129 @@
+"""Bundles: the folder of an exported program, as Python reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import xxhash
+
+from sparring.errors import InvalidArgumentError
+from sparring_torch.program.library import load_library
+
+__all__ = ["BINDING", "DESCRIPTION", "FORMAT", "PROGRAM", "Program", "file_hashes", "load_program"]
+
+FORMAT = "sparring-program/1"
+PROGRAM = "program.pt2"
+BINDING = "binding.txt"
+DESCRIPTION = "bundle.json"
+
+
+class Program:
+    """An exported program, and the tables that it reads. `load_program` makes it.
+
+    Called with the inputs of the module, it returns what the module returns.
+    """
+
+    def __init__(self, bundle: Path, served: str, description: Mapping[str, Any]) -> None:
+        self.description = description
+        self._bundle = bundle
+        self._library = load_library(bundle / "lib")
+        self._library.bind(bundle, served)
+        try:
+            self._call = torch._inductor.aoti_load_package(str(bundle / PROGRAM))
+        except BaseException:
+            self._library.release(bundle)
+            raise
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._call(*inputs)
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """Hash of the manifest of the tables that are read, and their step of training."""
+        return self._library.version(self._bundle)
+
+    def refresh(self) -> bool:
+        """Takes the newest version of the tables; returns whether there was one.
+
+        Raises:
+            ProgramError: the program is bound to one version, or the new one is refused. The one
+                before is read on.
+        """
+        return self._library.refresh(self._bundle)
+
+    def close(self) -> None:
+        """Closes the tables; the program cannot be called any more."""
+        self._library.release(self._bundle)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str]) -> Program:
+    """Loads an exported program and binds it to its tables.
+
+    Args:
+        bundle: the folder that `export_program` wrote.
+        served: a serving snapshot, or a folder of them, of which the newest is taken.
+
+    Raises:
+        InvalidArgumentError: there is no bundle, or a file of it is damaged.
+        ProgramError: the program was exported for other tables, or for another version of them.
+    """
+    folder = Path(bundle).absolute()
+    description = read_description(folder)
+    return Program(folder, os.fspath(served), description)
+
+
+def read_description(folder: Path) -> Mapping[str, Any]:
+    """Description of a bundle, with which its files are compared.
+
+    Raises:
+        InvalidArgumentError: there is no bundle, or a file of it is damaged.
+    """
+    try:
+        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+        found, files = description["format"], description["files"]
+        if not isinstance(files, dict):
+            raise TypeError("files is no mapping")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"no bundle of a program at {folder} ({type(error).__name__}: {error}); name the folder that "
+            "export_program wrote"
+        ) from None
+    if found != FORMAT:
+        raise InvalidArgumentError(
+            f"the bundle {folder} has the format {found!r}, expected {FORMAT!r}; export the program "
+            "again with this release"
+        )
+    present = file_hashes(folder)
+    for name, digest in files.items():
+        if present.get(name) != digest:
+            raise InvalidArgumentError(
+                f"{folder / name} is {'damaged' if name in present else 'missing'}; copy the bundle "
+                "again, or export the program again"
+            )
+    return description
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """File → xxh3-128 of its bytes, of all files of a bundle but its description."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / DESCRIPTION:
+            found[str(path.relative_to(folder))] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    return found

@@ -1,0 +1,222 @@
+"""Exports a trained module as a program without Python.
+
+module.eval() ── torch.export ──► graph ── lookups by handle ──► AOTInductor ──► bundle/program.pt2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.embedding import Embedding
+from sparring_torch.embedding_bag import EmbeddingBag
+from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.lookup_ops import LookupModule, module_of_site
+from sparring_torch.program.bundle import BINDING, DESCRIPTION, FORMAT, PROGRAM, file_hashes
+from sparring_torch.program.library import HEADER, LIBRARY, NATIVE, c_reader, load_library
+from sparring_torch.table_module import table_modules
+
+__all__ = ["export_program"]
+
+_ROWS, _OFFSETS, _OFFSETS_AND_END, _LENGTHS = range(4)
+"""How bags are given, as in ``lookup_ops.cc``."""
+
+
+def export_program(
+    module: nn.Module,
+    example_inputs: Sequence[Any],
+    bundle: str | os.PathLike[str],
+    *,
+    served: str | os.PathLike[str],
+    follow: bool = False,
+    dynamic_shapes: Any = None,
+) -> Path:
+    """Writes a trained module as a bundle that runs without Python, over serving snapshots.
+
+    The program is compiled by AOTInductor for the processor of this machine. Embeddings are no part
+    of it: it looks them up in tables that are bound to it where it runs, by ``sparring_program.h`` in
+    C++ or by `load_program` in Python, and that are refreshed there.
+
+    Args:
+        module: with tables of sparring; it is put into evaluation mode.
+        example_inputs: one batch, as the module takes it.
+        bundle: the folder to make; it must not exist.
+        served: a serving snapshot of the module's tables, or a folder of them: the version that the
+            program is bound to. `sparring publish` writes them.
+        follow: the program may read later versions of the same tables, too. Its other parameters stay
+            as they are now.
+        dynamic_shapes: as of `torch.export.export`; None: inputs have the shapes of the example.
+
+    Returns:
+        `bundle`.
+
+    Raises:
+        InvalidArgumentError: no tables in the module, or the folder exists.
+        ProgramError: `served` lacks a table of the module, or has it with another dim.
+        UnsupportedError: torch is older than 2.10, there is no C++ compiler, or the module looks
+            up in a way that no program has.
+    """
+    folder = Path(bundle).absolute()
+    if folder.exists():
+        raise InvalidArgumentError(
+            f"{folder} exists; name a folder that does not, or remove that one first"
+        )
+    inner = module.module if isinstance(module, DistributedModelParallel) else module
+    modules = table_modules(inner)
+    library = load_library()
+    digest, tables = library.describe(os.fspath(served))
+    dims = {each.table.name: each.table.dim for each in _declarations(modules)}
+    for name, dim in dims.items():
+        if tables.get(name) != dim:
+            found = (
+                f"dim {tables[name]}" if name in tables else f"tables {', '.join(sorted(tables))}"
+            )
+            raise InvalidArgumentError(
+                f"the module looks up in table {name!r} of dim {dim}, and {served} has {found}; "
+                "publish a snapshot of this module",
+                table=name,
+            )
+    handle = f"{'follow' if follow else 'exact'}:{digest}:{folder.name}"
+    inner.eval()
+    with torch.no_grad():
+        program = torch.export.export(
+            inner, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
+        )
+    _bind_lookups(program.graph_module.graph, handle)
+    program.graph_module.recompile()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(made / PROGRAM))
+        _add_library(made, library.folder)
+        lines = [handle, *(f"{dim} {name}" for name, dim in sorted(dims.items()))]
+        (made / BINDING).write_text("\n".join(lines) + "\n")
+        description = {
+            "format": FORMAT,
+            "framework": f"torch {torch.__version__}",
+            "handle": handle,
+            "served": {"hash": digest, "follow": follow},
+            "tables": dims,
+            "files": file_hashes(made),
+        }
+        (made / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+        made.chmod(0o755)
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return folder
+
+
+def _declarations(modules: Sequence[Any]) -> list[Any]:
+    return [each for module in modules for each in module.agent.declarations]
+
+
+def _add_library(made: Path, built: Path) -> None:
+    (made / "lib").mkdir()
+    (made / "include").mkdir()
+    for name in (LIBRARY, Path(c_reader().library).name):
+        shutil.copy2(built / name, made / "lib")
+    shutil.copy2(NATIVE / HEADER, made / "include")
+
+
+def _bind_lookups(graph: Graph, handle: str) -> None:
+    """Replaces lookups in tables of this process by lookups in tables that are bound to a handle."""
+    ours = torch.ops.sparring
+    for node in list(graph.nodes):
+        if node.target is ours.lookup.default:
+            _replace(graph, node, _lookup(node, handle))
+        elif node.target is ours.pooled_lookup.default:
+            _replace(graph, node, _pooled(node, handle))
+        elif "sparring::" in str(getattr(node.target, "_schema", "")):
+            raise UnsupportedError(
+                f"the program has the operator {node.target}, which is of training; export a module in "
+                "evaluation mode, without gradients"
+            )
+    graph.eliminate_dead_code()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    target: Any
+    arguments: tuple[Any, ...]
+    dtype: torch.dtype
+
+
+def _replace(graph: Graph, node: Node, bound: _Bound) -> None:
+    with graph.inserting_before(node):
+        made = graph.call_function(bound.target, bound.arguments)
+        made.meta = dict(node.meta)
+        value = node.meta.get("val")
+        if bound.dtype != torch.float32:
+            if value is not None:
+                made.meta["val"] = value.to(torch.float32)
+            found = graph.call_function(
+                torch.ops.aten._to_copy.default, (made,), {"dtype": bound.dtype}
+            )
+            found.meta = dict(node.meta)
+            made = found
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _padding(module: Any) -> tuple[bool, int]:
+    """Whether an id stands for none, and which. Programs have no empty lists of numbers."""
+    padding = getattr(module, "padding_idx", None)
+    return padding is not None, padding or 0
+
+
+def _lookup(node: Node, handle: str) -> _Bound:
+    ids, _anchor, site, dim = node.args
+    module = module_of_site(str(site))
+    assert isinstance(module, Embedding)
+    return _Bound(
+        torch.ops.sparring_program.lookup.default,
+        (handle, module.name, dim, *_padding(module), ids),
+        module.agent.output_dtype,
+    )
+
+
+def _pooled(node: Node, handle: str) -> _Bound:
+    ids, bags, weights, _anchor, site, places, num_bags, _dim = node.args
+    module: LookupModule = module_of_site(str(site))
+    tables = [name for name, _ in module.agent.features]
+    dim_of = {each.table.name: each.table.dim for each in module.agent.declarations}
+    names, dims = "\n".join(tables), [dim_of[each] for each in tables]
+    if isinstance(module, EmbeddingCollection):
+        assert isinstance(places, Sequence)
+        return _Bound(
+            torch.ops.sparring_program.flat_lookup.default,
+            (handle, names, dims, ids, bags, places, len(set(places)), num_bags),
+            module.agent.output_dtype,
+        )
+    if isinstance(module, EmbeddingBag):
+        form = (
+            _ROWS if bags is None else _OFFSETS_AND_END if module.include_last_offset else _OFFSETS
+        )
+    elif isinstance(module, EmbeddingBagCollection):
+        form = _LENGTHS
+    else:
+        raise UnsupportedError(
+            f"a program cannot look up as {type(module).__name__} does; use Embedding, EmbeddingBag, "
+            "EmbeddingBagCollection or EmbeddingCollection"
+        )
+    means = [int(mode == "mean") for _, mode in module.agent.features]
+    return _Bound(
+        torch.ops.sparring_program.pooled_lookup.default,
+        (handle, names, dims, means, *_padding(module), form, ids, bags, weights, places, num_bags),
+        module.agent.output_dtype,
+    )

@@ -1,0 +1,276 @@
+// Operators of exported programs: lookups in the tables that are bound to a handle.
+//
+//   lookup         ids (*)                 → (*, dim) float32
+//   pooled_lookup  ids, bags, weights      → (bags, sum of dims) float32
+//   flat_lookup    ids, lengths            → (elements, 1) float32: rows of one feature after another
+//
+// Written against torch's stable ABI: one library runs on torch 2.10 and every later release.
+#include <sys/mman.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tables.h"
+
+namespace {
+
+using sparring::program::Table;
+using sparring::program::Tables;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// How `bags` says which ids are of one bag.
+enum Form : int64_t {
+  kRows = 0,           // ids (bags, n); no `bags`
+  kOffsets = 1,        // (bags) starts
+  kOffsetsAndEnd = 2,  // (bags + 1)
+  kLengths = 3         // (features of the batch * bags)
+};
+
+std::vector<int64_t> whole_numbers(const Tensor& tensor, const char* what) {
+  const Tensor whole = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+  const size_t count = static_cast<size_t>(whole.numel());
+  std::vector<int64_t> found(count);
+  if (whole.scalar_type() == ScalarType::Long) {
+    const auto* from = static_cast<const int64_t*>(whole.const_data_ptr());
+    std::copy(from, from + count, found.begin());
+  } else if (whole.scalar_type() == ScalarType::Int) {
+    const auto* from = static_cast<const int32_t*>(whole.const_data_ptr());
+    std::copy(from, from + count, found.begin());
+  } else {
+    throw std::runtime_error(std::string(what) + " must be int64 or int32");
+  }
+  return found;
+}
+
+// Ids as the reader takes them: those of the tensor itself where it can be.
+class Ids {
+ public:
+  explicit Ids(const Tensor& tensor) : kept_(tensor) {
+    if (tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous()) {
+      data_ = static_cast<const int64_t*>(tensor.const_data_ptr());
+    } else {
+      copied_ = whole_numbers(tensor, "ids");
+      data_ = copied_.data();
+    }
+  }
+  const int64_t* data() const { return data_; }
+  int64_t count() const { return kept_.numel(); }
+
+ private:
+  Tensor kept_;
+  std::vector<int64_t> copied_;
+  const int64_t* data_;
+};
+
+// A new tensor. A large one is fresh memory, whose first touch costs more than a lookup unless its
+// pages are large; NumPy asks for them in the same way.
+Tensor floats(const Tensor& like, std::vector<int64_t> sizes) {
+  Tensor made = torch::stable::new_empty(like, sizes, ScalarType::Float);
+  const uintptr_t bytes = static_cast<uintptr_t>(made.numel()) * sizeof(float);
+  if (bytes >= uintptr_t{4} << 20) {
+    const auto begin = reinterpret_cast<uintptr_t>(made.mutable_data_ptr());
+    const uintptr_t page = 4096, first = (begin + page - 1) / page * page;
+    // Where it is refused, pages are small.
+    (void)madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_HUGEPAGE);
+  }
+  return made;
+}
+
+// Without the ids that stand for none; `offsets` are moved. Empty where all are kept.
+struct Kept {
+  std::vector<int64_t> ids;
+  std::vector<float> weights;
+};
+
+Kept without_padding(const int64_t* ids, const float* weights, std::vector<int64_t>& offsets,
+                     int64_t padding) {
+  Kept kept;
+  for (size_t bag = 0; bag + 1 < offsets.size(); ++bag) {
+    const int64_t begin = offsets[bag], end = offsets[bag + 1];
+    offsets[bag] = static_cast<int64_t>(kept.ids.size());
+    for (int64_t i = begin; i < end; ++i) {
+      if (ids[i] == padding) continue;
+      kept.ids.push_back(ids[i]);
+      if (weights != nullptr) kept.weights.push_back(weights[i]);
+    }
+  }
+  offsets.back() = static_cast<int64_t>(kept.ids.size());
+  return kept;
+}
+
+Tensor lookup(std::string handle, std::string name, int64_t dim, bool has_padding,
+              int64_t padding, Tensor given) {
+  const auto tables = sparring::program::bound(handle);
+  const Table table = tables->table(name, dim);
+  const Ids ids(given);
+  std::vector<int64_t> sizes(given.sizes().begin(), given.sizes().end());
+  sizes.push_back(dim);
+  Tensor rows = floats(given, sizes);
+  auto* to = static_cast<float*>(rows.mutable_data_ptr());
+  SparringPackedRequest request{};
+  request.table = table.number;
+  request.count = ids.count();
+  request.ids = ids.data();
+  request.rows = to;
+  if (request.count > 0) tables->lookup(request);
+  if (has_padding) {
+    for (int64_t i = 0; i < ids.count(); ++i) {
+      if (ids.data()[i] == padding) std::fill_n(to + i * dim, dim, 0.0F);
+    }
+  }
+  return rows;
+}
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> found;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    found.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return found;
+}
+
+// `names` has a line for each output, `dims` and `means` an element; `places` are the features of
+// the batch that outputs are of.
+Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t> dims,
+                     std::vector<int64_t> means, bool has_padding, int64_t padding,
+                     int64_t form, Tensor given, std::optional<Tensor> bags, std::optional<Tensor> weights,
+                     std::vector<int64_t> places, int64_t num_bags) {
+  const auto tables = sparring::program::bound(handle);
+  const Ids ids(given);
+  const auto of_outputs = lines(names);
+  int64_t width = 0;
+  for (const int64_t dim : dims) width += dim;
+  Tensor pooled = floats(given, {num_bags, width});
+  std::vector<int64_t> starts;
+  if (form != kRows) starts = whole_numbers(bags.value(), form == kLengths ? "lengths" : "offsets");
+  if (form == kLengths) {
+    int64_t total = 0;
+    for (int64_t& each : starts) {
+      if (each < 0) throw std::runtime_error("a length of a bag is negative");
+      total += each;
+      each = total - each;
+    }
+    starts.push_back(total);
+  } else if (form == kOffsets) {
+    starts.push_back(ids.count());
+  } else if (form == kRows) {
+    const int64_t length = given.size(1);
+    for (int64_t bag = 0; bag <= num_bags; ++bag) starts.push_back(bag * length);
+  }
+  if (starts.back() != ids.count()) {
+    throw std::runtime_error("bags end at id " + std::to_string(starts.back()) + ", and there are " +
+                             std::to_string(ids.count()) + " ids");
+  }
+  const float* all_weights = nullptr;
+  Tensor kept_weights = given;
+  if (weights.has_value()) {
+    kept_weights = weights->is_contiguous() ? *weights : torch::stable::contiguous(*weights);
+    if (kept_weights.scalar_type() != ScalarType::Float) {
+      throw std::runtime_error("weights must be float32");
+    }
+    all_weights = static_cast<const float*>(kept_weights.const_data_ptr());
+  }
+  auto* to = static_cast<float*>(pooled.mutable_data_ptr());
+  for (size_t output = 0; output < dims.size(); ++output) {
+    const int64_t place = form == kLengths ? places[output] : 0;
+    const auto first = starts.begin() + place * num_bags;
+    if (static_cast<int64_t>(starts.size()) < (place + 1) * num_bags + 1) {
+      throw std::runtime_error("there are fewer lengths than bags");
+    }
+    std::vector<int64_t> offsets(first, first + num_bags + 1);
+    const int64_t begin = offsets.front();
+    for (int64_t& each : offsets) each -= begin;
+    const int64_t* own_ids = ids.data() + begin;
+    const float* own_weights = all_weights == nullptr ? nullptr : all_weights + begin;
+    Kept kept;
+    if (has_padding) {
+      kept = without_padding(own_ids, own_weights, offsets, padding);
+      own_ids = kept.ids.data();
+      own_weights = own_weights == nullptr ? nullptr : kept.weights.data();
+    }
+    SparringPackedRequest request{};
+    request.table = tables->table(of_outputs.at(output), dims[output]).number;
+    request.is_mean = static_cast<int32_t>(means[output]);
+    request.count = offsets.back();
+    request.ids = own_ids;
+    request.rows = to;
+    request.row_stride = static_cast<uint64_t>(width) * sizeof(float);
+    request.num_bags = num_bags;
+    request.offsets = offsets.data();
+    request.weights = own_weights;
+    if (num_bags > 0) tables->pool(request);
+    to += dims[output];
+  }
+  return pooled;
+}
+
+Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> dims, Tensor given,
+                   Tensor lengths, std::vector<int64_t> places, int64_t num_features,
+                   int64_t num_elements) {
+  const auto tables = sparring::program::bound(handle);
+  const Ids ids(given);
+  const auto of_outputs = lines(names);
+  std::vector<int64_t> counts = whole_numbers(lengths, "lengths");
+  const int64_t stride = num_features == 0 ? 0 : static_cast<int64_t>(counts.size()) / num_features;
+  std::vector<int64_t> starts{0};
+  for (int64_t feature = 0; feature < num_features; ++feature) {
+    int64_t total = starts.back();
+    for (int64_t bag = 0; bag < stride; ++bag) {
+      const int64_t length = counts[static_cast<size_t>(feature * stride + bag)];
+      if (length < 0) throw std::runtime_error("a length of a bag is negative");
+      total += length;
+    }
+    starts.push_back(total);
+  }
+  if (starts.back() != ids.count()) {
+    throw std::runtime_error("lengths add up to " + std::to_string(starts.back()) +
+                             ", and there are " + std::to_string(ids.count()) + " ids");
+  }
+  Tensor flat = floats(given, {num_elements, 1});
+  auto* to = static_cast<float*>(flat.mutable_data_ptr());
+  int64_t room = num_elements;
+  for (size_t output = 0; output < dims.size(); ++output) {
+    const auto place = static_cast<size_t>(places[output]);
+    SparringPackedRequest request{};
+    request.table = tables->table(of_outputs.at(output), dims[output]).number;
+    request.count = starts.at(place + 1) - starts.at(place);
+    request.ids = ids.data() + starts[place];
+    request.rows = to;
+    room -= request.count * dims[output];
+    if (room < 0) throw std::runtime_error("there are more rows than the program was told");
+    if (request.count > 0) tables->lookup(request);
+    to += request.count * dims[output];
+  }
+  return flat;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(sparring_program, library) {
+  library.def(
+      "lookup(str handle, str table, int dim, bool has_padding, int padding, "
+      "Tensor ids) -> Tensor");
+  library.def(
+      "pooled_lookup(str handle, str tables, int[] dims, int[] means, bool has_padding, int padding, "
+      "int form, Tensor ids, Tensor? bags, Tensor? weights, int[] places, SymInt num_bags) -> Tensor");
+  library.def(
+      "flat_lookup(str handle, str tables, int[] dims, Tensor ids, Tensor lengths, int[] places, "
+      "int num_features, SymInt num_elements) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sparring_program, CPU, library) {
+  library.impl("lookup", TORCH_BOX(&lookup));
+  library.impl("pooled_lookup", TORCH_BOX(&pooled_lookup));
+  library.impl("flat_lookup", TORCH_BOX(&flat_lookup));
+}

@@ -1,0 +1,229 @@
+#include "tables.h"
+
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <shared_mutex>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "sparring_program.h"
+
+namespace sparring::program {
+namespace {
+
+template <class Arguments>
+Arguments new_arguments() {
+  Arguments arguments{};
+  arguments.call.struct_bytes = sizeof(Arguments);
+  arguments.call.device.type = 1;  // the CPU
+  return arguments;
+}
+
+template <class Arguments>
+void check(SparringStatus status, Arguments& arguments) {
+  if (status == SPARRING_OK) return;
+  const char* found = arguments.call.error.message;
+  const std::string message = found == nullptr ? "a call of sparring-packed failed" : found;
+  if (arguments.call.error.release != nullptr) arguments.call.error.release(&arguments.call.error);
+  throw std::runtime_error(message);
+}
+
+// What an export wrote for the program of a bundle.
+struct Binding {
+  std::string handle;
+  std::vector<std::pair<std::string, int64_t>> dims;
+
+  bool is_exact() const { return handle.rfind("exact:", 0) == 0; }
+  std::string hash() const {
+    const size_t begin = handle.find(':') + 1;
+    return handle.substr(begin, handle.find(':', begin) - begin);
+  }
+};
+
+Binding binding_of(const std::string& bundle) {
+  std::ifstream file(bundle + "/binding.txt");
+  Binding found;
+  if (!file || !std::getline(file, found.handle) || found.handle.find(':') == std::string::npos) {
+    throw std::runtime_error("no bundle of a program at " + bundle +
+                             ": expected the folder that export_program wrote, with binding.txt");
+  }
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t blank = line.find(' ');
+    if (blank == std::string::npos) throw std::runtime_error(bundle + "/binding.txt is damaged");
+    found.dims.emplace_back(line.substr(blank + 1), std::stoll(line.substr(0, blank)));
+  }
+  return found;
+}
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<Tables>> tables;
+};
+
+Registry& registry() {
+  static auto* found = new Registry;  // never destroyed: threads may look up until the very end
+  return *found;
+}
+
+std::shared_ptr<Tables> find(const std::string& handle) {
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.tables.find(handle);
+  if (found == all.tables.end()) {
+    throw std::runtime_error("the program " + handle +
+                             " has no tables: call sparring_program_bind(bundle, served) first");
+  }
+  return found->second;
+}
+
+thread_local std::string last_error;
+
+template <class Function>
+int32_t guarded(Function&& function) {
+  try {
+    function();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+}  // namespace
+
+Tables::Tables(const std::string& served) {
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = served.c_str();
+  check(sparring_packed_open(&open), open);
+  packed_ = open.packed;
+  try {
+    auto version = new_arguments<SparringPackedVersion>();
+    check(sparring_packed_version(packed_, &version), version);
+    auto table = new_arguments<SparringPackedTable>();
+    for (; table.table < version.num_tables; ++table.table) {
+      check(sparring_packed_table(packed_, &table), table);
+      tables_[table.name] = Table{table.table, table.dim};
+    }
+  } catch (...) {
+    sparring_packed_close(packed_);
+    throw;
+  }
+}
+
+Tables::~Tables() { sparring_packed_close(packed_); }
+
+Table Tables::table(const std::string& name, int64_t dim) const {
+  const auto found = tables_.find(name);
+  if (found == tables_.end()) {
+    throw std::runtime_error("the serving snapshot has no table '" + name +
+                             "', which the program looks up in; bind one of the same model");
+  }
+  if (found->second.dim != dim) {
+    throw std::runtime_error("table '" + name + "' has dim " + std::to_string(found->second.dim) +
+                             " in the serving snapshot, and the program needs " +
+                             std::to_string(dim) + "; bind one of the same model");
+  }
+  return found->second;
+}
+
+void Tables::lookup(SparringPackedRequest request) const {
+  auto arguments = new_arguments<SparringPackedLookup>();
+  arguments.num_requests = 1;
+  arguments.requests = &request;
+  check(sparring_packed_lookup(packed_, &arguments), arguments);
+}
+
+void Tables::pool(SparringPackedRequest request) const {
+  auto arguments = new_arguments<SparringPackedLookup>();
+  arguments.num_requests = 1;
+  arguments.requests = &request;
+  check(sparring_packed_pool(packed_, &arguments), arguments);
+}
+
+bool Tables::refresh() {
+  auto arguments = new_arguments<SparringPackedRefresh>();
+  check(sparring_packed_refresh(packed_, &arguments), arguments);
+  return arguments.is_changed != 0;
+}
+
+Tables::Version Tables::version() const {
+  auto arguments = new_arguments<SparringPackedVersion>();
+  check(sparring_packed_version(packed_, &arguments), arguments);
+  return Version{arguments.hash, arguments.step};
+}
+
+std::shared_ptr<const Tables> bound(const std::string& handle) { return find(handle); }
+
+}  // namespace sparring::program
+
+using sparring::program::Binding;
+using sparring::program::Tables;
+
+int32_t sparring_program_bind(const char* bundle, const char* served) {
+  return sparring::program::guarded([&] {
+    const Binding binding = sparring::program::binding_of(bundle);
+    auto tables = std::make_shared<Tables>(served);
+    const std::string found = tables->version().hash;
+    if (binding.is_exact() && found != binding.hash()) {
+      throw std::runtime_error(
+          std::string("the program of ") + bundle + " is bound to version " + binding.hash() +
+          " of its tables, and the newest of " + served + " is " + found +
+          "; name the folder of that version, or export the program again (follow=True lets a "
+          "program read later versions)");
+    }
+    for (const auto& [name, dim] : binding.dims) tables->table(name, dim);
+    auto& all = sparring::program::registry();
+    const std::unique_lock lock(all.mutex);
+    all.tables[binding.handle].swap(tables);  // what was there is closed after the lock
+  });
+}
+
+int32_t sparring_program_refresh(const char* bundle, int32_t* is_changed) {
+  return sparring::program::guarded([&] {
+    *is_changed = 0;
+    const Binding binding = sparring::program::binding_of(bundle);
+    if (binding.is_exact()) {
+      throw std::runtime_error(std::string("the program of ") + bundle + " is bound to version " +
+                               binding.hash() +
+                               " alone; export it with follow=True to let it read later ones");
+    }
+    *is_changed = sparring::program::find(binding.handle)->refresh() ? 1 : 0;
+  });
+}
+
+int32_t sparring_program_version(const char* bundle, char hash[33], int64_t* step) {
+  return sparring::program::guarded([&] {
+    const auto handle = sparring::program::binding_of(bundle).handle;
+    const auto found = sparring::program::find(handle)->version();
+    std::memset(hash, 0, 33);
+    std::memcpy(hash, found.hash.data(), std::min<size_t>(32, found.hash.size()));
+    *step = found.step;
+  });
+}
+
+int32_t sparring_program_release(const char* bundle) {
+  return sparring::program::guarded([&] {
+    const std::string handle = sparring::program::binding_of(bundle).handle;
+    std::shared_ptr<Tables> closed = sparring::program::find(handle);
+    auto& all = sparring::program::registry();
+    const std::unique_lock lock(all.mutex);
+    all.tables.erase(handle);
+  });
+}
+
+int32_t sparring_program_describe(const char* served, char* text, uint64_t room) {
+  return sparring::program::guarded([&] {
+    const Tables tables(served);
+    std::ostringstream made;
+    made << tables.version().hash << '\n';
+    for (const auto& [name, table] : tables.all()) made << table.dim << ' ' << name << '\n';
+    const std::string found = made.str();
+    if (found.size() >= room) throw std::runtime_error("the description is too long");
+    std::memcpy(text, found.c_str(), found.size() + 1);
+  });
+}
+
+const char* sparring_program_error() { return sparring::program::last_error.c_str(); }

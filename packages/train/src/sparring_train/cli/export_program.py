@@ -1,0 +1,65 @@
+"""``sparring export-program``: a trained model as a folder that C++ runs over serving snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparring import context_of
+from sparring.errors import SnapshotError, UnsupportedError
+from sparring_train.cli.get import snapshot_at
+from sparring_train.cli.train import OverridesArgument
+from sparring_train.config.loader import load_config
+from sparring_train.hookspecs import ProgramRequest
+from sparring_train.trainers import trainer_of
+
+__all__ = ["add_export_program"]
+
+
+def add_export_program(application: typer.Typer) -> None:
+    application.command("export-program")(export_program)
+
+
+def export_program(
+    context: typer.Context,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="The YAML file that the run was trained with.")
+    ],
+    bundle: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    overrides: OverridesArgument = None,
+    served: Annotated[
+        str, typer.Option(help="A serving snapshot, or a folder of them: `sparring publish`.")
+    ] = "served",
+    snapshot: Annotated[
+        str | None,
+        typer.Option(help="A snapshot, or a folder of them; without it, where the run saves."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The framework; it must be that of the run.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Let the program read later versions of its tables.")
+    ] = False,
+) -> None:
+    """Write a trained model as a program that runs without Python, over a serving snapshot."""
+    manager = context_of(context).plugin_manager
+    run = load_config(config, overrides or [], plugin_manager=manager)
+    if to is not None and to != run.framework:
+        raise UnsupportedError(
+            f"--to {to}: {config} is trained with {run.framework}, whose programs run with "
+            f"{run.framework}; leave --to out, or train with {to}"
+        )
+    export = trainer_of(run.framework, manager).export
+    if export is None:
+        raise UnsupportedError(
+            f"{config}: the trainer of framework {run.framework!r} exports no programs; use one that "
+            "does, as torch"
+        )
+    place = snapshot or run.snapshots.url
+    if place is None:
+        raise SnapshotError(f"{config} saves no snapshots (snapshots.url); name one by --snapshot")
+    url = snapshot_at(place).url
+    export(run, manager, ProgramRequest(url, served, str(bundle), follow))
+    typer.echo(f"{bundle}: a program of {url}, bound to {served}")
