@@ -56,7 +56,8 @@ class ParameterService:
         self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
         self._transport = transport
         self._snapshots = ShardSnapshots(shard, self.queue, transport)
-        self._lock = threading.Lock()
+        # A push may be applied before its callback is added, which then runs where this is held.
+        self._lock = threading.RLock()
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
         self._failed: dict[str, str] = {}
