@@ -39,6 +39,7 @@ BENCHMARKS = (
     "snapshots",
     "rocksdb",
     "redis",
+    "cache_refresh",
     "serving",
     "serving_processes",
     "tiers",

@@ -47,6 +47,7 @@ OWNERS = {
     "blocking": ["StepContainer.save"],
     "collective": ["StepContainer"],
     "columns": ["TableSharding"],
+    "config": ["RemoteOptions"],
     "container": [
         "sparring_tf.Embedding",
         "sparring_tf.EmbeddingBag",
@@ -87,6 +88,7 @@ OWNERS = {
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],
     "semantics": ["distribute"],
+    "service": ["distribute"],
     "share": ["SaveOptions"],
     "state_width": ["sparring.TableConfig"],
     "stddev": ["sparring.Normal"],

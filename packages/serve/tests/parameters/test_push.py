@@ -20,6 +20,9 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.client.transport import Send
+from sparring_serve.refusal import Refusal
+from sparring_serve.wire.fields import encode
+from sparring_serve.wire.messages import PushRequest, TableGradients, Wait
 
 from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, made_gradients
 
@@ -215,3 +218,21 @@ def test_over_a_network_with_asyncio_and_a_server_that_only_reads(one_process: O
         one_process.push(made_gradients(seed))
     assert np.array_equal(rows, one_process.rows(IDS)["user"])
     assert ParameterClient(["a:1"]).name != ParameterClient(["a:1"]).name
+
+
+@pytest.mark.parametrize("wait", [Wait.QUEUED, Wait.APPLIED])
+def test_a_server_checks_what_its_client_did_not(make_shards: MakeShards, wait: Wait) -> None:
+    [service] = make_shards(1).services.values()
+    ids = np.array([1, 2]).tobytes()
+    for gradients, said in (
+        (np.full((2, 8), np.inf, np.float32), "NaN or infinity"),
+        (
+            np.ones((2, 4), np.float32),
+            "must have dim 8, as the table has here, in float32; found 4",
+        ),
+    ):
+        tables = (TableGradients("user", ids, gradients.tobytes()),)
+        with pytest.raises(Refusal, match=said):
+            service.push(encode(PushRequest(tables, "a", 1, wait)), 5)
+    assert service.shard.steps == 0
+    assert service.push(encode(PushRequest((), "a", 1, Wait.APPLIED)), 5)

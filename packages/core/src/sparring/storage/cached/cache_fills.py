@@ -22,13 +22,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Keys, Rows
+from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.storage import Storage
 from sparring.kernels.bloom import BloomFilter
 
 __all__ = ["CacheFills"]
 
 _Mask = npt.NDArray[np.bool_]
+
+_PROBE = Columns(0, 1)
+_LEAST_KEPT = 65_536
+_PART_KEYS = 65_536
+_NONE: Keys = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class CacheFills:
         self._reading: dict[int, int] = {}
         """Number of events before a read → reads under way that began then."""
         self._events: deque[_Event] = deque()
+        self._kept: list[Keys] = []
+        """Keys that came into the cache: some repeat, and some have left it since."""
         self.num_dropped = 0
         """Rows that were read and did not come into the cache."""
 
@@ -64,7 +71,16 @@ class CacheFills:
             self._reading[self._number] = self._reading.get(self._number, 0) + 1
             return self._number
 
-    def end(self, begun: int, keys: Keys, rows: Rows, found: _Mask, hits: Keys | None) -> None:
+    def end(
+        self,
+        begun: int,
+        keys: Keys,
+        rows: Rows,
+        found: _Mask,
+        hits: Keys | None = None,
+        *,
+        is_new: bool = True,
+    ) -> None:
         """A read has ended: its rows come into the cache where they may.
 
         Args:
@@ -73,6 +89,7 @@ class CacheFills:
             rows: ``(n, width)``
             found: which have a row; the others leave the cache.
             hits: keys that the cache had meanwhile, which its policy is told of; None: it takes no such.
+            is_new: the cache did not have the keys when the read began.
         """
         with self._lock:
             is_fresh = np.ones(len(keys), np.bool_)
@@ -92,7 +109,10 @@ class CacheFills:
                 self._cache.touch(hits)
             if taken.any():
                 is_all = bool(taken.all())
-                self._cache.upsert(keys if is_all else keys[taken], rows if is_all else rows[taken])
+                kept = keys if is_all else keys[taken]
+                self._cache.upsert(kept, rows if is_all else rows[taken])
+                if is_new:
+                    self._kept.append(kept)
             self.num_dropped += int(np.count_nonzero(found & ~taken))
             self._leave(begun)
             ascending = np.sort(keys)
@@ -124,6 +144,37 @@ class CacheFills:
         """Removes keys from the cache."""
         with self._lock:
             self._cache.erase(keys)
+
+    def cached(self, changed: BloomFilter | None) -> Keys:
+        """The keys of the cache, of those that a note may have; None: all. Each once.
+
+        A scan of the cache takes several times as long as to ask a filter of its keys.
+        """
+        with self._lock:
+            kept = self._kept[0] if len(self._kept) == 1 else np.concatenate([_NONE, *self._kept])
+            is_worn = len(kept) > 2 * self._cache.size + _LEAST_KEPT
+            self._kept = [] if is_worn else [kept]
+        if is_worn:
+            kept = np.concatenate(
+                [_NONE, *(each.keys for each in self._cache.scan(columns=_PROBE))]
+            )
+            with self._lock:
+                self._kept.insert(0, kept)
+        if changed is not None:
+            # In parts that stay in the processor's cache: twice as fast.
+            parts = np.split(kept, range(_PART_KEYS, len(kept), _PART_KEYS))
+            kept = np.concatenate([part[changed.contains(part)] for part in parts])
+        asked = np.unique(kept)
+        if not len(asked):
+            return asked
+        found = np.empty(len(asked), np.bool_)
+        room = np.empty((len(asked), 1), self._cache.table.numpy_dtype)
+        self._cache.find_into(asked, _PROBE, room, found)
+        return asked[found]
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(each.nbytes for each in self._kept)
 
     def _leave(self, begun: int) -> None:
         self._reading[begun] -= 1

@@ -36,8 +36,6 @@ from sparring.storage.cached.options import RefreshOptions
 
 __all__ = ["CacheCounters", "CachedStorage", "NotesProgress"]
 
-_PROBE = Columns(0, 1)
-
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
@@ -131,7 +129,7 @@ class CachedStorage(Storage):
         self._failed_until = 0.0
         self._failure = ""
         self._embedding = Columns(0, table.dim)
-        self._follower = Follower(table, cache, backend, self._fills, log, options)
+        self._follower = Follower(table, backend, self._fills, log, options)
 
     # -- reading ------------------------------------------------------------
 
@@ -195,7 +193,7 @@ class CachedStorage(Storage):
     @property
     def memory_bytes(self) -> int:
         self._check_open()
-        return self._cache.memory_bytes + self._follower.memory_bytes
+        return sum(each.memory_bytes for each in (self._cache, self._fills, self._follower))
 
     # -- notes ------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter
 
 __all__ = ["CHANGED_RATE", "ChangeNote", "NotesBase"]
 
-CHANGED_RATE = 0.001
+CHANGED_RATE = 0.0001
 """Share of cached keys that did not change and are read again all the same."""
 
 _MAGIC = b"SPARnote"

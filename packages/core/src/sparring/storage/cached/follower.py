@@ -38,8 +38,6 @@ __all__ = ["Follower"]
 
 _log = logging.getLogger(__name__)
 
-_PROBE = Columns(0, 1)
-_SCAN_ROWS = 262_144
 _DROP_BATCHES = 100
 """In which a cache is emptied."""
 _REFRESH_SECONDS = 60.0
@@ -51,9 +49,8 @@ class Follower:
 
     Args:
         table: whose they are.
-        cache: kept as new as the notes; written to through `fills` only.
         backend: read.
-        fills: of the cache.
+        fills: of the cache, which is kept as new as the notes.
         log: the notes; closed with this.
         options: how often, how much at a time.
 
@@ -65,13 +62,12 @@ class Follower:
     def __init__(
         self,
         table: TableConfig,
-        cache: Storage,
         backend: Storage,
         fills: CacheFills,
         log: ChangeLog,
         options: RefreshOptions,
     ) -> None:
-        self._table, self._cache, self._backend = table, cache, backend
+        self._table, self._backend = table, backend
         self._fills, self._log, self._options = fills, log, options
         self._embedding = Columns(0, table.dim)
         self.run, self.step, self.published = "", 0, 0.0
@@ -214,19 +210,11 @@ class Follower:
     # -- what a note does ---------------------------------------------------------
 
     async def _reread(self, changed: BloomFilter) -> None:
-        keys = await asyncio.to_thread(self._cached_keys, changed)
+        keys = await asyncio.to_thread(self._fills.cached, changed)
         for begin in range(0, len(keys), self._options.batch_rows):
             batch = keys[begin : begin + self._options.batch_rows]
             await asyncio.to_thread(self._reread_batch, batch)
             self.num_reread += len(batch)
-
-    def _cached_keys(self, changed: BloomFilter | None) -> Keys:
-        """Cached keys, those that a note may have."""
-        found = [_NONE]
-        for chunk in self._cache.scan(_SCAN_ROWS, _PROBE):
-            keys = chunk.keys
-            found.append(keys.copy() if changed is None else keys[changed.contains(keys)])
-        return np.concatenate(found)
 
     def _reread_batch(self, keys: Keys) -> None:
         rows = np.empty((len(keys), self._table.width), self._table.numpy_dtype)
@@ -237,12 +225,12 @@ class Follower:
         except BaseException:
             self._fills.abandon(begun)
             raise
-        self._fills.end(begun, keys, rows, found, None)
+        self._fills.end(begun, keys, rows, found, is_new=False)
 
     async def _drop_all(self) -> None:
         """Rows that are cached now leave, over time."""
         self.num_missed += 1
-        self._dropping = await asyncio.to_thread(self._cached_keys, None)
+        self._dropping = await asyncio.to_thread(self._fills.cached, None)
         if self._drops is not None:
             self._drops.cancel()
         self._drops = asyncio.create_task(self._drop_gradually())

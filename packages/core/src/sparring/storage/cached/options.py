@@ -18,7 +18,7 @@ class RefreshOptions(Options):
     poll_seconds: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
     """How often new notes are looked for. After a failure of the backend, keys that are not cached are
     refused for as long, without a trip."""
-    batch_rows: WholeNumber = Field(default=8_192, ge=1, le=1 << 20)
+    batch_rows: WholeNumber = Field(default=16_384, ge=1, le=1 << 20)
     """Changed keys that are read again at a time."""
     drop_seconds: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
     """Where a note was missed, the rows that are cached then leave within this time, evenly; they may be
