@@ -125,7 +125,7 @@ def test_pins_that_cannot_be_are_refused(written: Path, capsys: pytest.CaptureFi
     choice = {"kind": "table_wise", "columns": "1", "transfer": "rows"}
     plan.write_text(edited(first, "users", ranks="[9]", **choice))
     assert main(make) == 2
-    assert "ranks are 0 to 3" in capsys.readouterr().err
+    assert "and ranks are 0 to 3; name some of these" in capsys.readouterr().err
     plan.write_text(edited(first, "users", ranks="[1]", **choice))
     written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
     assert main(make) == 1

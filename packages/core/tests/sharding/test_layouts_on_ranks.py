@@ -89,7 +89,7 @@ def joined(held: list[Rows], *, is_replicated: bool) -> Rows:
     return {key: row for each in held for key, row in each.items()}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_all_kinds_train_the_bits_of_one_process(world_size: int) -> None:
     work = [(step, rank) for step in range(STEPS) for rank in range(world_size)]
     with opened(None, 1, {}) as alone:

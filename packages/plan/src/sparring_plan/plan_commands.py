@@ -147,10 +147,16 @@ def diff(
             f"{change.moved_bytes / 2**20:,.1f} MiB move"
         )
     moved = sum(change.moved_bytes for change in changes)
+    differ = "1 table differs" if len(changes) == 1 else f"{len(changes)} tables differ"
     typer.echo(
-        f"{len(changes)} tables differ, {moved / 2**20:,.1f} MiB move; the step: {old.step_ms:g} ms -> "
-        f"{new.step_ms:g} ms"
+        f"{differ}, {moved / 2**20:,.1f} MiB move; the step: {old.step_ms:g} ms -> {new.step_ms:g} ms"
     )
+    for path, each in ((before, old), (after, new)):
+        if any(table.made not in (None, table.choice_digest) for table in each.tables.values()):
+            typer.echo(
+                f"{path} was edited since it was made, and its step is of before; sparring plan check "
+                "says what it is now"
+            )
 
 
 def calibrate(
@@ -219,5 +225,7 @@ def _figures(plan: Plan) -> str:
 def _place(table: TablePlan | None) -> str:
     if table is None:
         return "absent"
-    ranks = "all ranks" if table.ranks == "all" else f"ranks {', '.join(map(str, table.ranks))}"
+    if table.ranks == "all":
+        return f"{table.kind} on all ranks"
+    ranks = f"rank{'' if len(table.ranks) == 1 else 's'} {', '.join(map(str, table.ranks))}"
     return f"{table.kind} on {ranks}"

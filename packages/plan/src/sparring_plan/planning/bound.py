@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ __all__ = [
     "goal_choice",
     "highs",
     "linear_bound",
+    "make_solver",
     "threshold_bound",
 ]
 
@@ -30,6 +33,7 @@ SAFETY = 1e-6
 """Solvers keep constraints to a tolerance; the bound gives as much away."""
 _NEAREST = 0.003
 _MOST_PARTS = 4
+_NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,32 @@ def highs() -> Any | None:
     except ImportError:
         return None
     return highspy
+
+
+def make_solver(module: Any, settings: Mapping[str, Any] = _NO_SETTINGS) -> Any:
+    """A solver of one thread and a fixed seed that prints nothing.
+
+    Args:
+        module: `highspy`.
+        settings: further options of HiGHS.
+    """
+
+    class Quiet(module.Highs):  # type: ignore[misc]
+        """Of some versions the constructor calls this, and here they print a banner on stdout."""
+
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    solver = Quiet()
+    for name, value in {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": 0,
+        **settings,
+    }.items():
+        solver.setOptionValue(name, value)
+    return solver
 
 
 def aggregate_bound(options: Options) -> Bound:
@@ -205,9 +235,7 @@ class _Relaxation:
         cost[step] = 1
         upper = np.full(columns, np.inf)
         upper[:count] = 1 if self._kept is None else self._kept
-        solver = module.Highs()
-        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-            solver.setOptionValue(name, value)
+        solver = make_solver(module)
         solver.passModel(as_model(module, rows, cost, np.zeros(columns), upper))
         solver.run()
         status = solver.getModelStatus()

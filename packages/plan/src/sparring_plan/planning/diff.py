@@ -62,7 +62,12 @@ def _held(plan: Plan, name: str, table: TablePlan) -> Iterator[_Held]:
         return
     of_block, rest = divmod(len(ranks), table.columns)
     if rest or not of_block:
-        raise plan.refuse(name, "columns", f"{len(ranks)} ranks for {table.columns} column blocks")
+        raise plan.refuse(
+            name,
+            "columns",
+            f"{len(ranks)} ranks are no multiple of {table.columns} blocks of columns; name as many "
+            "ranks for each block, or change columns",
+        )
     for index, rank in enumerate(ranks):
         block, part = divmod(index, of_block)
         rows = part / of_block, (part + 1) / of_block

@@ -437,7 +437,13 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     document = read_document(path)
     inputs = document.as_model(PlanInputs)
     if inputs.calibration is not None:
-        calibration = read_document(Path(path).parent / inputs.calibration).as_model(Calibration)
+        costs = Path(path).parent / inputs.calibration
+        if not costs.is_file():
+            raise ConfigError(
+                f"{document.place(('calibration',))}: calibration: there is no file {costs}; write one "
+                "with sparring plan calibrate, or leave calibration out for the default costs"
+            )
+        calibration = read_document(costs).as_model(Calibration)
     else:
         with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
             calibration = read_document(default).as_model(Calibration)

@@ -166,11 +166,19 @@ class Plan(DocumentModel):
                     f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
-                raise self.refuse(name, "columns", f"{each.kind} keeps rows whole; 1 it is")
+                raise self.refuse(
+                    name,
+                    "columns",
+                    f"{each.kind} keeps rows whole, found {each.columns} blocks of columns; set columns "
+                    f"to 1, or kind to one of {', '.join(sorted(_DIVIDED_KINDS))}",
+                )
             num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
             if each.columns > 1 and num_ranks % each.columns:
                 raise self.refuse(
-                    name, "columns", f"{num_ranks} ranks are no multiple of {each.columns} blocks"
+                    name,
+                    "columns",
+                    f"{num_ranks} ranks are no multiple of {each.columns} blocks of columns; name as "
+                    "many ranks for each block, or change columns",
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None

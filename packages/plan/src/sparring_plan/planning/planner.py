@@ -256,7 +256,10 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
         wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
         raise plan.refuse(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
     if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
-        raise plan.refuse(name, "ranks", f"ranks are 0 to {options.num_ranks - 1}")
+        most = options.num_ranks - 1
+        raise plan.refuse(
+            name, "ranks", f"found {entry.ranks}, and ranks are 0 to {most}; name some of these"
+        )
     whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
     if whole is not None and num_nodes != whole:
         raise plan.refuse(
@@ -444,8 +447,19 @@ def _resource(load: Floats) -> str:
 
 def _what_is_missing(options: Options) -> str:
     """Which memory lacks how many bytes."""
-    least = np.minimum.reduceat(options.total_memory().sum(axis=1), options.start[:-1])
-    needed, ranks = float(least.sum()), options.num_ranks
+    total, ranks = options.total_memory(), options.num_ranks
+    # Whatever the options, each table takes its least of a kind of memory.
+    short = np.minimum.reduceat(total, options.start[:-1]).sum(axis=0) / ranks - options.capacity
+    kind = int(np.argmax(short))
+    if len(options.memories) > 1 and short[kind] > 0:
+        own = float(options.capacity[kind])
+        return (
+            f"the tables do not fit: in {options.memories[kind]} memory they need at least "
+            f"{_size(float(short[kind]) + own)} a rank, and a rank has {_size(own)} of it: "
+            f"{_size(float(short[kind]))} are missing on each of {ranks} ranks"
+        )
+    least = np.minimum.reduceat(total.sum(axis=1), options.start[:-1])
+    needed = float(least.sum())
     held = ", ".join(
         f"{_size(float(bytes_))} of {name}"
         for name, bytes_ in zip(options.memories, options.capacity, strict=True)

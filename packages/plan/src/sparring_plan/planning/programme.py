@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring_plan.planning.bound import Rows, as_model
+from sparring_plan.planning.bound import Rows, as_model, make_solver
 from sparring_plan.planning.costs import Floats, Ints, Span
 from sparring_plan.planning.placement import Placement
 
@@ -166,17 +166,8 @@ class Programme:
 
         Returns None where the search proves and finds nothing.
         """
-        solver = module.Highs()
-        settings: dict[str, Any] = {
-            "output_flag": False,
-            "threads": 1,
-            "random_seed": 0,
-            "mip_max_nodes": nodes,
-            "mip_rel_gap": gap,
-            "time_limit": np.inf,
-        }
-        for name, value in settings.items():
-            solver.setOptionValue(name, value)
+        limits = {"mip_max_nodes": nodes, "mip_rel_gap": gap, "time_limit": np.inf}
+        solver = make_solver(module, limits)
         solver.passModel(model)
         solution = module.HighsSolution()
         solution.col_value = list(start)

@@ -16,7 +16,6 @@ from sparring_serve.client.failures import is_of_replica, refusal_error
 from sparring_serve.client.rounds import ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import Outcome, Pause, Send
-from sparring_serve.parameters.finite import is_finite
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
@@ -302,7 +301,10 @@ def _checked(given: Mapping[str, TablePush], description: Description) -> list[_
                 f"push: table {table!r} is not served; {suggestion(table, dims)}", table=table
             )
         part = _part(table, each, dims[table], methods[table].update_method)
-        if answer.parameters.non_finite_gradients == "raise" and not is_finite(part.gradients):
+        if (
+            answer.parameters.non_finite_gradients == "raise"
+            and not np.isfinite(part.gradients).all()
+        ):
             raise InvalidArgumentError(
                 f"push to table {table!r}: gradients hold NaN or infinity, and the service has "
                 "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "

@@ -19,7 +19,6 @@ from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.transport import Transport
 from sparring_serve.parameters.declaration import TableDeclaration
-from sparring_serve.parameters.finite import is_finite
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
@@ -73,7 +72,7 @@ class ParameterService:
         lookups.check_deadline(remaining_seconds)
         request: PushRequest = decoded(PushRequest, content)
         token, wait = _token(request), _wait(request)
-        pushed = self._checked(request)
+        pushed = self._checked(request, wait)
         with self._lock:
             future = self._pending.get(token)
             if (was_known := future is not None) is False:
@@ -144,33 +143,26 @@ class ParameterService:
 
     # -- of a push
 
-    def _checked(self, request: PushRequest) -> list[Gradients]:
+    def _checked(self, request: PushRequest, wait: Wait) -> list[Gradients]:
         """All that can be refused is refused here."""
         asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
         self.lookups.check_asked(asked)
         pushed = []
         for each, (table, ids) in zip(request.tables, asked, strict=True):
             declared = self.shard.config.tables[table]
-            gradients = self._gradients(each, len(ids), declared)
+            gradients = _gradients(each, len(ids), declared)
+            if wait is Wait.QUEUED:  # who waits learns it from the engine
+                self._check_finite(table, gradients)
             pushed.append(Gradients(table, _aligned(ids), gradients, _hyper(each, declared)))
         return pushed
 
-    def _gradients(self, given: TableGradients, num_ids: int, declared: TableDeclaration) -> Any:
-        dim, num_bytes = declared.dim, len(given.gradients)
-        if num_bytes != 4 * dim * num_ids:
-            found = f"{num_bytes / 4 / num_ids:g}" if num_ids else f"{num_bytes} bytes"
+    def _check_finite(self, table: str, gradients: npt.NDArray[Any]) -> None:
+        if self.shard.config.non_finite_gradients == "raise" and not np.isfinite(gradients).all():
             raise _wrong(
-                f"push to table {given.table!r}: gradients of {num_ids:,} ids must have dim {dim}, "
-                f"as the table has here, in float32; found {found}; send {4 * dim * num_ids:,} bytes"
-            )
-        gradients = _aligned(np.frombuffer(given.gradients, np.float32)).reshape(num_ids, dim)
-        if self.shard.config.non_finite_gradients == "raise" and not is_finite(gradients):
-            raise _wrong(
-                f"push to table {given.table!r}: gradients hold NaN or infinity, and this service has "
+                f"push to table {table!r}: gradients hold NaN or infinity, and this service has "
                 "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "
                 "rate, clip gradients, or start the service with non_finite_gradients: skip"
             )
-        return gradients
 
     def _was_applied(self, token: Token) -> bool:
         verdict = self.shard.windows.verdict(token)
@@ -219,6 +211,18 @@ class ParameterService:
             raise Refusal(
                 Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed"
             ) from error
+
+
+def _gradients(given: TableGradients, num_ids: int, declared: TableDeclaration) -> Any:
+    dim, num_bytes = declared.dim, len(given.gradients)
+    if num_bytes != 4 * dim * num_ids:
+        found = f"{num_bytes / 4 / num_ids:g}" if num_ids else f"{num_bytes} bytes"
+        raise _wrong(
+            f"push to table {given.table!r}: gradients of {num_ids:,} ids must have dim {dim}, "
+            f"as the table has here, in float32; found {found}; send {4 * dim * num_ids:,} bytes"
+        )
+    gradients = _aligned(np.frombuffer(given.gradients, np.float32)).reshape(num_ids, dim)
+    return gradients
 
 
 def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from sparring import (
     Snapshot,
     State,
     StepContainer,
+    Storage,
     Task,
     dedup,
     initial_rows,
@@ -81,6 +82,8 @@ class ParameterShard:
         self._turn = threading.Lock()
         self._steps = dict.fromkeys(config.tables, 0)
         self.windows = PushWindows(config.most_clients)
+        self._storages: dict[str, Storage] = {}
+        self._shapes: dict[str, TableShape] = {}
         self._container = StepContainer(
             rendezvous=ApartRendezvous(place.shard, place.shards.num_shards),
             non_finite_gradients=config.non_finite_gradients,
@@ -93,7 +96,10 @@ class ParameterShard:
                     table.dim, each.hyper_parameters, table.computing_dtype
                 )
                 self._container.set_state(name, state, method.name)
-                self._container.storage(name)
+                self._storages[name] = self._container.storage(name)
+                self._shapes[name] = TableShape(
+                    name, table.dim, table.dtype, 0, initial_values(table)
+                )
         except BaseException:
             self._container.close()
             raise
@@ -134,10 +140,8 @@ class ParameterShard:
 
     def shapes(self) -> Mapping[str, TableShape]:
         return {
-            name: TableShape(
-                name, each.dim, each.dtype, self._container.num_rows(name), initial_values(each)
-            )
-            for name, each in self._container.tables.items()
+            name: replace(shape, num_rows=self._storages[name].size)
+            for name, shape in self._shapes.items()
         }
 
     def versions(self) -> Sequence[Version]:
