@@ -16,6 +16,7 @@ from sparring import partition
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
 from sparring.contracts.results import Keys
+from sparring.contracts.table import TableConfig
 from sparring.engine.change_publisher import ChangePublisher
 from sparring.engine.container import StepContainer
 from sparring.storage.cached.folder_log import FolderLog
@@ -316,3 +317,21 @@ def test_one_note_tells_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
         assert (reader.find(KEYS).rows == rows_of(KEYS, np.where(is_new, 2, 1))).all()
         assert reader.counters().reread_rows <= 7
         assert reader.counters().missed_notes == 0
+
+
+def test_keys_that_were_not_admitted_are_not_told_of(tmp_path: Path) -> None:
+    table = TableConfig("item", 4, admission={"kind": "frequency", "k": 2})
+    with StepContainer() as container:
+        container.declare(table, MemoryStorage(table))
+        with ChangePublisher(container, url=str(tmp_path)) as publisher:
+            publisher.publish(0)
+            for keys in (KEYS, KEYS[:30]):
+                with container.step(_one_more) as step:
+                    step.accumulate(step.lookup("item", keys), np.ones((len(keys), 4), np.float32))
+            assert container.num_rows("item") == 30
+            assert publisher.publish(1) == {"item": 30}
+
+
+def _one_more(updates: Any) -> None:
+    for update in updates:
+        update.rows[:] += 1
