@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "lookup_shapes.h"
 #include "registration.h"
 #include "run.h"
 #include "sparring/lookup_abi.h"
@@ -201,57 +202,6 @@ void attach(void*, TF_OpKernelContext* context) {
 
 // ---- shapes, before the graph runs ----------------------------------------------
 
-// (…) of ids and (dim) of the anchor, joined.
-void infer_gather(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const Shape ids(TF_NewShapeHandle()), anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
-  const Shape dim(TF_NewShapeHandle()), out(TF_NewShapeHandle());
-  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
-  TF_ShapeInferenceContextGetInput(context, 0, ids.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextGetInput(context, 1, anchor.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextWithRank(context, anchor.get(), 2, checked.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextSubshape(context, checked.get(), 1, 2, dim.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextConcatenateShapes(context, ids.get(), dim.get(), out.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
-}
-
-// (b) of lengths and the sum of the anchors' dims, joined; unknown if one of these is.
-void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
-  const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
-  int64_t width = 0;
-  for (int place = 3; place + 2 < num_inputs; ++place) {
-    const Shape anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
-    TF_ShapeInferenceContextGetInput(context, place, anchor.get(), status);
-    if (is_failed()) return;
-    TF_ShapeInferenceContextWithRank(context, anchor.get(), 2, checked.get(), status);
-    if (is_failed()) return;
-    const Dimension dim(TF_NewDimensionHandle());
-    TF_ShapeInferenceContextDim(context, checked.get(), 1, dim.get());
-    if (!TF_DimensionHandleValueKnown(dim.get())) {
-      return TF_ShapeInferenceContextSetUnknownShape(context, status);
-    }
-    width += TF_DimensionHandleValue(dim.get());
-  }
-  const Shape lengths(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
-  const Shape bags(TF_NewShapeHandle()), out(TF_NewShapeHandle());
-  TF_ShapeInferenceContextGetInput(context, 1, lengths.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextWithRank(context, lengths.get(), 2, checked.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextSubshape(context, checked.get(), 1, 2, bags.get(), status);
-  if (is_failed()) return;
-  const Shape columns(
-      TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(width)));
-  TF_ShapeInferenceContextConcatenateShapes(context, bags.get(), columns.get(), out.get(), status);
-  if (is_failed()) return;
-  TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
-}
-
 // TensorFlow's own code for a dimension that is not known.
 constexpr auto kUnknownSize = static_cast<size_t>(-1);
 
@@ -297,7 +247,7 @@ const bool is_registered = [] {
                       "guard: resource", "collection: int64"},
                      {"found: T"},
                      {"F: int >= 1", "T: {float, double}"}},
-                    &infer_pool, &pool);
+                    &infer_pool<2>, &pool);
   register_typed_op({"SparringSpread",
                      {"gradient: T", "ids: int64", "lengths: int64", "weights: T", "anchors: F * T"},
                      {"own_ids: F * int64", "values: F * T"},

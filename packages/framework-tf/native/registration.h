@@ -43,11 +43,16 @@ inline void register_typed_op(const OpSignature& signature, InferShapes infer, C
   }
 }
 
-inline void register_plain_op(const OpSignature& signature, InferShapes infer, Compute compute) {
+// What a kernel keeps from run to run: made of the attributes of its place in the graph.
+using Create = void* (*)(TF_OpKernelConstruction*);
+using Destroy = void (*)(void*);
+
+inline void register_plain_op(const OpSignature& signature, InferShapes infer, Compute compute,
+                              Create create = nullptr, Destroy destroy = nullptr) {
   register_definition(signature, infer);
   const Status status(TF_NewStatus());
   TF_RegisterKernelBuilder(
-      signature.name, TF_NewKernelBuilder(signature.name, "CPU", nullptr, compute, nullptr),
+      signature.name, TF_NewKernelBuilder(signature.name, "CPU", create, compute, destroy),
       status.get());
 }
 

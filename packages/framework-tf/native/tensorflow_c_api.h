@@ -95,6 +95,12 @@ TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
 void TF_KernelBuilder_TypeConstraint(TF_KernelBuilder* builder, const char* attribute,
                                      TF_DataType type, TF_Status* status);
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder* builder, TF_Status* status);
+void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction* context, const char* name,
+                                         int32_t* list_size, int32_t* total_size,
+                                         TF_Status* status);
+void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction* context, const char* name,
+                                           char* value, size_t room, TF_Status* status);
+void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction* context, TF_Status* status);
 int TF_NumInputs(TF_OpKernelContext* context);
 void TF_GetInput(TF_OpKernelContext* context, int place, TF_Tensor** tensor, TF_Status* status);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext* context, int place, TF_DataType type,

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sparring_tf.model_files import save_model
     from sparring_tf.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_tf.optimizer import Optimizer
+    from sparring_tf.program.bundle import load_program
+    from sparring_tf.program.export import export_program
+    from sparring_tf.program.library import ProgramError
     from sparring_tf.saved_state import gather_state, restore_state
     from sparring_tf.table_configs import FeatureConfig, TableConfig
     from sparring_tf.transpiler.program import distribute, distribution_report, restore
@@ -42,13 +45,16 @@ __all__ = [
     "LossScaleOptimizer",
     "MatrixFactorization",
     "Optimizer",
+    "ProgramError",
     "TableConfig",
     "TwoTower",
     "__version__",
     "broadcast",
     "distribute",
     "distribution_report",
+    "export_program",
     "gather_state",
+    "load_program",
     "own_errors",
     "restore",
     "restore_state",
@@ -68,12 +74,15 @@ _HOMES = {
     "LossScaleOptimizer": "loss_scaling",
     "MatrixFactorization": "models",
     "Optimizer": "optimizer",
+    "ProgramError": "program.library",
     "TableConfig": "table_configs",
     "TwoTower": "models",
     "broadcast": "dense_ranks",
     "distribute": "transpiler.program",
     "distribution_report": "transpiler.program",
+    "export_program": "program.export",
     "gather_state": "saved_state",
+    "load_program": "program.bundle",
     "own_errors": "exchanged_lookup",
     "restore": "transpiler.program",
     "restore_state": "saved_state",

@@ -16,7 +16,7 @@ from sparring.adapter import lookups
 from sparring.errors import PluginError, VersionError
 from sparring_tf.opened_tables import CLOSE_TABLES, OPEN_TABLES
 
-__all__ = ["ops"]
+__all__ = ["load_library", "ops"]
 
 _LIBRARY = "libsparring_lookup_ops.so"
 _CAPSULE = b"sparring.lookups"
@@ -30,28 +30,7 @@ def ops() -> Any:
         PluginError: the library is missing, or TensorFlow cannot load it.
         VersionError: it is of another version than core.
     """
-    path = next(
-        (
-            candidate
-            for folder in sys.modules[__package__].__path__
-            if (candidate := Path(folder) / _LIBRARY).exists()
-        ),
-        None,
-    )
-    if path is None:
-        raise PluginError(
-            f"sparring-tf was installed without its library {_LIBRARY}; install it again: "
-            "pip install --force-reinstall sparring-tf"
-        )
-    _show_c_api()
-    try:
-        loaded = tf.load_op_library(str(path))
-    except tf.errors.OpError as error:
-        raise PluginError(
-            f"sparring-tf: TensorFlow {tf.__version__} cannot load {path}: {error}; install a "
-            "TensorFlow that sparring-tf was tested with, 2.16 to 2.21"
-        ) from error
-    library = ctypes.CDLL(str(path))
+    loaded, library = load_library(_LIBRARY)
     connect = library.sparring_tf_connect
     connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_int32
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -66,6 +45,39 @@ def ops() -> Any:
     # Models are dropped after that too, when no thread may call Python any more.
     atexit.register(serve, None, None)
     return loaded
+
+
+def load_library(name: str) -> tuple[Any, ctypes.CDLL]:
+    """A library of ops of this package: a function for each op, and its C functions.
+
+    Args:
+        name: of the file.
+
+    Raises:
+        PluginError: it is missing, or TensorFlow cannot load it.
+    """
+    path = next(
+        (
+            candidate
+            for folder in sys.modules[__package__].__path__
+            if (candidate := Path(folder) / name).exists()
+        ),
+        None,
+    )
+    if path is None:
+        raise PluginError(
+            f"sparring-tf was installed without its library {name}; install it again: "
+            "pip install --force-reinstall sparring-tf"
+        )
+    _show_c_api()
+    try:
+        loaded = tf.load_op_library(str(path))
+    except tf.errors.OpError as error:
+        raise PluginError(
+            f"sparring-tf: TensorFlow {tf.__version__} cannot load {path}: {error}; install a "
+            "TensorFlow that sparring-tf was tested with, 2.16 to 2.21"
+        ) from error
+    return loaded, ctypes.CDLL(str(path))
 
 
 def _show_c_api() -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sparring_tf import lookup_ops
 from sparring_tf.bags import Bags
+from sparring_tf.program import lookups as program_lookups
 from sparring_tf.table_layer import TableLayer
 
 __all__ = ["PooledFeature", "pooled"]
@@ -39,7 +40,8 @@ def pooled(
     anchors = layer.anchors
     own = [anchors[feature.table].value for feature in features]
     scales = [feature.bags.scales(feature.combiner, own[0].dtype) for feature in features]
-    if not layer.agent.is_direct([feature.table for feature in features]):
+    is_traced = program_lookups.is_traced()
+    if not is_traced and not layer.agent.is_direct([feature.table for feature in features]):
         return _summed(layer, features, scales, training)
     if any(each is not None for each in scales):
         parts = [
@@ -49,14 +51,14 @@ def pooled(
         weights = _joined(parts)
     else:
         weights = tf.zeros([0], own[0].dtype)
-    found = lookup_ops.pool(
-        _joined([feature.bags.ids for feature in features]),
-        tf.stack([feature.bags.lengths for feature in features]),
-        weights,
-        own,
-        own[0].handle,
-        layer.agent.pooled_number(group),
-    )
+    ids = _joined([feature.bags.ids for feature in features])
+    lengths = tf.stack([feature.bags.lengths for feature in features])
+    if is_traced:
+        tables = [feature.table for feature in features]
+        found = program_lookups.pool(ids, lengths, weights, tables, own)
+    else:
+        number = layer.agent.pooled_number(group)
+        found = lookup_ops.pool(ids, lengths, weights, own, own[0].handle, number)
     if len(features) == 1:
         return [found]
     parts = tf.split(found, [anchor.shape[1] for anchor in own], axis=1)

@@ -23,6 +23,7 @@ from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
 from sparring_tf.keras_files import check_holds_rows
 from sparring_tf.keras_rows import load_rows, save_rows
+from sparring_tf.program import lookups as program_lookups
 from sparring_tf.table_agent import TableAgent
 
 __all__ = ["TableLayer"]
@@ -122,6 +123,10 @@ class TableLayer(keras.layers.Layer):
     def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""
         anchors = self.anchors
+        if program_lookups.is_traced():
+            return [
+                program_lookups.gather(ids, table, anchors[table].value) for table, ids in requests
+            ]
         if not self.agent.is_direct([table for table, _ in requests]):
             container = self.agent.container
             check = self.agent.check_versions

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from sparring.adapter.attribute_reads import attribute_reads
     from sparring.adapter.distribution_report import DistributionReport, ModuleReport, Outcome
     from sparring.adapter.model_shapes import check_factors
+    from sparring.adapter.programs import (
+        ProgramBinding,
+        ProgramError,
+        ProgramLibrary,
+        c_reader,
+        new_bundle,
+        program_binding,
+        read_bundle,
+    )
     from sparring.adapter.service_tables import check_alone, fill_service, service_storage
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
@@ -89,6 +98,10 @@ __getattr__ = names_from(
         "sparring.adapter.attribute_reads": "attribute_reads",
         "sparring.adapter.distribution_report": "DistributionReport ModuleReport Outcome",
         "sparring.adapter.model_shapes": "check_factors",
+        "sparring.adapter.programs": (
+            "ProgramBinding ProgramError ProgramLibrary c_reader new_bundle program_binding "
+            "read_bundle"
+        ),
         "sparring.adapter.service_tables": "check_alone fill_service service_storage",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
@@ -133,16 +146,17 @@ __all__ = [
     "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "DistributionReport",
     "EnvironmentOptions", "ExchangeOptions", "Failure", "Inquiry", "Lookup", "ModuleReport",
     "NOTICE_TAG", "NO_RANK", "NcclCollective", "Notice", "NoticeKind", "Outcome", "PlanLike",
-    "PluginManager", "PooledLookup", "Prefetch", "Publication", "ResourceManager", "SaveOptions",
-    "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike",
-    "TableDeclaration", "TableDescription", "TableGroup", "TableState", "TableUpdate",
-    "attribute_reads", "bag_weight_gradients", "borrow_threads", "check_alone", "check_factors",
-    "check_offsets", "declared", "dedup", "empty_notice", "fill_service", "gather",
-    "give_back_threads", "give_states", "given_storages", "hyper_from", "hypers_by_table",
-    "join_job", "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags",
-    "lookups", "made_plan", "make_plugin_manager", "membership_from", "method_state",
-    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
-    "pool", "pool_backward", "pool_weight_gradient", "pulls_on_device", "reporting",
+    "PluginManager", "PooledLookup", "Prefetch", "ProgramBinding", "ProgramError", "ProgramLibrary",
+    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
+    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
+    "TableGroup", "TableState", "TableUpdate", "attribute_reads", "bag_weight_gradients",
+    "borrow_threads", "c_reader", "check_alone", "check_factors", "check_offsets", "declared",
+    "dedup", "empty_notice", "fill_service", "gather", "give_back_threads", "give_states",
+    "given_storages", "hyper_from", "hypers_by_table", "join_job", "joined_container",
+    "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
+    "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
+    "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job", "pool", "pool_backward",
+    "pool_weight_gradient", "program_binding", "pulls_on_device", "read_bundle", "reporting",
     "resolve_method", "rounds_alike", "segment_sum", "service_storage", "shared_settings",
     "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable", "workload_of"
 ]

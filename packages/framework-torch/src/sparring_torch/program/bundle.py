@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import xxhash
 
-from sparring.errors import InvalidArgumentError
+from sparring.adapter import read_bundle
 from sparring_torch.program.library import load_library
 
-__all__ = ["BINDING", "DESCRIPTION", "FORMAT", "PROGRAM", "Program", "file_hashes", "load_program"]
+__all__ = ["PROGRAM", "Program", "load_program"]
 
-FORMAT = "sparring-program/1"
 PROGRAM = "program.pt2"
-BINDING = "binding.txt"
-DESCRIPTION = "bundle.json"
 
 
 class Program:
@@ -81,49 +76,9 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
         served: a serving snapshot, or a folder of them, of which the newest is taken.
 
     Raises:
-        InvalidArgumentError: there is no bundle, or a file of it is damaged.
+        InvalidArgumentError: there is no bundle of torch, or a file of it is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
     """
     folder = Path(bundle).absolute()
-    description = read_description(folder)
+    description = read_bundle(folder, "torch")
     return Program(folder, os.fspath(served), description)
-
-
-def read_description(folder: Path) -> Mapping[str, Any]:
-    """Description of a bundle, with which its files are compared.
-
-    Raises:
-        InvalidArgumentError: there is no bundle, or a file of it is damaged.
-    """
-    try:
-        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
-        found, files = description["format"], description["files"]
-        if not isinstance(files, dict):
-            raise TypeError("files is no mapping")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgumentError(
-            f"no bundle of a program at {folder} ({type(error).__name__}: {error}); name the folder that "
-            "export_program wrote"
-        ) from None
-    if found != FORMAT:
-        raise InvalidArgumentError(
-            f"the bundle {folder} has the format {found!r}, expected {FORMAT!r}; export the program "
-            "again with this release"
-        )
-    present = file_hashes(folder)
-    for name, digest in files.items():
-        if present.get(name) != digest:
-            raise InvalidArgumentError(
-                f"{folder / name} is {'damaged' if name in present else 'missing'}; copy the bundle "
-                "again, or export the program again"
-            )
-    return description
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    """File → xxh3-128 of its bytes, of all files of a bundle but its description."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / DESCRIPTION:
-            found[str(path.relative_to(folder))] = xxhash.xxh3_128_hexdigest(path.read_bytes())
-    return found

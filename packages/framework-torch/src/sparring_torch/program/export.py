@@ -5,10 +5,7 @@ module.eval() ── torch.export ──► graph ── lookups by handle ─�
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +15,16 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.adapter import c_reader, new_bundle, program_binding
+from sparring.errors import UnsupportedError
 from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.embedding_collection import EmbeddingCollection
 from sparring_torch.lookup_ops import LookupModule, module_of_site
-from sparring_torch.program.bundle import BINDING, DESCRIPTION, FORMAT, PROGRAM, file_hashes
-from sparring_torch.program.library import HEADER, LIBRARY, NATIVE, c_reader, load_library
+from sparring_torch.program.bundle import PROGRAM
+from sparring_torch.program.library import LIBRARY, load_library
 from sparring_torch.table_module import table_modules
 
 __all__ = ["export_program"]
@@ -64,73 +62,32 @@ def export_program(
         `bundle`.
 
     Raises:
-        InvalidArgumentError: no tables in the module, or the folder exists.
-        ProgramError: `served` lacks a table of the module, or has it with another dim.
+        InvalidArgumentError: no tables in the module; the folder exists; `served` lacks a table
+            of the module, or has it with another dim.
+        ProgramError: there is no serving snapshot.
         UnsupportedError: torch is older than 2.10, there is no C++ compiler, or the module looks
             up in a way that no program has.
     """
-    folder = Path(bundle).absolute()
-    if folder.exists():
-        raise InvalidArgumentError(
-            f"{folder} exists; name a folder that does not, or remove that one first"
-        )
     inner = module.module if isinstance(module, DistributedModelParallel) else module
     modules = table_modules(inner)
     library = load_library()
-    digest, tables = library.describe(os.fspath(served))
     dims = {each.table.name: each.table.dim for each in _declarations(modules)}
-    for name, dim in dims.items():
-        if tables.get(name) != dim:
-            found = (
-                f"dim {tables[name]}" if name in tables else f"tables {', '.join(sorted(tables))}"
-            )
-            raise InvalidArgumentError(
-                f"the module looks up in table {name!r} of dim {dim}, and {served} has {found}; "
-                "publish a snapshot of this module",
-                table=name,
-            )
-    handle = f"{'follow' if follow else 'exact'}:{digest}:{folder.name}"
+    binding = program_binding(library, bundle, dims, served, follow)
     inner.eval()
     with torch.no_grad():
         program = torch.export.export(
             inner, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
         )
-    _bind_lookups(program.graph_module.graph, handle)
+    _bind_lookups(program.graph_module.graph, binding.handle)
     program.graph_module.recompile()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    operators = library.folder / LIBRARY
+    with new_bundle(binding, f"torch {torch.__version__}", operators, c_reader()) as made:
         torch._inductor.aoti_compile_and_package(program, package_path=str(made / PROGRAM))
-        _add_library(made, library.folder)
-        lines = [handle, *(f"{dim} {name}" for name, dim in sorted(dims.items()))]
-        (made / BINDING).write_text("\n".join(lines) + "\n")
-        description = {
-            "format": FORMAT,
-            "framework": f"torch {torch.__version__}",
-            "handle": handle,
-            "served": {"hash": digest, "follow": follow},
-            "tables": dims,
-            "files": file_hashes(made),
-        }
-        (made / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
-        made.chmod(0o755)
-        made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-    return folder
+    return binding.folder
 
 
 def _declarations(modules: Sequence[Any]) -> list[Any]:
     return [each for module in modules for each in module.agent.declarations]
-
-
-def _add_library(made: Path, built: Path) -> None:
-    (made / "lib").mkdir()
-    (made / "include").mkdir()
-    for name in (LIBRARY, Path(c_reader().library).name):
-        shutil.copy2(built / name, made / "lib")
-    shutil.copy2(NATIVE / HEADER, made / "include")
 
 
 def _bind_lookups(graph: Graph, handle: str) -> None:

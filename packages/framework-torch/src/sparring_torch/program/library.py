@@ -5,7 +5,6 @@ One library serves all programs of a process, as an operator can be registered o
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -17,43 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.adapter import make_plugin_manager
-from sparring.contracts import CReader
-from sparring.errors import SparringError, UnsupportedError
+from sparring.adapter import ProgramError, ProgramLibrary, c_reader
+from sparring.errors import UnsupportedError
 
-__all__ = [
-    "HEADER",
-    "LIBRARY",
-    "Library",
-    "ProgramError",
-    "build_library",
-    "c_reader",
-    "load_library",
-]
+__all__ = ["LIBRARY", "Library", "ProgramError", "build_library", "load_library"]
 
 LIBRARY = "libsparring_program.so"
-HEADER = "sparring_program.h"
-NATIVE = Path(__file__).with_name("native")
-_SOURCES = ("lookup_ops.cc", "tables.cc")
+_SOURCE = Path(__file__).with_name("native") / "lookup_ops.cc"
 _NAMESPACE = "sparring_program"
 _OLDEST_TORCH = (2, 10)
 _ABI = "0x020a000000000000"
 """Torch 2.10, the first whose stable ABI has strings and lists."""
-
-
-class ProgramError(SparringError, RuntimeError):
-    """A program and its tables do not fit, or are not there: bind those that it was exported for."""
-
-
-def c_reader() -> CReader:
-    """The C reader of serving snapshots, from the plugin that has one.
-
-    Raises:
-        PluginError: sparring-packed is not installed.
-    """
-    made = make_plugin_manager().storage("packed").c_reader
-    assert made is not None
-    return made()
 
 
 def build_library(folder: Path) -> None:
@@ -79,8 +52,7 @@ def build_library(folder: Path) -> None:
     shutil.copy2(reader.library, folder)
     command = [
         compiler, "-std=c++20", "-O2", "-fPIC", "-shared", f"-DTORCH_TARGET_VERSION={_ABI}",
-        f"-I{of_torch / 'include'}", f"-I{reader.include}", f"-I{NATIVE}",
-        *(str(NATIVE / each) for each in _SOURCES), "-o", str(folder / LIBRARY),
+        f"-I{of_torch / 'include'}", f"-I{reader.include}", str(_SOURCE), "-o", str(folder / LIBRARY),
         f"-L{of_torch / 'lib'}", "-ltorch_cpu", f"-L{folder}", f"-l:{Path(reader.library).name}",
         "-Wl,-rpath,$ORIGIN",
     ]  # fmt: skip
@@ -110,46 +82,16 @@ def load_library(folder: Path | None = None) -> Library:
     return _loaded[0]
 
 
-class Library:
-    """The functions of ``sparring_program.h``.
+class Library(ProgramLibrary):
+    """The functions of ``sparring_program.h``, by the library of the operators.
 
     Args:
         folder: of the library.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder / LIBRARY)
         self.folder = folder
-        self._c = ctypes.CDLL(str(folder / LIBRARY))
-        self._c.sparring_program_error.restype = ctypes.c_char_p
-
-    def bind(self, bundle: Path, served: str) -> None:
-        self._call("bind", os.fsencode(bundle), os.fsencode(served))
-
-    def refresh(self, bundle: Path) -> bool:
-        is_changed = ctypes.c_int32()
-        self._call("refresh", os.fsencode(bundle), ctypes.byref(is_changed))
-        return bool(is_changed.value)
-
-    def version(self, bundle: Path) -> tuple[str, int]:
-        """Hash of the manifest, and step."""
-        digest, step = ctypes.create_string_buffer(33), ctypes.c_int64()
-        self._call("version", os.fsencode(bundle), digest, ctypes.byref(step))
-        return digest.value.decode(), step.value
-
-    def release(self, bundle: Path) -> None:
-        self._call("release", os.fsencode(bundle))
-
-    def describe(self, served: str) -> tuple[str, dict[str, int]]:
-        """Hash of the newest version, and table → dim."""
-        text = ctypes.create_string_buffer(1 << 20)
-        self._call("describe", os.fsencode(served), text, ctypes.c_uint64(len(text)))
-        digest, *lines = text.value.decode().splitlines()
-        tables = (line.partition(" ") for line in lines)
-        return digest, {name: int(dim) for dim, _, name in tables}
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if getattr(self._c, f"sparring_program_{name}")(*arguments):
-            raise ProgramError(self._c.sparring_program_error().decode(errors="replace"))
 
 
 _loaded: list[Library] = []

@@ -18,12 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "tables.h"
+#include "sparring_program.h"
 
 namespace {
 
-using sparring::program::Table;
-using sparring::program::Tables;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -34,6 +32,20 @@ enum Form : int64_t {
   kOffsetsAndEnd = 2,  // (bags + 1)
   kLengths = 3         // (features of the batch * bags)
 };
+
+using Read = decltype(&sparring_program_lookup);
+
+void read(Read function, const std::string& handle, const std::vector<std::string>& tables,
+          const std::vector<int64_t>& dims, std::vector<SparringPackedRequest>& requests) {
+  if (tables.size() != dims.size()) throw std::runtime_error("each table needs a dim");
+  std::vector<const char*> names;
+  for (const std::string& each : tables) names.push_back(each.c_str());
+  const auto count = static_cast<int64_t>(requests.size());
+  if (function(handle.c_str(), count, names.data(), dims.data(), requests.data(),
+               sizeof(SparringPackedRequest)) != 0) {
+    throw std::runtime_error(sparring_program_error());
+  }
+}
 
 std::vector<int64_t> whole_numbers(const Tensor& tensor, const char* what) {
   const Tensor whole = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
@@ -109,19 +121,16 @@ Kept without_padding(const int64_t* ids, const float* weights, std::vector<int64
 
 Tensor lookup(std::string handle, std::string name, int64_t dim, bool has_padding,
               int64_t padding, Tensor given) {
-  const auto tables = sparring::program::bound(handle);
-  const Table table = tables->table(name, dim);
   const Ids ids(given);
   std::vector<int64_t> sizes(given.sizes().begin(), given.sizes().end());
   sizes.push_back(dim);
   Tensor rows = floats(given, sizes);
   auto* to = static_cast<float*>(rows.mutable_data_ptr());
-  SparringPackedRequest request{};
-  request.table = table.number;
-  request.count = ids.count();
-  request.ids = ids.data();
-  request.rows = to;
-  if (request.count > 0) tables->lookup(request);
+  std::vector<SparringPackedRequest> requests(1);
+  requests[0].count = ids.count();
+  requests[0].ids = ids.data();
+  requests[0].rows = to;
+  read(&sparring_program_lookup, handle, {name}, {dim}, requests);
   if (has_padding) {
     for (int64_t i = 0; i < ids.count(); ++i) {
       if (ids.data()[i] == padding) std::fill_n(to + i * dim, dim, 0.0F);
@@ -146,7 +155,6 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
                      std::vector<int64_t> means, bool has_padding, int64_t padding,
                      int64_t form, Tensor given, std::optional<Tensor> bags, std::optional<Tensor> weights,
                      std::vector<int64_t> places, int64_t num_bags) {
-  const auto tables = sparring::program::bound(handle);
   const Ids ids(given);
   const auto of_outputs = lines(names);
   int64_t width = 0;
@@ -182,25 +190,28 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
     all_weights = static_cast<const float*>(kept_weights.const_data_ptr());
   }
   auto* to = static_cast<float*>(pooled.mutable_data_ptr());
+  std::vector<SparringPackedRequest> requests(dims.size());
+  std::vector<std::vector<int64_t>> all_offsets(dims.size());
+  std::vector<Kept> all_kept(dims.size());
   for (size_t output = 0; output < dims.size(); ++output) {
     const int64_t place = form == kLengths ? places[output] : 0;
     const auto first = starts.begin() + place * num_bags;
     if (static_cast<int64_t>(starts.size()) < (place + 1) * num_bags + 1) {
       throw std::runtime_error("there are fewer lengths than bags");
     }
-    std::vector<int64_t> offsets(first, first + num_bags + 1);
+    std::vector<int64_t>& offsets = all_offsets[output];
+    offsets.assign(first, first + num_bags + 1);
     const int64_t begin = offsets.front();
     for (int64_t& each : offsets) each -= begin;
     const int64_t* own_ids = ids.data() + begin;
     const float* own_weights = all_weights == nullptr ? nullptr : all_weights + begin;
-    Kept kept;
     if (has_padding) {
+      Kept& kept = all_kept[output];
       kept = without_padding(own_ids, own_weights, offsets, padding);
       own_ids = kept.ids.data();
       own_weights = own_weights == nullptr ? nullptr : kept.weights.data();
     }
-    SparringPackedRequest request{};
-    request.table = tables->table(of_outputs.at(output), dims[output]).number;
+    SparringPackedRequest& request = requests[output];
     request.is_mean = static_cast<int32_t>(means[output]);
     request.count = offsets.back();
     request.ids = own_ids;
@@ -209,16 +220,15 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
     request.num_bags = num_bags;
     request.offsets = offsets.data();
     request.weights = own_weights;
-    if (num_bags > 0) tables->pool(request);
     to += dims[output];
   }
+  read(&sparring_program_pool, handle, of_outputs, dims, requests);
   return pooled;
 }
 
 Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> dims, Tensor given,
                    Tensor lengths, std::vector<int64_t> places, int64_t num_features,
                    int64_t num_elements) {
-  const auto tables = sparring::program::bound(handle);
   const Ids ids(given);
   const auto of_outputs = lines(names);
   std::vector<int64_t> counts = whole_numbers(lengths, "lengths");
@@ -240,18 +250,18 @@ Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> d
   Tensor flat = floats(given, {num_elements, 1});
   auto* to = static_cast<float*>(flat.mutable_data_ptr());
   int64_t room = num_elements;
+  std::vector<SparringPackedRequest> requests(dims.size());
   for (size_t output = 0; output < dims.size(); ++output) {
     const auto place = static_cast<size_t>(places[output]);
-    SparringPackedRequest request{};
-    request.table = tables->table(of_outputs.at(output), dims[output]).number;
+    SparringPackedRequest& request = requests[output];
     request.count = starts.at(place + 1) - starts.at(place);
     request.ids = ids.data() + starts[place];
     request.rows = to;
     room -= request.count * dims[output];
     if (room < 0) throw std::runtime_error("there are more rows than the program was told");
-    if (request.count > 0) tables->lookup(request);
     to += request.count * dims[output];
   }
+  read(&sparring_program_lookup, handle, of_outputs, dims, requests);
   return flat;
 }
 

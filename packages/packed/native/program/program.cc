@@ -1,17 +1,55 @@
-#include "tables.h"
+// Tables of serving snapshots that are bound to programs of this process.
+#include "sparring_program.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
-
-#include "sparring_program.h"
 
 namespace sparring::program {
 namespace {
+
+struct Table {
+  int32_t number;
+  int32_t dim;
+};
+
+using Read = SparringStatus (*)(SparringPacked*, SparringPackedLookup*);
+
+// Opened serving snapshots of one program. Any thread may look up.
+class Tables {
+ public:
+  explicit Tables(const std::string& served);
+  ~Tables();
+  Tables(const Tables&) = delete;
+  Tables& operator=(const Tables&) = delete;
+
+  // Throws std::runtime_error where there is no such table, or it has another dim.
+  Table table(const std::string& name, int64_t dim) const;
+
+  // As in sparring_packed.h; throw std::runtime_error.
+  void read(Read function, int64_t num_requests, const SparringPackedRequest* requests) const;
+  bool refresh();
+
+  struct Version {
+    std::string hash;
+    int64_t step;
+  };
+  Version version() const;
+  const std::unordered_map<std::string, Table>& all() const { return tables_; }
+
+ private:
+  SparringPacked* packed_ = nullptr;
+  std::unordered_map<std::string, Table> tables_;  // numbers and dims stay until the close
+};
 
 template <class Arguments>
 Arguments new_arguments() {
@@ -92,8 +130,6 @@ int32_t guarded(Function&& function) {
   }
 }
 
-}  // namespace
-
 Tables::Tables(const std::string& served) {
   auto open = new_arguments<SparringPackedOpen>();
   open.path = served.c_str();
@@ -129,18 +165,12 @@ Table Tables::table(const std::string& name, int64_t dim) const {
   return found->second;
 }
 
-void Tables::lookup(SparringPackedRequest request) const {
+void Tables::read(Read function, int64_t num_requests,
+                  const SparringPackedRequest* requests) const {
   auto arguments = new_arguments<SparringPackedLookup>();
-  arguments.num_requests = 1;
-  arguments.requests = &request;
-  check(sparring_packed_lookup(packed_, &arguments), arguments);
-}
-
-void Tables::pool(SparringPackedRequest request) const {
-  auto arguments = new_arguments<SparringPackedLookup>();
-  arguments.num_requests = 1;
-  arguments.requests = &request;
-  check(sparring_packed_pool(packed_, &arguments), arguments);
+  arguments.num_requests = num_requests;
+  arguments.requests = requests;
+  check(function(packed_, &arguments), arguments);
 }
 
 bool Tables::refresh() {
@@ -155,8 +185,23 @@ Tables::Version Tables::version() const {
   return Version{arguments.hash, arguments.step};
 }
 
-std::shared_ptr<const Tables> bound(const std::string& handle) { return find(handle); }
+int32_t read(Read function, const char* handle, int64_t num_requests, const char* const* names,
+             const int64_t* dims, SparringPackedRequest* requests, uint64_t request_bytes) {
+  return guarded([&] {
+    if (request_bytes != sizeof(SparringPackedRequest)) {
+      throw std::runtime_error(
+          "the operators of the program and libsparring_packed.so are of different releases; export "
+          "the program again");
+    }
+    const auto tables = find(handle);
+    for (int64_t i = 0; i < num_requests; ++i) {
+      requests[i].table = tables->table(names[i], dims[i]).number;
+    }
+    tables->read(function, num_requests, requests);
+  });
+}
 
+}  // namespace
 }  // namespace sparring::program
 
 using sparring::program::Binding;
@@ -224,6 +269,20 @@ int32_t sparring_program_describe(const char* served, char* text, uint64_t room)
     if (found.size() >= room) throw std::runtime_error("the description is too long");
     std::memcpy(text, found.c_str(), found.size() + 1);
   });
+}
+
+int32_t sparring_program_lookup(const char* handle, int64_t num_requests, const char* const* tables,
+                                const int64_t* dims, SparringPackedRequest* requests,
+                                uint64_t request_bytes) {
+  return sparring::program::read(&sparring_packed_lookup, handle, num_requests, tables, dims,
+                                 requests, request_bytes);
+}
+
+int32_t sparring_program_pool(const char* handle, int64_t num_requests, const char* const* tables,
+                              const int64_t* dims, SparringPackedRequest* requests,
+                              uint64_t request_bytes) {
+  return sparring::program::read(&sparring_packed_pool, handle, num_requests, tables, dims,
+                                 requests, request_bytes);
 }
 
 const char* sparring_program_error() { return sparring::program::last_error.c_str(); }

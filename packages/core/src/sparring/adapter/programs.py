@@ -1,0 +1,234 @@
+"""Bundles of exported programs: their folder, and the tables that are bound to them.
+
+``sparring_program.h``, which goes with sparring-packed, says what a bundle is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from sparring.contracts import CReader
+from sparring.errors import InvalidArgumentError, SparringError
+from sparring.plugins.registry import make_plugin_manager
+
+__all__ = [
+    "ProgramBinding",
+    "ProgramError",
+    "ProgramLibrary",
+    "c_reader",
+    "new_bundle",
+    "program_binding",
+    "read_bundle",
+]
+
+_FORMAT = "sparring-program/1"
+_BINDING = "binding.txt"
+_DESCRIPTION = "bundle.json"
+_HEADERS = ("sparring_program.h", "sparring_packed.h", "sparring/storage_abi.h")
+
+
+class ProgramError(SparringError, RuntimeError):
+    """A program and its tables do not fit, or are not there: bind those that it was exported for."""
+
+
+def c_reader() -> CReader:
+    """The C reader of serving snapshots, from the plugin that has one.
+
+    Raises:
+        PluginError: sparring-packed is not installed.
+    """
+    made = make_plugin_manager().storage("packed").c_reader
+    assert made is not None
+    return made()
+
+
+class ProgramLibrary:
+    """The functions of ``sparring_program.h``.
+
+    Args:
+        library: with the functions.
+    """
+
+    def __init__(self, library: str | os.PathLike[str]) -> None:
+        self._c = ctypes.CDLL(os.fspath(library))
+        self._c.sparring_program_error.restype = ctypes.c_char_p
+
+    def bind(self, bundle: Path, served: str) -> None:
+        self._call("bind", os.fsencode(bundle), os.fsencode(served))
+
+    def refresh(self, bundle: Path) -> bool:
+        is_changed = ctypes.c_int32()
+        self._call("refresh", os.fsencode(bundle), ctypes.byref(is_changed))
+        return bool(is_changed.value)
+
+    def version(self, bundle: Path) -> tuple[str, int]:
+        """Hash of the manifest, and step."""
+        digest, step = ctypes.create_string_buffer(33), ctypes.c_int64()
+        self._call("version", os.fsencode(bundle), digest, ctypes.byref(step))
+        return digest.value.decode(), step.value
+
+    def release(self, bundle: Path) -> None:
+        self._call("release", os.fsencode(bundle))
+
+    def describe(self, served: str) -> tuple[str, dict[str, int]]:
+        """Hash of the newest version, and table → dim."""
+        text = ctypes.create_string_buffer(1 << 20)
+        self._call("describe", os.fsencode(served), text, ctypes.c_uint64(len(text)))
+        digest, *lines = text.value.decode().splitlines()
+        tables = (line.partition(" ") for line in lines)
+        return digest, {name: int(dim) for dim, _, name in tables}
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if getattr(self._c, f"sparring_program_{name}")(*arguments):
+            raise ProgramError(self._c.sparring_program_error().decode(errors="replace"))
+
+
+class ProgramBinding:
+    """What a new program is bound to. `program_binding` makes it.
+
+    Args:
+        folder: of the bundle.
+        digest: hash of the manifest of the serving snapshot.
+        dims: table → dim, of the tables that the program looks up in.
+        follow: later versions may be read, too.
+    """
+
+    def __init__(self, folder: Path, digest: str, dims: Mapping[str, int], follow: bool) -> None:
+        self.folder, self.digest, self.dims, self.follow = folder, digest, dict(dims), follow
+        self.handle = f"{'follow' if follow else 'exact'}:{digest}:{folder.name}"
+
+
+def program_binding(
+    library: ProgramLibrary,
+    bundle: str | os.PathLike[str],
+    dims: Mapping[str, int],
+    served: str | os.PathLike[str],
+    follow: bool,
+) -> ProgramBinding:
+    """Binding of a new program to a serving snapshot that has all of its tables.
+
+    Raises:
+        InvalidArgumentError: the bundle exists; a table is missing, or has another dim.
+        ProgramError: there is no serving snapshot.
+    """
+    folder = Path(bundle).absolute()
+    if folder.exists():
+        raise InvalidArgumentError(
+            f"{folder} exists; name a folder that does not, or remove that one first"
+        )
+    digest, tables = library.describe(os.fspath(served))
+    for name, dim in dims.items():
+        if tables.get(name) != dim:
+            found = (
+                f"dim {tables[name]}" if name in tables else f"tables {', '.join(sorted(tables))}"
+            )
+            raise InvalidArgumentError(
+                f"the model looks up in table {name!r} of dim {dim}, and {served} has {found}; "
+                "publish a snapshot of this model",
+                table=name,
+            )
+    return ProgramBinding(folder, digest, dims, follow)
+
+
+@contextmanager
+def new_bundle(
+    binding: ProgramBinding, framework: str, operators: Path, reader: CReader
+) -> Iterator[Path]:
+    """Folder for the block to put a program into, which is then the bundle, whole or not at all.
+
+    Args:
+        binding: of the program.
+        framework: and its release, for people.
+        operators: library of the operators of the program.
+        reader: of serving snapshots.
+    """
+    folder = binding.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield made
+        (made / "lib").mkdir()
+        for library in (operators, Path(reader.library)):
+            shutil.copy2(library, made / "lib")
+        for header in _HEADERS:
+            (made / "include" / header).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(Path(reader.include) / header, made / "include" / header)
+        lines = [
+            binding.handle,
+            *(f"{dim} {name}" for name, dim in sorted(binding.dims.items())),
+        ]
+        (made / _BINDING).write_text("\n".join(lines) + "\n")
+        description = {
+            "format": _FORMAT,
+            "framework": framework,
+            "handle": binding.handle,
+            "served": {"hash": binding.digest, "follow": binding.follow},
+            "tables": binding.dims,
+            "files": _file_hashes(made),
+        }
+        (made / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+        made.chmod(0o755)
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
+    """Description of a bundle, with which its files are compared.
+
+    Args:
+        folder: of the bundle.
+        framework: whose program it must be, as ``torch``.
+
+    Raises:
+        InvalidArgumentError: there is no bundle, it is another framework's, or a file is damaged.
+    """
+    try:
+        description: dict[str, Any] = json.loads((folder / _DESCRIPTION).read_bytes())
+        found, files = description["format"], description["files"]
+        made_by = description["framework"].split()[0]
+        if not isinstance(files, dict):
+            raise TypeError("files is no mapping")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InvalidArgumentError(
+            f"no bundle of a program at {folder} ({type(error).__name__}: {error}); name the folder that "
+            "export_program wrote"
+        ) from None
+    if found != _FORMAT:
+        raise InvalidArgumentError(
+            f"the bundle {folder} has the format {found!r}, expected {_FORMAT!r}; export the program "
+            "again with this release"
+        )
+    if made_by != framework:
+        raise InvalidArgumentError(
+            f"the bundle {folder} has a program of {made_by}, and {framework} was to load it; "
+            f"name a bundle of {framework}"
+        )
+    present = _file_hashes(folder)
+    for name, digest in files.items():
+        if present.get(name) != digest:
+            raise InvalidArgumentError(
+                f"{folder / name} is {'damaged' if name in present else 'missing'}; copy the bundle "
+                "again, or export the program again"
+            )
+    return description
+
+
+def _file_hashes(folder: Path) -> dict[str, str]:
+    """File → xxh3-128 of its bytes, of all files of a bundle but its description."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / _DESCRIPTION:
+            found[str(path.relative_to(folder))] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    return found

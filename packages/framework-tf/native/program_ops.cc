@@ -1,0 +1,269 @@
+// The ops of exported programs: lookups in the tables that are bound to a handle, without Python.
+//
+//   SparringProgramGather  ids (…), anchor (0, dim)                      → embeddings (…, dim)
+//   SparringProgramPool    ids (n), lengths (features, b), weights (n or 0),
+//                          anchors (0, dim) of each feature              → embeddings (b, sum of dims)
+//
+// Attributes: `handle`, as sparring_program.h has it, and `tables`, a line for each feature.
+// An anchor holds nothing: it says how wide embeddings are before the graph runs.
+//
+// Rows are read by libsparring_packed.so of the folder that this library is in, or by the one that
+// `sparring_tf_read_programs_by` has named. Building needs neither it nor its header.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lookup_shapes.h"
+#include "registration.h"
+#include "run.h"
+
+namespace sparring::tf {
+namespace {
+
+// SparringPackedRequest of sparring_packed.h. A library in which requests are larger refuses these.
+struct Request {
+  int32_t table;
+  int32_t is_mean;
+  int64_t count;
+  const int64_t* ids;
+  void* rows;
+  uint64_t row_stride;
+  uint8_t* found;
+  int64_t num_bags;
+  const int64_t* offsets;
+  const float* weights;
+};
+
+using Read = int32_t (*)(const char* handle, int64_t num_requests, const char* const* tables,
+                         const int64_t* dims, Request* requests, uint64_t request_bytes);
+
+struct Reader {
+  Read lookup = nullptr;
+  Read pool = nullptr;
+  const char* (*error)() = nullptr;
+  std::string fault;  // why it cannot read; empty if it can
+};
+
+constexpr const char* kReaderName = "/libsparring_packed.so";
+
+Reader opened(const std::string& path) {
+  Reader made;
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    made.fault = std::string("the tables of a program are read by ") + path +
+                 ", which cannot be opened: " + dlerror() + "; copy the bundle as a whole";
+    return made;
+  }
+  made.lookup = reinterpret_cast<Read>(dlsym(library, "sparring_program_lookup"));
+  made.pool = reinterpret_cast<Read>(dlsym(library, "sparring_program_pool"));
+  made.error = reinterpret_cast<const char* (*)()>(dlsym(library, "sparring_program_error"));
+  if (made.lookup == nullptr || made.pool == nullptr || made.error == nullptr) {
+    made.fault = path + " has no functions of programs: it is of an older release; upgrade "
+                        "sparring-packed, and export the program again";
+  }
+  return made;
+}
+
+std::string own_folder() {
+  Dl_info found{};
+  if (dladdr(reinterpret_cast<const void*>(&own_folder), &found) == 0) return ".";
+  const std::string path = found.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+std::mutex opening;
+std::atomic<const Reader*> chosen = nullptr;  // never deleted: kernels may run until the very end
+
+const Reader& reader() {
+  const Reader* found = chosen;
+  if (found == nullptr) {
+    const std::lock_guard lock(opening);
+    found = chosen;
+    if (found == nullptr) {
+      found = new Reader(opened(own_folder() + kReaderName));
+      chosen = found;
+    }
+  }
+  return *found;
+}
+
+// The attributes of a lookup.
+struct Site {
+  std::string handle;
+  std::vector<std::string> tables;
+};
+
+std::string text(TF_OpKernelConstruction* context, const char* name, TF_Status* status) {
+  int32_t list_size = 0, size = 0;
+  TF_OpKernelConstruction_GetAttrSize(context, name, &list_size, &size, status);
+  if (TF_GetCode(status) != TF_OK) return "";
+  std::string found(static_cast<size_t>(size), '\0');
+  if (size > 0) {
+    TF_OpKernelConstruction_GetAttrString(context, name, found.data(), found.size(), status);
+  }
+  return found;
+}
+
+void* create(TF_OpKernelConstruction* context) {
+  const Status status(TF_NewStatus());
+  auto site = std::make_unique<Site>();
+  site->handle = text(context, "handle", status.get());
+  const std::string tables = is_ok(status) ? text(context, "tables", status.get()) : "";
+  if (!is_ok(status)) {
+    TF_OpKernelConstruction_Failure(context, status.get());
+    return nullptr;
+  }
+  for (size_t begin = 0; begin <= tables.size();) {
+    const size_t end = std::min(tables.find('\n', begin), tables.size());
+    site->tables.push_back(tables.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return site.release();
+}
+
+void destroy(void* site) { delete static_cast<Site*>(site); }
+
+const int64_t* integers(const Tensor& tensor) {
+  return static_cast<const int64_t*>(TF_TensorData(tensor.get()));
+}
+
+void read(Run& run, Read Reader::*function, const Site& site, const std::vector<int64_t>& dims,
+          std::vector<Request>& requests) {
+  const Reader& by = reader();
+  if (!by.fault.empty()) return run.fail(TF_FAILED_PRECONDITION, by.fault.c_str());
+  std::vector<const char*> names;
+  for (const std::string& each : site.tables) names.push_back(each.c_str());
+  const auto count = static_cast<int64_t>(requests.size());
+  const Read asked = by.*function;
+  if (asked(site.handle.c_str(), count, names.data(), dims.data(), requests.data(),
+            sizeof(Request)) != 0) {
+    run.fail(TF_FAILED_PRECONDITION, by.error());
+  }
+}
+
+void gather(void* made, TF_OpKernelContext* context) {
+  Run run(context);
+  const Site& site = *static_cast<Site*>(made);
+  const Tensor ids = run.input(0), anchor = run.input(1);
+  if (!run.is_ok()) return run.fail();
+  if (TF_NumDims(anchor.get()) != 2 || site.tables.size() != 1) {
+    return run.refuse("SparringProgramGather: anchor must be (0, dim), and tables one name");
+  }
+  std::vector<int64_t> dims;
+  for (int place = 0; place < TF_NumDims(ids.get()); ++place) {
+    dims.push_back(TF_Dim(ids.get(), place));
+  }
+  dims.push_back(TF_Dim(anchor.get(), 1));
+  const Tensor out = run.output(dims, TF_FLOAT);
+  if (!run.is_ok()) return run.fail();
+  std::vector<Request> requests(1);
+  requests[0].count = TF_TensorElementCount(ids.get());
+  requests[0].ids = integers(ids);
+  requests[0].rows = TF_TensorData(out.get());
+  read(run, &Reader::lookup, site, {dims.back()}, requests);
+}
+
+void pool(void* made, TF_OpKernelContext* context) {
+  Run run(context);
+  const Site& site = *static_cast<Site*>(made);
+  const size_t num_features = site.tables.size();
+  const Tensor ids = run.input(0), lengths = run.input(1), weights = run.input(2);
+  if (!run.is_ok()) return run.fail();
+  if (static_cast<size_t>(TF_NumInputs(context)) != 3 + num_features ||
+      TF_NumDims(ids.get()) != 1 || TF_NumDims(lengths.get()) != 2 ||
+      TF_Dim(lengths.get(), 0) != static_cast<int64_t>(num_features)) {
+    return run.refuse("SparringProgramPool: ids must be (n), lengths (features, bags), for " +
+                      std::to_string(num_features) + " features");
+  }
+  int64_t width = 0;
+  std::vector<int64_t> dims;
+  for (size_t feature = 0; feature < num_features; ++feature) {
+    const Tensor anchor = run.input(3 + static_cast<int>(feature));
+    if (!run.is_ok()) return run.fail();
+    if (TF_NumDims(anchor.get()) != 2) {
+      return run.refuse("SparringProgramPool: anchors must be (0, dim)");
+    }
+    dims.push_back(TF_Dim(anchor.get(), 1));
+    width += dims.back();
+  }
+  const int64_t count = TF_Dim(ids.get(), 0), num_bags = TF_Dim(lengths.get(), 1);
+  const int64_t num_weights = TF_TensorElementCount(weights.get());
+  // The ends of all bags, one feature after another, each from 0.
+  std::vector<int64_t> offsets;
+  offsets.reserve(num_features * static_cast<size_t>(num_bags + 1));
+  const int64_t* length = integers(lengths);
+  int64_t left = count;
+  for (size_t feature = 0; feature < num_features; ++feature) {
+    offsets.push_back(0);
+    for (int64_t bag = 0; bag < num_bags; ++bag, ++length) {
+      if (*length < 0 || *length > left) {
+        return run.refuse("SparringProgramPool: lengths of bags do not add up to " +
+                          std::to_string(count) + " ids");
+      }
+      left -= *length;
+      offsets.push_back(offsets.back() + *length);
+    }
+  }
+  if (left != 0 || (num_weights != 0 && num_weights != count)) {
+    return run.refuse("SparringProgramPool: found " + std::to_string(count) + " ids, lengths of " +
+                      std::to_string(count - left) + " and " + std::to_string(num_weights) +
+                      " weights");
+  }
+  const Tensor out = run.output({num_bags, width}, TF_FLOAT);
+  if (!run.is_ok()) return run.fail();
+  auto* rows = static_cast<float*>(TF_TensorData(out.get()));
+  const int64_t* id = integers(ids);
+  const auto* weight = num_weights == 0 ? nullptr : static_cast<float*>(TF_TensorData(weights.get()));
+  const int64_t* own_offsets = offsets.data();
+  std::vector<Request> requests(num_features);
+  for (size_t feature = 0; feature < num_features; ++feature) {
+    Request& request = requests[feature];
+    request.count = own_offsets[num_bags];
+    request.ids = id;
+    request.rows = rows;
+    request.row_stride = static_cast<uint64_t>(width) * sizeof(float);
+    request.num_bags = num_bags;
+    request.offsets = own_offsets;
+    request.weights = weight;
+    id += request.count;
+    rows += dims[feature];
+    own_offsets += num_bags + 1;
+    if (weight != nullptr) weight += request.count;
+  }
+  read(run, &Reader::pool, site, dims, requests);
+}
+
+const bool is_registered = [] {
+  register_plain_op({"SparringProgramGather",
+                     {"ids: int64", "anchor: float"},
+                     {"found: float"},
+                     {"handle: string", "tables: string"}},
+                    &infer_gather, &gather, &create, &destroy);
+  register_plain_op({"SparringProgramPool",
+                     {"ids: int64", "lengths: int64", "weights: float", "anchors: F * float"},
+                     {"found: float"},
+                     {"F: int >= 1", "handle: string", "tables: string"}},
+                    &infer_pool<0>, &pool, &create, &destroy);
+  return true;
+}();
+
+}  // namespace
+}  // namespace sparring::tf
+
+// Names the library that reads the tables of all programs, before the first runs. Returns a message
+// where it cannot, which stays; else null.
+extern "C" __attribute__((visibility("default"))) const char* sparring_tf_read_programs_by(
+    const char* library) {
+  using sparring::tf::Reader;
+  const std::lock_guard lock(sparring::tf::opening);
+  auto* const found = new Reader(sparring::tf::opened(library));  // kept, as `chosen` is
+  if (!found->fault.empty()) return found->fault.c_str();
+  sparring::tf::chosen = found;
+  return nullptr;
+}

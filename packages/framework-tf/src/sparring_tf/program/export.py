@@ -1,0 +1,143 @@
+"""Exports a trained model as a program without Python.
+
+model(…, training=False) ── tf.function ──► graph with lookups by handle ──► bundle/saved_model
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from sparring.adapter import c_reader, new_bundle, program_binding
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.anchors import trained_table
+from sparring_tf.program.bundle import PROGRAM
+from sparring_tf.program.library import operators, reading_library
+from sparring_tf.program.lookups import traced_for
+
+__all__ = ["export_program"]
+
+_OF_TRAINING = ("SparringGather", "SparringPool", "SparringAttach", "PyFunc", "EagerPyFunc")
+
+
+def export_program(
+    model: Any,
+    bundle: str | os.PathLike[str],
+    *,
+    served: str | os.PathLike[str],
+    follow: bool = False,
+    signature: Sequence[Any] | None = None,
+    call: Callable[..., Any] | None = None,
+) -> Path:
+    """Writes a trained model as a bundle that runs without Python, over serving snapshots.
+
+    The program is a SavedModel. Embeddings are no part of it: it looks them up in tables that are bound
+    to it where it runs, by ``sparring_program.h`` in C++ or by `load_program` in Python, and that are
+    refreshed there.
+
+    Args:
+        model: of Keras, with tables of sparring.
+        bundle: the folder to make; it must not exist.
+        served: a serving snapshot of the model's tables, or a folder of them: the version that the
+            program is bound to. `sparring publish` writes them.
+        follow: the program may read later versions of the same tables, too. Its other weights stay
+            as they are now.
+        signature: `tf.TensorSpec` of each argument of the call, in the structures that it takes; None:
+            the inputs of a functional or sequential model.
+        call: what the program computes with the model; None: ``model(inputs, training=False)``.
+
+    Returns:
+        `bundle`.
+
+    Raises:
+        InvalidArgumentError: no tables in the model; the folder exists; `served` lacks a table of the
+            model, or has it with another dim; no `signature` of a model that does not say its inputs.
+        ProgramError: there is no serving snapshot.
+        UnsupportedError: the model looks up, or holds what a program cannot.
+        PluginError: sparring-packed is not installed.
+    """
+    specs = _specs(model) if signature is None else list(signature)
+    tables = [each for each in map(trained_table, model.variables) if each is not None]
+    if not tables:
+        raise InvalidArgumentError(
+            f"model {getattr(model, 'name', model)!r} has no tables of sparring, so that TensorFlow alone "
+            "exports it: call model.export"
+        )
+    declared = [each for table in tables for each in table.agent.declarations]
+    dims = {each.table.name: each.table.dim for each in declared}
+    binding = program_binding(reading_library(), bundle, dims, served, follow)
+    program = tf.Module(name="program")
+    program.weights = [
+        each.value for each in model.variables if trained_table(each) is None
+    ]
+    compute = call or (lambda *inputs: model(*inputs, training=False))
+    program.call = tf.function(compute, input_signature=specs, autograph=False)
+    serving = _serving(program.call, specs)
+    _, library = operators()
+    with traced_for(binding.handle):
+        _check_lookups(serving.get_concrete_function().graph)
+        with new_bundle(binding, f"tensorflow {tf.__version__}", library, c_reader()) as made:
+            try:
+                # Traces what it has not met, so it belongs into the block, too.
+                tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)
+            except AssertionError as error:  # TensorFlow's own, of a resource that nothing holds
+                raise UnsupportedError(
+                    "the model has parts that are neither tables of sparring nor weights, as layers "
+                    f"with vocabularies have: {error}; leave them out of the model that is exported"
+                ) from error
+    return binding.folder
+
+
+def _specs(model: Any) -> list[Any]:
+    """The inputs of a model that says them, as its one argument."""
+    struct = getattr(model, "_inputs_struct", None)
+    if struct is None:
+        found = getattr(model, "inputs", None)
+        if not found:
+            raise InvalidArgumentError(
+                f"model {getattr(model, 'name', model)!r} does not say its inputs; pass signature=["
+                "tf.TensorSpec(…), …], one for each argument of its call"
+            )
+        struct = found[0] if len(found) == 1 else found
+    return [
+        tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype, each.name), struct)
+    ]
+
+
+def _check_lookups(graph: Any) -> None:
+    """Refuses lookups that were traced before, as by a `tf.function` of the model's own."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    for node in nodes:
+        if node.op in _OF_TRAINING:
+            raise UnsupportedError(
+                f"the program has the op {node.op} ({node.name}), which needs Python or tables of this "
+                "process; export before the model's own tf.functions are called, and without "
+                "tf.py_function"
+            )
+
+
+def _serving(call: Any, specs: Sequence[Any]) -> Any:
+    """The same for C++: tensors in, and named tensors out."""
+    flat = tf.nest.flatten(specs, expand_composites=True)
+    named = [
+        tf.TensorSpec(each.shape, each.dtype, _word(each.name) or f"input_{place}")
+        for place, each in enumerate(flat)
+    ]
+
+    def serve(*tensors: Any) -> dict[str, Any]:
+        found = call(*tf.nest.pack_sequence_as(specs, tensors, expand_composites=True))
+        if isinstance(found, dict):
+            return {str(name): each for name, each in found.items()}
+        outputs = tf.nest.flatten(found, expand_composites=True)
+        return {f"output_{place}": each for place, each in enumerate(outputs)}
+
+    return tf.function(serve, input_signature=named, autograph=False)
+
+
+def _word(name: str | None) -> str | None:
+    return None if name is None else name.replace("/", "_").replace(":", "_")
