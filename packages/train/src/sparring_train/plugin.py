@@ -72,6 +72,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             summary="DLRM and matrix factorisation with Keras 3's optimizers.",
             train=_train_with_keras,
             evaluate=_evaluate_with_keras,
+            export=_export_from_keras,
         ),
     ]
 
@@ -143,6 +144,12 @@ def _evaluate_with_torch(
 
 def _export_from_torch(config: RunConfig, manager: PluginManager, request: ProgramRequest) -> None:
     from sparring_train.pytorch.trainer import export
+
+    export(config, manager, request)
+
+
+def _export_from_keras(config: RunConfig, manager: PluginManager, request: ProgramRequest) -> None:
+    from sparring_train.keras.trainer import export
 
     export(config, manager, request)
 

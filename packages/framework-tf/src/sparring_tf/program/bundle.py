@@ -13,9 +13,10 @@ import tensorflow as tf
 from sparring.adapter import read_bundle
 from sparring_tf.program.library import reading_library
 
-__all__ = ["PROGRAM", "Program", "load_program"]
+__all__ = ["PROGRAM", "SIGNATURE", "Program", "load_program"]
 
 PROGRAM = "saved_model"
+SIGNATURE = "signature.txt"
 
 
 class Program:

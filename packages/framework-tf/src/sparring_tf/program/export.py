@@ -6,16 +6,18 @@ model(…, training=False) ── tf.function ──► graph with lookups by ha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.saved_model import loader_impl
 
 from sparring.adapter import c_reader, new_bundle, program_binding
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.anchors import trained_table
-from sparring_tf.program.bundle import PROGRAM
+from sparring_tf.program.bundle import PROGRAM, SIGNATURE
 from sparring_tf.program.library import operators, reading_library
 from sparring_tf.program.lookups import traced_for
 
@@ -78,7 +80,7 @@ def export_program(
     program.call = tf.function(compute, input_signature=specs, autograph=False)
     serving = _serving(program.call, specs)
     _, library = operators()
-    with traced_for(binding.handle):
+    with traced_for(binding.handle), _inner_functions_inlined():
         _check_lookups(serving.get_concrete_function().graph)
         with new_bundle(binding, f"tensorflow {tf.__version__}", library, c_reader()) as made:
             try:
@@ -89,6 +91,7 @@ def export_program(
                     "the model has parts that are neither tables of sparring nor weights, as layers "
                     f"with vocabularies have: {error}; leave them out of the model that is exported"
                 ) from error
+            (made / SIGNATURE).write_text(_signature(made / PROGRAM))
     return binding.folder
 
 
@@ -108,16 +111,28 @@ def _specs(model: Any) -> list[Any]:
     ]
 
 
+@contextmanager
+def _inner_functions_inlined() -> Iterator[None]:
+    """Has functions of the model's own traced as parts of the program: neither does that take what they
+    traced for training, nor do they keep what is the program's.
+    """
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
 def _check_lookups(graph: Any) -> None:
-    """Refuses lookups that were traced before, as by a `tf.function` of the model's own."""
+    """Refuses what runs in this process alone."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
     for node in nodes:
         if node.op in _OF_TRAINING:
             raise UnsupportedError(
                 f"the program has the op {node.op} ({node.name}), which needs Python or tables of this "
-                "process; export before the model's own tf.functions are called, and without "
-                "tf.py_function"
+                "process; leave tf.py_function and graphs that were traced before out of the call"
             )
 
 
@@ -141,3 +156,17 @@ def _serving(call: Any, specs: Sequence[Any]) -> Any:
 
 def _word(name: str | None) -> str | None:
     return None if name is None else name.replace("/", "_").replace(":", "_")
+
+
+def _signature(saved_model: Path) -> str:
+    """Of each input and output a line: name, number of the dtype, operation of the graph, and which of
+    its outputs.
+    """
+    (graph,) = loader_impl.parse_saved_model(str(saved_model)).meta_graphs
+    served = graph.signature_def[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY]
+    lines = []
+    for kind, ports in (("input", served.inputs), ("output", served.outputs)):
+        for name, tensor in sorted(ports.items()):
+            operation, _, place = tensor.name.partition(":")
+            lines.append(f"{kind} {name} {tensor.dtype} {operation} {place}\n")
+    return "".join(lines)

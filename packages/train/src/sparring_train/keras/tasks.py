@@ -35,7 +35,7 @@ class Task(Protocol):
 
     @property
     def signature(self) -> list[Any]:
-        """Signature of the result of `tensors`, for a graph of any batch size."""
+        """Signature of the result of `tensors`, for a graph of any batch size; last, what is learned."""
 
     def tensors(self, batch: Any) -> list[Any]:
         """A batch for a graph."""

@@ -16,19 +16,22 @@ from sparring import (
     State,
     StepContainer,
     num_threads,
+    open_snapshot,
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring_tf import (
     Optimizer,
     broadcast,
+    export_program,
     gather_state,
     own_errors,
     restore_state,
     trained_table,
 )
 from sparring_train.config.model import MatrixFactorizationModel
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.hookspecs import ProgramRequest
 from sparring_train.keras.tasks import ClickTask, RatingTask, Task
 from sparring_train.loop.evaluation import run_evaluation
 from sparring_train.loop.loop import micro_batches, run_training
@@ -37,7 +40,7 @@ from sparring_train.optimizer_names import method_or_native, native_class, optim
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["evaluate", "train"]
+__all__ = ["evaluate", "export", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -80,6 +83,40 @@ def evaluate(
 
     with own_errors():
         return run_evaluation(config, plugin_manager, snapshot_url, make)
+
+
+def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
+    """Writes the model of a snapshot as a program; see `sparring_tf.export_program`.
+
+    Raises:
+        ConfigError, DataError: as a training.
+        InvalidArgumentError: the parameters are of another model, or the bundle exists.
+        SnapshotError: the snapshot was not written by this framework, or is damaged.
+        ProgramError, UnsupportedError: as `export_program`.
+    """
+    state = open_snapshot(request.snapshot_url).state(config.framework)
+    # The program reads rows from what it is bound to, so they need no place here.
+    storage = StorageConfig(backend="memory")
+    rowless = config.model_copy(update={"storage": storage})
+    with StepContainer(plugin_manager=plugin_manager) as container:
+        task = _task(rowless, container)
+        # Layers are made by their first batch, which may be empty.
+        task.predicted(*(_empty(spec) for spec in task.signature))
+        restore_state(State(state.values, state.arrays), model=task.model)
+
+        *signature, answer = task.signature
+
+        def predicted(*inputs: Any) -> Any:
+            return task.predicted(*inputs, _empty(answer))
+
+        export_program(
+            task.model,
+            request.bundle,
+            served=request.served,
+            follow=request.follow,
+            signature=signature,
+            call=predicted,
+        )
 
 
 def _task(config: RunConfig, container: StepContainer) -> Task:

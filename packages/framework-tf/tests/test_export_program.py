@@ -1,0 +1,397 @@
+"""An exported program answers as its model, over serving snapshots, in Python and in C++."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+sparring_packed: Any = pytest.importorskip(
+    "sparring_packed", reason="sparring-packed is not installed"
+)
+if not sparring_packed.library_path().exists():
+    pytest.skip("libsparring_packed.so is not built", allow_module_level=True)
+
+import keras
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    FeatureConfig,
+    Optimizer,
+    ProgramError,
+    TableConfig,
+    export_program,
+    load_program,
+)
+from sparring_tf.program.library import operators, reading_library
+
+EXAMPLE = Path(__file__).parents[1] / "examples/run_saved_model.cc"
+
+
+def new_model() -> Any:
+    """Every kind of lookup, and a layer over them."""
+    where: dict[str, Any] = {"storage": "memory"}
+    country = keras.Input((), dtype="int64", name="country")
+    tags = keras.Input((4,), dtype="int64", name="tags")
+    weights = keras.Input((4,), dtype="float32", name="weights")
+    items = TableConfig(name="items", embedding_dim=4, combiner="sum")
+    users = TableConfig(name="users", embedding_dim=2, combiner="sqrtn")
+    words = TableConfig(name="words", embedding_dim=3, combiner=None)
+    collection = EmbeddingCollection(
+        {
+            "seen": FeatureConfig(name="seen", table=items),
+            "user": FeatureConfig(name="user", table=users),
+            "bought": FeatureConfig(name="bought", table=items),
+            "word": FeatureConfig(name="word", table=words),
+        },
+        name="features",
+        **where,
+    )
+    found = collection({"seen": tags, "user": country, "bought": tags, "word": country})
+    parts = [
+        Embedding(3, name="country_rows", padding_id=0, **where)(country),
+        EmbeddingBag(5, name="tag_bags", combiner="mean", **where)(tags, weights),
+        *(found[name] for name in ("seen", "user", "bought", "word")),
+    ]
+    joined = keras.layers.Concatenate()(parts)
+    top = keras.layers.Dense(1, trainable=False)(keras.layers.Dropout(0.5)(joined))
+    return keras.Model([country, tags, weights], {"score": top, "parts": joined})
+
+
+def batch_of(size: int, seed: int) -> list[Any]:
+    random = np.random.default_rng(seed)
+    return [
+        random.integers(0, 9, size),
+        random.integers(-40, 40, (size, 4)),
+        random.random((size, 4), np.float32),
+    ]
+
+
+@dataclass
+class Exported:
+    """A model that is trained on, its serving snapshots, and a program of it."""
+
+    model: Any
+    optimizer: Optimizer
+    folder: Path
+    num_saved: int = 0
+
+    @property
+    def served(self) -> Path:
+        return self.folder / "served"
+
+    @property
+    def bundle(self) -> Path:
+        return self.folder / "bundle"
+
+    def train_and_publish(self) -> None:
+        for step in range(3):
+            with tf.GradientTape() as tape:
+                found = self.model(batch_of(16, 100 * self.num_saved + step), training=True)
+                loss = tf.reduce_sum(found["parts"]) + tf.reduce_sum(found["score"])
+            variables = self.model.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+        self.num_saved += 1
+        publish(self.optimizer, self.folder, self.num_saved)
+
+    def answers(self, inputs: list[Any]) -> dict[str, Any]:
+        return {
+            name: each.numpy() for name, each in self.model(inputs, training=False).items()
+        }
+
+
+def publish(optimizer: Optimizer, folder: Path, number: int) -> None:
+    saved = folder / f"saved-{number}"
+    optimizer.container.save(str(saved))
+    sparring_packed.write(str(saved), str(folder / "served" / f"step-{number}"))
+
+
+def check_answers(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(np.asarray(found[name]), values, rtol=2e-6, atol=2e-7)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
+    model = new_model()
+    optimizer = Optimizer(model, keras.optimizers.Adagrad(0.1))
+    made = Exported(model, optimizer, tmp_path_factory.mktemp("program"))
+    made.train_and_publish()
+    export_program(model, made.bundle, served=made.served, follow=True)
+    yield made
+
+
+def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported) -> None:
+    with load_program(exported.bundle, exported.served) as program:
+        first = program.version
+        for size in (6, 1, 0, 40):
+            inputs = batch_of(size, size)
+            check_answers(program(inputs), exported.answers(inputs))
+        exported.train_and_publish()
+        inputs = batch_of(9, 9)
+        newer = exported.answers(inputs)
+        assert not np.allclose(program(inputs)["parts"], newer["parts"])
+        assert program.refresh()
+        assert not program.refresh()
+        assert program.version != first
+        check_answers(program(inputs), newer)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="call sparring_program_bind"):
+        program(inputs)
+
+
+def test_the_program_holds_no_rows_and_no_lookups_of_training(exported: Exported) -> None:
+    saved = exported.bundle / "saved_model"
+    assert not list((saved / "assets").iterdir())
+    assert {name for name, _ in tf.train.list_variables(str(saved / "variables/variables"))} >= {
+        "weights/0/.ATTRIBUTES/VARIABLE_VALUE"
+    }
+    graph = (saved / "saved_model.pb").read_bytes()
+    assert b"SparringProgramPool" in graph
+    assert b"SparringGather" not in graph
+    assert b"anchor" not in b"".join(
+        name.encode() for name, _ in tf.train.list_variables(str(saved / "variables/variables"))
+    )
+
+
+def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: Path) -> None:
+    copied = tmp_path / "exact"
+    export_program(exported.model, copied, served=exported.served / "step-1")
+    with load_program(copied, exported.served / "step-1") as program:
+        assert program.version[0] == program.description["served"]["hash"]
+        with pytest.raises(ProgramError, match=r"bound to version .* alone; export it with follow"):
+            program.refresh()
+    if exported.num_saved == 1:
+        exported.train_and_publish()
+    with pytest.raises(ProgramError, match=r"is bound to version .* and the newest of .* is"):
+        load_program(copied, exported.served)
+
+
+def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="no bundle of a program at"):
+        load_program(tmp_path, exported.served)
+    copied = tmp_path / "copied"
+    shutil.copytree(exported.bundle, copied)
+    graph = copied / "saved_model/saved_model.pb"
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=r"saved_model\.pb is damaged"):
+        load_program(copied, exported.served)
+    description = copied / "bundle.json"
+    description.write_text(description.read_text().replace("tensorflow 2", "torch 2"))
+    with pytest.raises(InvalidArgumentError, match="has a program of torch, and tensorflow was to"):
+        load_program(copied, exported.served)
+
+
+def test_models_that_cannot_be_exported_are_refused(exported: Exported, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ids = keras.Input((), dtype="int64")
+    other = keras.Model(ids, Embedding(7, name="country_rows", storage="memory")(ids))
+    with pytest.raises(InvalidArgumentError, match=r"'country_rows' of dim 7, and .* has dim 3"):
+        export_program(other, out, served=exported.served)
+    with pytest.raises(InvalidArgumentError, match="exists; name a folder that does not"):
+        export_program(exported.model, exported.bundle, served=exported.served)
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(InvalidArgumentError, match="has no tables of sparring"):
+        export_program(plain, out, served=exported.served)
+    with pytest.raises(ProgramError, match="no serving snapshot"):
+        export_program(exported.model, out, served=tmp_path)
+
+    def by_python(*inputs: Any) -> Any:
+        found = exported.model(*inputs)["score"]
+        return tf.py_function(lambda each: each, [found], tf.float32)
+
+    with pytest.raises(UnsupportedError, match="has the op EagerPyFunc"):
+        export_program(
+            exported.model, out, served=exported.served, call=by_python, signature=[specs()]
+        )
+    # A graph that was traced before looks up in the tables of this process.
+    traced = tf.function(lambda *inputs: exported.model(list(inputs))["score"], autograph=False)
+    graph = traced.get_concrete_function(*specs())
+    with pytest.raises(UnsupportedError, match="has the op Sparring"):
+        export_program(
+            exported.model, out, served=exported.served, call=graph, signature=specs()
+        )
+    assert not out.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_functions_of_the_model_keep_their_own_lookups(exported: Exported, tmp_path: Path) -> None:
+    model = exported.model
+    inputs = [tf.constant(each) for each in batch_of(4, 2)]
+    expected = model(inputs)["score"]
+    for is_traced in (False, True):
+        inner = tf.function(lambda *given: model(list(given))["score"], autograph=False)
+        if is_traced:
+            inner(*inputs)
+        signature = [tf.TensorSpec(each.shape, each.dtype) for each in inputs]
+        bundle = tmp_path / str(is_traced)
+        export_program(model, bundle, served=exported.served, signature=signature, call=inner)
+        np.testing.assert_allclose(inner(*inputs), expected, rtol=1e-6)
+        with load_program(bundle, exported.served) as program:
+            np.testing.assert_allclose(program(*inputs), expected, rtol=1e-6)
+        assert not tf.config.functions_run_eagerly()
+
+
+def specs() -> list[Any]:
+    return [
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None, 4], tf.int64),
+        tf.TensorSpec([None, 4], tf.float32),
+    ]
+
+
+def test_a_call_of_ones_own_is_exported(exported: Exported, tmp_path: Path) -> None:
+    def scores(country: Any, tags: Any, weights: Any) -> Any:
+        return tf.sigmoid(exported.model([country, tags, weights])["score"][:, 0])
+
+    bundle = tmp_path / "bundle"
+    export_program(
+        exported.model,
+        bundle,
+        served=exported.served,
+        signature=specs(),
+        call=scores,
+    )
+    inputs = batch_of(5, 3)
+    with load_program(bundle, exported.served) as program:
+        expected = 1 / (1 + np.exp(-exported.answers(inputs)["score"][:, 0]))
+        np.testing.assert_allclose(program(*inputs), expected, rtol=1e-5)
+
+
+def test_ragged_ids_are_exported(tmp_path: Path) -> None:
+    bag = EmbeddingBag(3, name="ragged", storage="memory")
+    rows = Embedding(2, name="ragged_rows", storage="memory")
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.rows = bag, rows
+
+        def call(self, ids: Any) -> Any:
+            return self.bag(ids), self.rows(ids).flat_values
+
+    model = Model()
+    ids = tf.ragged.constant([[1, 2, 3], [], [2]], tf.int64, row_splits_dtype=tf.int64)
+    optimizer = Optimizer(model, keras.optimizers.Adagrad(0.1))
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(each) for each in model(ids))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    publish(optimizer, tmp_path, 1)
+    with pytest.raises(InvalidArgumentError, match="does not say its inputs; pass signature"):
+        export_program(model, tmp_path / "bundle", served=tmp_path / "served")
+    spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
+    export_program(model, tmp_path / "bundle", served=tmp_path / "served", signature=[spec])
+    with load_program(tmp_path / "bundle", tmp_path / "served") as program:
+        for found, expected in zip(program(ids), model(ids), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+def test_ops_refuse_what_does_not_fit(exported: Exported) -> None:
+    ops, _ = operators()
+    reading_library().bind(exported.bundle, str(exported.served))
+    handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
+
+    def gather(dim: int = 3, **changed: Any) -> Any:
+        given = {"handle": handle, "tables": "country_rows"} | changed
+        return ops.sparring_program_gather(
+            ids=tf.constant([[1, 2]], tf.int64), anchor=tf.zeros([0, dim]), **given
+        )
+
+    assert gather().shape == (1, 2, 3)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="and the program needs 6"):
+        gather(6)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has no table 'nothing'"):
+        gather(tables="nothing")
+    with pytest.raises(tf.errors.FailedPreconditionError, match="call sparring_program_bind"):
+        gather(handle="exact:0:none")
+
+    def pool(lengths: Any, weights: Any = ()) -> Any:
+        return ops.sparring_program_pool(
+            ids=tf.range(3, dtype=tf.int64),
+            lengths=tf.constant(lengths, tf.int64),
+            weights=tf.constant(weights, tf.float32, [len(weights)]),
+            anchors=[tf.zeros([0, 4])] * 2,
+            handle=handle,
+            tables="items\nitems",
+        )
+
+    assert pool([[1, 0], [1, 1]]).shape == (2, 8)
+    for lengths, weights in (([[1, 0], [1, 0]], ()), ([[1, 3], [-1, 0]], ()), ([[3]], ())):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="lengths|features"):
+            pool(lengths, weights)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 weights"):
+        pool([[1, 0], [1, 1]], (1.0, 2.0))
+    reading_library().release(exported.bundle)
+
+
+@pytest.mark.long
+def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Path) -> None:
+    of_tensorflow, bundle = Path(tf.sysconfig.get_lib()), exported.bundle
+    program = tmp_path / "run_saved_model"
+    libraries = (bundle / "lib", of_tensorflow)
+    subprocess.run(
+        ["c++", "-std=c++20", "-O1", str(EXAMPLE), "-o", str(program), f"-I{bundle / 'include'}",
+         f"-I{tf.sysconfig.get_include()}", *(f"-L{each}" for each in libraries),
+         "-lsparring_packed", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2",
+         *(f"-Wl,-rpath,{each}" for each in libraries)],
+        check=True,
+    )  # fmt: skip
+    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    assert "libpython" not in linked
+    command = [str(program), str(bundle), str(exported.served)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    names = [each.split()[1] for each in (bundle / "signature.txt").read_text().splitlines()]
+    folder = tmp_path / "tensors"
+    folder.mkdir()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+
+        def ask(line: str) -> str:
+            running.stdin.write(line + "\n")
+            running.stdin.flush()
+            return running.stdout.readline().strip()
+
+        for newer in (False, True):
+            if newer:
+                exported.train_and_publish()
+                assert ask("refresh") == "refreshed"
+                assert ask("refresh") == "newest already"
+                assert ask("version").split()[1] == str(3 * exported.num_saved)
+            inputs = batch_of(11, 5)
+            for name, each in zip(("country", "tags", "weights"), inputs, strict=True):
+                assert name in names
+                (folder / f"{name}.shape").write_text(" ".join(map(str, each.shape)))
+                (folder / f"{name}.bin").write_bytes(each.tobytes())
+            assert ask(f"run {folder}") == "ran"
+            found = {
+                name: np.fromfile(folder / f"{name}.bin", np.float32).reshape(
+                    [int(each) for each in (folder / f"{name}.shape").read_text().split()]
+                )
+                for name in ("parts", "score")
+            }
+            check_answers(found, exported.answers(inputs))
+        running.stdin.close()
+        assert running.wait(60) == 0
+    refused = subprocess.run(
+        [str(program), str(bundle), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert refused.stderr

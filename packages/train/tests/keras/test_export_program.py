@@ -1,0 +1,61 @@
+"""``sparring export-program`` of a click model and of ratings that Keras trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+sparring_packed: Any = pytest.importorskip(
+    "sparring_packed", reason="sparring-packed is not installed"
+)
+
+from sparring.cli.application import main
+from sparring_tf import load_program
+
+CONFIG = """\
+framework: tensorflow
+seed: 1
+data:
+  kind: synthetic_criteo
+  samples: 2_000
+  batch_size: 256
+model:
+  kind: dlrm
+  embedding_dim: 4
+  bottom_mlp: [8]
+  top_mlp: [8]
+storage:
+  backend: memory
+training:
+  epochs: 1
+snapshots:
+  url: {folder}/runs
+"""
+
+
+def test_a_program_gives_the_probabilities_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, served, out = tmp_path / "clicks.yaml", str(tmp_path / "served"), tmp_path / "bundle"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    assert main(["train", str(config)]) == 0
+    assert main(["publish", str(tmp_path / "runs"), served]) == 0
+    command = ["export-program", str(config), str(out), "--served", served]
+    assert main([*command, "--to", "torch"]) != 0
+    assert "--to torch" in capsys.readouterr().err
+    assert main([*command, "--to", "tensorflow"]) == 0
+    random = np.random.default_rng(0)
+    with load_program(out, served) as program:
+        for size in (1, 50):
+            dense, ids = random.random((size, 13), np.float32), random.integers(0, 9, (size, 26))
+            found = program(tf.constant(dense), tf.constant(ids)).numpy()
+            assert found.shape == (size,)
+            assert ((found > 0) & (found < 1)).all()
+        # Ids that were trained have rows of their own, and the others initial values.
+        assert len(np.unique(found)) > 1
