@@ -94,7 +94,7 @@ class ProgramLibrary:
 
 
 class ProgramBinding:
-    """What a new program is bound to. `program_binding` makes it.
+    """Binding of a new program to a version of its tables. `program_binding` makes it.
 
     Args:
         folder: of the bundle.

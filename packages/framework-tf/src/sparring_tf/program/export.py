@@ -66,16 +66,14 @@ def export_program(
     tables = [each for each in map(trained_table, model.variables) if each is not None]
     if not tables:
         raise InvalidArgumentError(
-            f"model {getattr(model, 'name', model)!r} has no tables of sparring, so that TensorFlow alone "
-            "exports it: call model.export"
+            f"model {getattr(model, 'name', model)!r} has no tables of sparring, so TensorFlow alone exports "
+            "it: call model.export"
         )
     declared = [each for table in tables for each in table.agent.declarations]
     dims = {each.table.name: each.table.dim for each in declared}
     binding = program_binding(reading_library(), bundle, dims, served, follow)
     program = tf.Module(name="program")
-    program.weights = [
-        each.value for each in model.variables if trained_table(each) is None
-    ]
+    program.weights = [each.value for each in model.variables if trained_table(each) is None]
     compute = call or (lambda *inputs: model(*inputs, training=False))
     program.call = tf.function(compute, input_signature=specs, autograph=False)
     serving = _serving(program.call, specs)
@@ -127,7 +125,10 @@ def _inner_functions_inlined() -> Iterator[None]:
 def _check_lookups(graph: Any) -> None:
     """Refuses what runs in this process alone."""
     definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    nodes = [
+        *definition.node,
+        *(node for each in definition.library.function for node in each.node_def),
+    ]
     for node in nodes:
         if node.op in _OF_TRAINING:
             raise UnsupportedError(

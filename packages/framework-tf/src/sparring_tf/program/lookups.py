@@ -40,7 +40,9 @@ def gather(ids: Any, table: str, anchor: Any) -> Any:
     return tf.cast(found, anchor.dtype)
 
 
-def pool(ids: Any, lengths: Any, weights: Any, tables: Sequence[str], anchors: Sequence[Any]) -> Any:
+def pool(
+    ids: Any, lengths: Any, weights: Any, tables: Sequence[str], anchors: Sequence[Any]
+) -> Any:
     """As `lookup_ops.pool`, of tables of the program."""
     found = _ops().sparring_program_pool(
         ids=ids,
