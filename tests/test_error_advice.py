@@ -79,6 +79,7 @@ OWNERS = {
     "non_finite_gradients": ["StepContainer", "sparring_tf.Optimizer", "sparring_torch.Optimizer"],
     "num_embeddings": ["sparring_torch.Embedding", "sparring_torch.EmbeddingBagConfig"],
     "options": ["StepContainer.save"],
+    "signature": ["sparring_tf.export_program"],
     "plan": ["StepContainer", "sparring_torch.DistributedModelParallel"],
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],
@@ -317,7 +318,7 @@ def _makes_with(made: Class, argument: str) -> bool:
 
 @cache
 def words() -> set[str]:
-    """Every name that a source defines or that stands in one as a whole literal."""
+    """Every name that a source or a C header defines, or that stands in a source as a whole literal."""
     found: set[str] = set(functions())
     for made in (each for several in classes().values() for each in several):
         found |= made.fields
@@ -332,7 +333,9 @@ def words() -> set[str]:
                 found.add(node.id)
             elif isinstance(node, ast.keyword) and node.arg:
                 found.add(node.arg)
-    return found | {path.stem for path in SOURCES} | packages()
+    headers = "".join(path.read_text() for path in ROOT.glob("packages/*/include/*.h"))
+    functions_of_c = set(re.findall(r"\b(sparring_\w+)\(", headers))
+    return found | functions_of_c | {path.stem for path in SOURCES} | packages()
 
 
 @cache

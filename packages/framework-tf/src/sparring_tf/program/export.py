@@ -66,8 +66,8 @@ def export_program(
     tables = [each for each in map(trained_table, model.variables) if each is not None]
     if not tables:
         raise InvalidArgumentError(
-            f"model {getattr(model, 'name', model)!r} has no tables of sparring, so TensorFlow alone exports "
-            "it: call model.export"
+            f"model {getattr(model, 'name', model)!r} has no tables of sparring, which a program would "
+            "look up in; export it with Keras alone"
         )
     declared = [each for table in tables for each in table.agent.declarations]
     dims = {each.table.name: each.table.dim for each in declared}
