@@ -79,7 +79,6 @@ OWNERS = {
     "non_finite_gradients": ["StepContainer", "sparring_tf.Optimizer", "sparring_torch.Optimizer"],
     "num_embeddings": ["sparring_torch.Embedding", "sparring_torch.EmbeddingBagConfig"],
     "options": ["StepContainer.save"],
-    "signature": ["sparring_tf.export_program"],
     "plan": ["StepContainer", "sparring_torch.DistributedModelParallel"],
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],

@@ -208,6 +208,11 @@ def test_models_that_cannot_be_exported_are_refused(exported: Exported, tmp_path
     with pytest.raises(ProgramError, match="no serving snapshot"):
         export_program(exported.model, out, served=tmp_path)
 
+    words = keras.layers.IntegerLookup(vocabulary=[3, 5], name="vocabulary")
+    known = keras.Model(ids, Embedding(3, name="country_rows", storage="memory")(words(ids)))
+    with pytest.raises(UnsupportedError, match="parts that are neither tables of sparring nor"):
+        export_program(known, out, served=exported.served)
+
     def by_python(*inputs: Any) -> Any:
         found = exported.model(*inputs)["score"]
         return tf.py_function(lambda each: each, [found], tf.float32)
@@ -287,7 +292,7 @@ def test_ragged_and_sparse_ids_are_exported(tmp_path: Path) -> None:
         loss = sum(tf.reduce_sum(each) for each in model(ids))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     publish(optimizer, tmp_path, 1)
-    with pytest.raises(InvalidArgumentError, match="does not say its inputs; pass signature"):
+    with pytest.raises(InvalidArgumentError, match="does not say its inputs; pass a signature"):
         export_program(model, tmp_path / "bundle", served=tmp_path / "served")
     spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
     export_program(model, tmp_path / "bundle", served=tmp_path / "served", signature=[spec])

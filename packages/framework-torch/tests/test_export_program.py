@@ -336,7 +336,8 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
     subprocess.run(
         ["c++", "-std=c++20", "-O1", str(EXAMPLE), "-o", str(program),
          *(f"-I{each}" for each in includes), *(f"-L{each}" for each in libraries),
-         "-lsparring_program", "-lsparring_packed", "-ltorch", "-ltorch_cpu", "-lc10",
+         "-Wl,--no-as-needed", "-lsparring_program", "-lsparring_packed",
+         "-ltorch", "-ltorch_cpu", "-lc10",
          *(f"-Wl,-rpath,{each}" for each in libraries)],
         check=True,
     )  # fmt: skip

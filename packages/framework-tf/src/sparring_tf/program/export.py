@@ -100,8 +100,8 @@ def _specs(model: Any) -> list[Any]:
         found = getattr(model, "inputs", None)
         if not found:
             raise InvalidArgumentError(
-                f"model {getattr(model, 'name', model)!r} does not say its inputs; pass signature=["
-                "tf.TensorSpec(…), …], one for each argument of its call"
+                f"model {getattr(model, 'name', model)!r} does not say its inputs; pass a signature, "
+                "with a tf.TensorSpec for each argument of its call"
             )
         struct = found[0] if len(found) == 1 else found
     return [
