@@ -17,10 +17,12 @@ from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
 from sparring.contracts.results import Keys
 from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
 from sparring.engine.change_publisher import ChangePublisher
 from sparring.engine.container import StepContainer
 from sparring.storage.cached.folder_log import FolderLog
 from sparring.storage.memory import MemoryStorage
+from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 from .publishing import TABLE, ReadOnly, Trainer, open_reader, rows_of
@@ -325,13 +327,12 @@ def test_keys_that_were_not_admitted_are_not_told_of(tmp_path: Path) -> None:
         container.declare(table, MemoryStorage(table))
         with ChangePublisher(container, url=str(tmp_path)) as publisher:
             publisher.publish(0)
+            method = resolve_method("sgd")
+            choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
             for keys in (KEYS, KEYS[:30]):
-                with container.step(_one_more) as step:
-                    step.accumulate(step.lookup("item", keys), np.ones((len(keys), 4), np.float32))
+                shadow = container.lookup("item", keys)
+                assert shadow.shadow_id is not None
+                container.resources.accumulate(shadow.shadow_id, np.ones_like(shadow.rows))
+                container.apply_methods({"item": choice})
             assert container.num_rows("item") == 30
             assert publisher.publish(1) == {"item": 30}
-
-
-def _one_more(updates: Any) -> None:
-    for update in updates:
-        update.rows[:] += 1
