@@ -140,3 +140,33 @@ def test_options_of_writers_are_refused(name: str) -> None:
     value = {"write": "back", "promote": "never", "write_back": "inline"}[name]
     with pytest.raises(InvalidArgumentError, match=f"{name} is of stacks that are written to"):
         open_storage("tiered", TABLE, tiers=["memory", "memory"], refresh={}, **{name: value})
+
+
+def test_a_table_on_a_device_and_one_in_memory_before_redis(
+    table_device: str, server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    pytest.importorskip("sparring_hkv", reason="needs sparring-hkv")
+    options = {"url": server.url, "prefix": new_prefix()}
+    trainer = Trainer(options)
+    trainer.write(KEYS, 1)
+    trainer.publish()
+    first = {"backend": "hkv", "options": {"device": table_device, "capacity": 512}}
+    second = {"backend": "hkv", "options": {"capacity": 4_096}}
+    with open_storage(
+        "tiered",
+        TableConfig("item", 4),
+        tiers=[first, second, {"backend": "redis", "options": options}],
+        refresh={"poll_seconds": 3600},
+    ) as reader:
+        assert isinstance(reader, CachedStorage)
+        for version in range(2, 6):
+            for begin in range(0, len(KEYS), 250):
+                assert (reader.find(KEYS[begin : begin + 250]).rows[:, 0] < version).all()
+            trainer.write(KEYS[::20], version)
+            trainer.publish()
+            reader.refresh()
+            found = reader.find(KEYS).rows
+            assert (found[::20] == version).all()
+            assert (found[1::20] == 1).all()
+        assert reader.counters().hits > 3 * len(KEYS)
+    trainer.close()

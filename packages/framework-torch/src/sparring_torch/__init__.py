@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparring_torch.keyed_tensor import KeyedTensor
     from sparring_torch.models import DLRM, DeepFM, MatrixFactorization, TwoTower
     from sparring_torch.optimizer import Optimizer
-    from sparring_torch.program.bundle import Program, load_program
+    from sparring_torch.program.bundle import load_program
     from sparring_torch.program.export import export_program
     from sparring_torch.program.library import ProgramError
     from sparring_torch.row_copies import shared_rows
@@ -66,7 +66,6 @@ __all__ = [
     "MatrixFactorization",
     "Optimizer",
     "PoolingType",
-    "Program",
     "ProgramError",
     "TrainAgent",
     "TrainPipeline",
@@ -108,7 +107,6 @@ _HOMES = {
     "MatrixFactorization": "models",
     "Optimizer": "optimizer",
     "PoolingType": "table_configs",
-    "Program": "program.bundle",
     "ProgramError": "program.library",
     "TrainAgent": "train_agent",
     "TrainPipeline": "train_pipeline",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_serve import (
+    AccessError,
     AsyncParameterClient,
+    ClientConfig,
     LookupClient,
     ParameterClient,
     PushFailedError,
@@ -236,3 +239,28 @@ def test_a_server_checks_what_its_client_did_not(make_shards: MakeShards, wait: 
             service.push(encode(PushRequest(tables, "a", 1, wait)), 5)
     assert service.shard.steps == 0
     assert service.push(encode(PushRequest((), "a", 1, Wait.APPLIED)), 5)
+
+
+def test_roles_of_tokens_say_who_may_pull_push_and_save(tmp_path: Path) -> None:
+    tokens = {role: f"{role}-".ljust(20, "x") for role in ("pull", "push", "admin")}
+    (tmp_path / "tokens").write_text("".join(f"{role} {text}\n" for role, text in tokens.items()))
+    config = ServingConfig.model_validate(
+        {
+            "parameters": {"tables": TABLES, "start": None, "folders": [str(tmp_path / "saved")]},
+            "server": {"token_file": tmp_path / "tokens"},
+        }
+    )
+    refused = []
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+        for role, text in tokens.items():
+            (tmp_path / role).write_text(text)
+            given = ClientConfig(token_file=tmp_path / role, deadline_seconds=9)
+            with ParameterClient(server.address, given) as client:
+                client.pull({"user": IDS})
+                calls = {"push": lambda: client.push(made_gradients(0)), "save": client.save}
+                for name, call in calls.items():
+                    try:
+                        call()
+                    except AccessError:
+                        refused.append((role, name))
+    assert refused == [("pull", "push"), ("pull", "save"), ("push", "save")]

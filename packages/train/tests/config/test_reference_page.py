@@ -15,7 +15,9 @@ from sparring_train.config.schema import shape_of
 REPOSITORY = Path(__file__).parents[4]
 # Those of plans and of a lookup service are no runs; the tests of their packages load them.
 CONFIGS = sorted(
-    each for each in (REPOSITORY / "configs").glob("*.yaml") if each.name != "serving.yaml"
+    each
+    for each in (REPOSITORY / "configs").glob("*.yaml")
+    if each.name not in ("serving.yaml", "parameters.yaml")
 )
 
 

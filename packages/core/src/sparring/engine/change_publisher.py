@@ -21,6 +21,7 @@ from sparring.collective.coordinator import Coordinator
 from sparring.contracts.change_log import ChangeLog
 from sparring.contracts.results import Columns, Keys
 from sparring.contracts.storage import Storage
+from sparring.contracts.storage_optional import SupportsCopy
 from sparring.contracts.table import TableConfig
 from sparring.engine.unpublished_keys import TakenKeys, UnpublishedKeys
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
@@ -39,6 +40,7 @@ __all__ = ["ChangePublisher"]
 _EXISTING_RATE = 0.01
 _PLANNED_KEYS = 65_536
 _MOST_ERASED_SHARE = 0.25
+_PROBED_AT_ONCE = 65_536
 _NONE: Keys = np.empty(0, np.int64)
 
 
@@ -116,7 +118,7 @@ class ChangePublisher(Closable):
             container.flush()
             told = {}
             for each, keys in taken:
-                told[each.name] = self._publish(each, keys, step)
+                told[each.name] = self._publish(each, each.without_refused(keys), step)
         except BaseException:
             for each, keys in taken:
                 each.unpublished.put_back(keys)
@@ -271,6 +273,23 @@ class _Published:
         if self.existing is None:
             return False
         return self.num_erased > max(1_024, _MOST_ERASED_SHARE * self.existing.num_added)
+
+    def without_refused(self, taken: TakenKeys) -> TakenKeys:
+        """Leaves out keys that an admission filter refused: they would fill the filter of readers."""
+        if self.entry.config.admission is None:
+            return taken
+        storage = self.entry.storage
+        assert storage is not None
+        copy = storage.copy_into if isinstance(storage, SupportsCopy) else storage.find_into
+        room = np.empty((_PROBED_AT_ONCE, 1), storage.table.numpy_dtype)
+        kept = [taken.erased]
+        for begin in range(0, len(taken.changed), _PROBED_AT_ONCE):
+            keys = taken.changed[begin : begin + _PROBED_AT_ONCE]
+            found = np.empty(len(keys), np.bool_)
+            copy(keys, Columns(0, 1), room[: len(keys)], found)
+            kept.append(keys[found])
+        changed = np.unique(np.concatenate(kept))
+        return TakenKeys(changed, taken.erased, taken.is_everything)
 
     def begin_again(self) -> None:
         """The next note says that any row may have changed."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparring import partition
+from sparring.collective.local import LocalGroup
+from sparring.contracts.collective import Collective
 from sparring.contracts.results import Keys
+from sparring.contracts.table import TableConfig
+from sparring.contracts.updates import MethodChoice
+from sparring.engine.change_publisher import ChangePublisher
+from sparring.engine.container import StepContainer
 from sparring.storage.cached.folder_log import FolderLog
 from sparring.storage.memory import MemoryStorage
+from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 from .publishing import TABLE, ReadOnly, Trainer, open_reader, rows_of
 
@@ -262,3 +272,67 @@ def test_a_trainer_that_dies_while_it_publishes(
         assert (reader.find(every).rows == backend.find(every).rows).all()
         with open_reader(backend, tmp_path) as late:
             assert (late.find(every).rows == backend.find(every).rows).all()
+
+
+def test_one_note_tells_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
+    """Ranks write their own rows to a place that all share."""
+    group = LocalGroup(2, deadline_seconds=30)
+    shared = MemoryStorage(TABLE)
+    turn = threading.Lock()
+
+    class Part(MemoryStorage):
+        """This rank's rows, and the place that has those of all."""
+
+        def _upsert_impl(self, keys: Keys, rows: Any, scores: Any) -> Any:
+            with turn:
+                shared.upsert(keys, rows)
+            return super()._upsert_impl(keys, rows, scores)
+
+    def run(collective: Collective) -> list[int]:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            container.declare(TABLE, Part(TABLE))
+            partitions = container.layout("item").partitions_of(collective.rank)
+            own = KEYS[np.isin(partition(KEYS), partitions)]
+            told = []
+            with ChangePublisher(container, url=str(tmp_path)) as publisher:
+                storage = container.storage("item")
+                storage.upsert(own, rows_of(own, 1))
+                told.append(publisher.publish(1)["item"])
+                collective.barrier()
+                if not collective.rank:
+                    readers.append(open_reader(shared, tmp_path))
+                    readers[0].find(KEYS)
+                collective.barrier()
+                storage.upsert(own[:3], rows_of(own[:3], 2))
+                told.append(publisher.publish(2)["item"])
+            changed.append(own[:3])
+            return told
+
+    readers: list[Any] = []
+    changed: list[Any] = []
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [group.join(rank) for rank in range(2)]
+        assert list(pool.map(run, ranks)) == [[-1, 6], [-1, 6]]
+    with readers[0] as reader:
+        reader.refresh()
+        is_new = np.isin(KEYS, np.concatenate(changed))
+        assert (reader.find(KEYS).rows == rows_of(KEYS, np.where(is_new, 2, 1))).all()
+        assert reader.counters().reread_rows <= 7
+        assert reader.counters().missed_notes == 0
+
+
+def test_keys_that_were_not_admitted_are_not_told_of(tmp_path: Path) -> None:
+    table = TableConfig("item", 4, admission={"kind": "frequency", "k": 2})
+    with StepContainer() as container:
+        container.declare(table, MemoryStorage(table))
+        with ChangePublisher(container, url=str(tmp_path)) as publisher:
+            publisher.publish(0)
+            method = resolve_method("sgd")
+            choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+            for keys in (KEYS, KEYS[:30]):
+                shadow = container.lookup("item", keys)
+                assert shadow.shadow_id is not None
+                container.resources.accumulate(shadow.shadow_id, np.ones_like(shadow.rows))
+                container.apply_methods({"item": choice})
+            assert container.num_rows("item") == 30
+            assert publisher.publish(1) == {"item": 30}
