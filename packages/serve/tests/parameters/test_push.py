@@ -267,6 +267,8 @@ def test_roles_of_tokens_say_who_may_pull_push_and_save(tmp_path: Path) -> None:
 
 
 def test_tables_that_learn_are_read_by_a_snapshot_and_not_scanned(make_shards: MakeShards) -> None:
-    with make_shards(2).client() as client:
-        with pytest.raises(InvalidArgumentError, match=r"save \(ParameterClient\.save\), and read"):
-            next(client.scan("user"))
+    with (
+        make_shards(2).client() as client,
+        pytest.raises(InvalidArgumentError, match=r"save \(ParameterClient\.save\), and read"),
+    ):
+        next(client.scan("user"))
