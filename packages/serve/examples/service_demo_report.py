@@ -118,12 +118,13 @@ def _loss(steps: Sequence[Step]) -> str:
 
 def _figure(seen: Seen) -> str:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     begin = _begin(seen)
     end = max(each.at for each in seen.events.values()) - begin + 2 * _BIN_SECONDS
-    picture = Figure(figsize=(9, 11), layout="constrained")
-    rates, losses, versions, *others = picture.subplots(4 if seen.lookups else 3, 1, sharex=True)
+    num_parts = 4 if seen.lookups else 3
+    picture = Figure(figsize=(9, 2.75 * num_parts), layout="constrained")
+    rates, losses, versions, *others = picture.subplots(num_parts, 1, sharex=True)
     colours = dict(zip(seen.steps, (BLUE, GREEN, RED), strict=False))
     bins = np.arange(0, end + _BIN_SECONDS, _BIN_SECONDS)
     for name, steps in seen.steps.items():
@@ -133,10 +134,11 @@ def _figure(seen: Seen) -> str:
         loss = [each.loss for each in steps]
         losses.plot(at, loss, ".", color=colours[name], markersize=3, alpha=0.6, label=name)
     rates.set(ylabel="pushes / s", ylim=0)
-    rates.set_title("Pushes by trainer; numbers are those of the timeline below", pad=36)
+    rates.set_title("Pushes by trainer; numbers are those of the timeline below", pad=38)
     rates.legend(loc="lower left", ncols=3)
     losses.set(ylabel="loss", yscale="log", title="Loss of a batch, by trainer")
     losses.yaxis.set_major_formatter(ScalarFormatter())
+    losses.yaxis.set_minor_formatter(NullFormatter())
     losses.legend(loc="upper right", ncols=3, markerscale=4)
 
     for name, told, colour in (
@@ -166,13 +168,14 @@ def _figure(seen: Seen) -> str:
             title="Latency of a lookup from the inference server; a black line is an error",
         )  # fmt: skip
         axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
     every = (rates, losses, versions, *others)
     for number, event in enumerate(seen.events.values(), 1):
         # Neighbours are written at three heights.
         rates.annotate(
-            f"{number}", (event.at - begin, 1.02 + 0.07 * (number % 3)),
-            xycoords=("data", "axes fraction"), ha="center", fontsize=9,
+            f"{number}", (event.at - begin, 1), (0, 3 + 10 * (number % 3)), ("data", "axes fraction"),
+            "offset points", ha="center", fontsize=9,
         )  # fmt: skip
         for axes in every:
             axes.axvline(event.at - begin, color="#7b8794", linewidth=0.8, linestyle="--")
