@@ -226,6 +226,16 @@ def serving_demo(session: nox.Session) -> None:
     session.run("python", str(program), *given)
 
 
+@nox.session
+def service_demo(session: nox.Session) -> None:
+    """Trains through a service and kills a shard of it, writes reports/service.html. Needs g++, Redis."""
+    session.install(TORCH, TENSORFLOW, silent=True)
+    made = ("backend-hkv", "backend-redis", "packed", "serve", "framework-torch", "framework-tf")
+    install_family(session, *made, "train", extras={"train": "[report]"})
+    program = str(PACKAGES / "serve/examples/service_demo.py")
+    session.run("python", program, "reports/service.html", *session.posargs)
+
+
 # What `tests` tries at the size that is enough to prove it, `tests_long` tries at these. A value of the
 # caller's own goes first.
 AT_LENGTH = {

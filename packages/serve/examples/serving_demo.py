@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from demo_processes import Process, free_ports, sparring_command, wait_for
 from serving_demo_report import write_report
 
 import sparring_packed
@@ -38,7 +35,6 @@ TRAINING = (
 POLL_SECONDS = 0.2
 IDS_OF_A_TABLE = 32
 SECONDS_BETWEEN_PULLS = 0.01
-START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def watch_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> Se
     """
     run, served = folder / "run", folder / "served"
     serving = folder / "serving.yaml"
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     serving.write_text(
         json.dumps(
             {
@@ -103,8 +99,8 @@ def watch_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> Se
     seen = Seen()
     with ExitStack() as running:
 
-        def start(name: str, *arguments: str) -> _Process:
-            return running.enter_context(_process(name, folder, arguments))
+        def start(name: str, *arguments: str) -> Process:
+            return running.enter_context(sparring_command(folder, name, *arguments))
 
         training = start("train", str(config), f"snapshots.url={run}", *TRAINING, *overrides)
         publisher = start(
@@ -112,11 +108,11 @@ def watch_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> Se
             "--keep", "1000",
         )  # fmt: skip
         # A name without a leading dot is committed.
-        _wait("the first snapshot", lambda: any(served.glob("step-*")), training, publisher)
+        wait_for("the first snapshot", lambda: any(served.glob("step-*")), training, publisher)
         print("published: serving begins", flush=True)
         shards = [start("serve", str(serving), "--shard", f"{number}/2") for number in (1, 2)]
         for shard in shards:
-            _wait("a server", lambda shard=shard: "ready on" in shard.said(), *shards)
+            wait_for("a server", lambda shard=shard: "ready on" in shard.said(), *shards)
         client = running.enter_context(LookupClient.from_config(serving))
         keys = _keys(served)
         print(f"asking {len(keys)} tables of two shards while training goes on", flush=True)
@@ -131,9 +127,9 @@ def _ask(
     client: LookupClient,
     keys: dict[str, npt.NDArray[np.int64]],
     seen: Seen,
-    training: _Process,
+    training: Process,
     run: Path,
-    shards: list[_Process],
+    shards: list[Process],
 ) -> None:
     """Pulls until the last snapshot of a training that has ended is answered from."""
     generator = np.random.default_rng(0)
@@ -191,64 +187,6 @@ def _saved(run: Path) -> list[tuple[float, int]]:
 def _published(served: Path) -> list[tuple[float, int, bool]]:
     manifests = map(sparring_packed.read_manifest, sorted(served.glob("step-*")))
     return [(each.published, each.step, each.base is not None) for each in manifests]
-
-
-class _Process:
-    """A command of sparring, and the file of what it says."""
-
-    def __init__(self, name: str, folder: Path, arguments: tuple[str, ...]) -> None:
-        self.name = name
-        number = len(list(folder.glob(f"{name}.*.log")))
-        self._path = folder / f"{name}.{number}.log"
-        with self._path.open("w") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "sparring", name, *arguments],
-                cwd=folder, stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def said(self) -> str:
-        return self._path.read_text()
-
-    def has_ended(self) -> bool:
-        """Whether it has; raises if it failed."""
-        code = self.popen.poll()
-        if code:
-            raise RuntimeError(f"sparring {self.name} ended with {code}: {self.said()[-2000:]}")
-        return code is not None
-
-
-@contextmanager
-def _process(name: str, folder: Path, arguments: tuple[str, ...]) -> Iterator[_Process]:
-    process = _Process(name, folder, arguments)
-    try:
-        yield process
-    finally:
-        process.popen.send_signal(signal.SIGTERM)
-        try:
-            process.popen.wait(20)
-        except subprocess.TimeoutExpired:
-            process.popen.kill()
-            process.popen.wait()
-
-
-def _wait(what: str, is_there: Callable[[], bool], *processes: _Process) -> None:
-    """Waits for something that these processes do; raises where one of them ends first."""
-    deadline = time.monotonic() + START_SECONDS
-    while not is_there():
-        for process in processes:
-            if process.has_ended() and process.name != "train":
-                raise RuntimeError(f"sparring {process.name} ended: {process.said()}")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{what} did not come within {START_SECONDS:g} seconds")
-        time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 if __name__ == "__main__":

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import os
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from demo_page import BLUE, GREEN, RED, svg_of, write_page
 
 if TYPE_CHECKING:
     from serving_demo import Seen
 
 __all__ = ["write_report"]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
-_BLUE, _RED, _GREEN = "#0072B2", "#D55E00", "#009E73"
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
-    "color:#1f2933}table{border-collapse:collapse}td,th{padding:.25rem 1rem .25rem 0;text-align:left}"
-    "td:last-child{text-align:right}svg{width:100%;height:auto}"
-)
-
 
 def write_report(path: Path, seen: Seen) -> str:
     """Writes the page; returns its figures as text."""
-    facts = _facts(seen)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts
-    )
-    errors = "".join(f"<li>{escape(text)}</li>" for _, text in seen.errors[:20])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>sparring: serving while training</title><style>{_STYLE}</style></head><body>"
-        "<h1>Serving while training</h1>"
-        "<p>A model trained and saved snapshots; each was published, as a delta where one was due, "
+    return write_page(
+        path,
+        "Serving while training",
+        "A model trained and saved snapshots; each was published, as a delta where one was due, "
         "and taken by two servers, a shard each, while a client went on asking both. All of them ran on "
         f"one machine with {os.cpu_count()} cores: latency has the time that training took from the "
-        "servers.</p>"
-        f"{_figure(seen)}<table>{rows}</table>"
-        f"{'<h2>Errors</h2><ul>' + errors + '</ul>' if errors else ''}</body></html>\n",
-        "utf-8",
+        "servers.",
+        _figure(seen),
+        _facts(seen),
+        [text for _, text in seen.errors],
     )
-    return "\n".join(f"{name:<58}{value:>18}" for name, value in facts)
 
 
 def _facts(seen: Seen) -> list[tuple[str, str]]:
@@ -104,25 +87,25 @@ def _figure(seen: Seen) -> str:
     picture = Figure(figsize=(9, 9), layout="constrained")
     steps, ages, latency = picture.subplots(3, 1, sharex=True)
     for name, events, colour in (
-        ("saved by training", seen.saved, _RED),
-        ("published", [each[:2] for each in seen.published], _GREEN),
+        ("saved by training", seen.saved, RED),
+        ("published", [each[:2] for each in seen.published], GREEN),
     ):
         steps.step(
             [*(when - begin for when, _ in events), end], [*(step for _, step in events), events[-1][1]],
             where="post", color=colour, label=name,
         )  # fmt: skip
     steps.step(
-        at, [each.step for each in seen.pulls], where="post", color=_BLUE, label="in the answers"
+        at, [each.step for each in seen.pulls], where="post", color=BLUE, label="in the answers"
     )
     steps.set(ylabel="step of training", title="Versions")
     steps.legend(loc="upper left")
-    ages.plot(at, [each.age_seconds for each in seen.pulls], color=_BLUE)
+    ages.plot(at, [each.age_seconds for each in seen.pulls], color=BLUE)
     ages.set(
         ylabel="seconds", title="Staleness: time since the answer's version was published", ylim=0
     )
-    latency.plot(at, milliseconds, ".", color=_BLUE, markersize=2, alpha=0.4, label="a pull")
+    latency.plot(at, milliseconds, ".", color=BLUE, markersize=2, alpha=0.4, label="a pull")
     seconds = at.astype(int)
-    for share, name, colour in ((50, "median of a second", _GREEN), (99, "99 %", _RED)):
+    for share, name, colour in ((50, "median of a second", GREEN), (99, "99 %", RED)):
         values = [
             np.percentile(milliseconds[seconds == each], share) for each in np.unique(seconds)
         ]
@@ -139,7 +122,4 @@ def _figure(seen: Seen) -> str:
     latency.set_ylim(top=6 * milliseconds.max())
     for axes in (steps, ages, latency):
         axes.grid(color="#e4e7eb")
-    file = io.StringIO()
-    picture.savefig(file, format="svg")
-    text = file.getvalue()
-    return text[text.index("<svg") :]
+    return svg_of(picture)

@@ -37,6 +37,7 @@ from sparring_serve import (
     ShardReplicas,
 )
 from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.tables import VersionGoneError
 
 pytest.importorskip("sparring_packed")
 
@@ -228,6 +229,48 @@ def test_shards_map_their_partitions_alone(run: Run) -> None:
         ):
             # It takes the map of the server, whose addresses are others.
             client.pull({"item": KEYS})
+
+
+def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None:
+    run.save()
+    run.publish()
+    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    with (
+        serve(run, Place(shards, 0)) as first,
+        serve(run, Place(shards, 1)) as second,
+        LookupClient([[first.address], [second.address]], LONG) as client,
+    ):
+        chunks = client.scan("item", chunk_rows=64)
+        seen = [next(chunks)]
+        # Newer versions come meanwhile; the scan goes on over the one that it began with.
+        run.save(KEYS[:50], erased=[60], is_delta=True)
+        assert run.publish().is_delta
+        for server in (first, second):
+            assert server.refresher.refresh().is_new
+        seen += chunks
+        assert max(len(keys) for keys, _ in seen) <= 64
+        keys, rows = (np.concatenate(each) for each in zip(*seen, strict=True))
+        assert sorted(keys.tolist()) == KEYS.tolist()
+        check(rows, keys, 1)
+        client.describe()
+        newest = {
+            int(key): row for part in client.scan("item") for key, row in zip(*part, strict=True)
+        }
+        assert sorted(newest) == [key for key in KEYS.tolist() if key != 60]
+        assert newest[7][0] == 2
+        begun = client.scan("item", chunk_rows=64)
+        next(begun)
+        for _ in range(2):
+            run.save()
+            run.publish()
+            for server in (first, second):
+                assert server.refresher.refresh().is_new
+        with pytest.raises(VersionGoneError, match="is no longer kept; begin again"):
+            list(begun)
+        with pytest.raises(InvalidArgumentError, match="most_rows must be at least 1, found 0"):
+            next(client.scan("item", chunk_rows=0))
+        with pytest.raises(UnknownTableError, match="'itm' is not served"):
+            next(client.scan("itm"))
 
 
 def test_a_pinned_version_stays(run: Run) -> None:

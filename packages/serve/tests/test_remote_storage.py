@@ -89,6 +89,16 @@ def test_a_model_reads_what_is_given_when_no_server_answers(
         assert np.isnan(rows[0]).all() == (on_failure == "flag")
 
 
+def test_all_rows_are_scanned(server: LookupServer) -> None:
+    with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
+        chunks = list(storage.scan(chunk_rows=30, columns=(1, 3)))
+        assert [len(each) for each in chunks] == [30, 30, 30, 10]
+        keys = np.concatenate([each.keys for each in chunks])
+        rows = np.concatenate([each.rows for each in chunks])
+    assert keys.tolist() == list(range(100))
+    assert np.array_equal(rows, np.stack([keys, -keys], axis=1))
+
+
 def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
     with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
         for write in (
@@ -98,8 +108,6 @@ def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
         ):
             with pytest.raises(UnsupportedError, match="train with another storage, and publish"):
                 write()
-        with pytest.raises(UnsupportedError, match="gives rows by id only"):
-            list(storage.scan())
         for refused in (lambda: storage.touch([1]), lambda: storage.evict(1)):
             with pytest.raises(UnsupportedError):
                 refused()

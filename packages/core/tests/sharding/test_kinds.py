@@ -153,6 +153,8 @@ def test_digests_tell_layouts_apart() -> None:
         ({"user": "tabel_wise"}, PluginError, "did you mean 'table_wise'"),
         ({"user": TableSharding("table_wise", (1,))}, InvalidArgumentError, "rank 1.*ranks 0 to 0"),
         ({"user": 3}, InvalidArgumentError, "table 'user' needs the name of a kind"),
+        (["user"], InvalidArgumentError, r"found list; of a file .* read_plan\(path\).sharding"),
+        ([], InvalidArgumentError, "found list"),
     ],
 )
 def test_a_plan_is_refused_when_the_container_is_made(plan: Any, error: Any, words: str) -> None:

@@ -130,6 +130,18 @@ def open(  # noqa: A001 - it is read as sparring_packed.open
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ScannedRows:
+    """A chunk of a scan."""
+
+    ids: Keys
+    """``(n,)``"""
+    rows: Floats
+    """``(n, dim)`` float32"""
+    cursor: tuple[int, int] | None
+    """Where the next chunk begins; None: there is none."""
+
+
 class PackedTables(Closable):
     """Opened tables. Made by `open`; any number of threads may use them.
 
@@ -346,19 +358,44 @@ class PackedTables(Closable):
             chunk_rows: the most rows of a chunk.
             version: as `pull`. It must be kept until the end.
         """
+        pinned = self.version.hash if version is None else version
+        cursor: tuple[int, int] | None = (0, 0)
+        while cursor is not None:
+            chunk = self.scan_chunk(table, cursor, chunk_rows, version=pinned)
+            cursor = chunk.cursor
+            if len(chunk.ids):
+                yield chunk.ids, chunk.rows
+
+    def scan_chunk(
+        self, table: str, cursor: tuple[int, int], chunk_rows: int, *, version: str
+    ) -> ScannedRows:
+        """Some rows of a table of one version, from a cursor on.
+
+        Args:
+            table: its name.
+            cursor: that of the chunk before; ``(0, 0)`` to begin.
+            chunk_rows: the most rows.
+            version: as `pull`.
+
+        Raises:
+            InvalidArgumentError: the version is not kept, or `cursor` is none.
+            UnknownTableError, SnapshotDamagedError, ClosedError: as `lookup`.
+        """
         number = self._number(table)
+        ids = np.empty(chunk_rows, np.int64)
+        rows = np.empty((chunk_rows, self._tables[number].dim), np.float32)
         arguments = native.Scan(
-            version=(self.version.hash if version is None else version).encode(),
+            version=version.encode(),
             table=number,
             capacity=chunk_rows,
+            ids=ids.ctypes.data,
+            rows=rows.ctypes.data,
         )
-        while not arguments.is_done:
-            ids = np.empty(chunk_rows, np.int64)
-            rows = np.empty((chunk_rows, self._tables[number].dim), np.float32)
-            arguments.ids, arguments.rows = ids.ctypes.data, rows.ctypes.data
-            self._call("scan", arguments)
-            if arguments.count:
-                yield ids[: arguments.count], rows[: arguments.count]
+        arguments.cursor[:] = cursor
+        self._call("scan", arguments)
+        count, (first, second) = arguments.count, arguments.cursor
+        following = None if arguments.is_done else (int(first), int(second))
+        return ScannedRows(ids[:count], rows[:count], following)
 
     # -- newer versions -----------------------------------------------------------
 

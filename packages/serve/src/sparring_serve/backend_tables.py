@@ -27,12 +27,13 @@ from sparring import (
     open_change_log,
     open_storage,
 )
-from sparring.errors import ConfigError, InvalidArgumentError, SparringError
+from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_serve.parameters.declaration import StorageDeclaration
 from sparring_serve.tables import (
     Found,
     Ids,
     Looked,
+    Scanned,
     TableShape,
     Version,
     VersionGoneError,
@@ -157,6 +158,12 @@ class BackendTables:
             )
         found = [self._found(name, ids, missing) for name, ids in asked]
         return Looked(self.versions()[0], found)
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        raise UnsupportedError(
+            "tables that are read where they are trained are not scanned by the service: scan the "
+            "backend, or serve snapshots"
+        )
 
     def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
         table = self._tables[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping, Sequence
 
 import sparring_packed
@@ -15,6 +16,7 @@ from sparring_serve.tables import (
     Found,
     Ids,
     Looked,
+    Scanned,
     TableShape,
     Version,
     VersionGoneError,
@@ -23,6 +25,7 @@ from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
 __all__ = ["PackedServingTables", "open_packed_tables"]
 
+_CURSOR = struct.Struct("<QQ")
 _TRAINED = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -132,6 +135,23 @@ class PackedServingTables:
             _version(pulled.version),
             [Found(pulled.rows[name], pulled.found[name]) for name, _ in asked],
         )
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        if len(cursor) not in (0, _CURSOR.size):
+            raise InvalidArgumentError(
+                f"cursor: {len(cursor)} bytes, expected those of the answer before, or none to begin"
+            )
+        begin = _CURSOR.unpack(cursor) if cursor else (0, 0)
+        versions = {each.hash: each for each in self._versions}
+        wanted = version or self._versions[0].hash
+        try:
+            chunk = self._packed.scan_chunk(table, begin, most_rows, version=wanted)
+        except InvalidArgumentError as error:
+            if wanted not in [each.hash for each in self._packed.versions]:
+                raise VersionGoneError(f"version {wanted}: {error}") from None
+            raise
+        following = b"" if chunk.cursor is None else _CURSOR.pack(*chunk.cursor)
+        return Scanned(chunk.ids, chunk.rows, following, versions[wanted])
 
     def refresh(self) -> bool:
         seconds = self._warm_up_seconds

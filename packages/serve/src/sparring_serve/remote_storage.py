@@ -85,12 +85,15 @@ class RemoteStorage(Storage):
         self._refuse("clear")
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-        raise UnsupportedError(
-            f"scan of table {self.table.name!r}: a lookup service gives rows by id only; read the "
-            "serving snapshots that it serves",
-            table=self.table.name,
-            operation="scan",
+        chunks = self._client.scan(
+            self.table.name,
+            chunk_rows=chunk_rows,
+            deadline_seconds=self._options.deadline_seconds,
         )
+        for keys, rows in chunks:
+            yield ScanChunk(
+                keys, rows[:, columns.begin : columns.end], np.zeros(len(keys), np.uint64)
+            )
 
     def _size_impl(self) -> int:
         described = self._client.describe(deadline_seconds=self._options.deadline_seconds)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparring import partition, suggestion
-from sparring.errors import DeadlineError, StorageIOError
+from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.refusal import Refusal, Status
@@ -28,6 +28,8 @@ from sparring_serve.wire.messages import (
     PullRequest,
     Replicas,
     RowDtype,
+    ScanAnswer,
+    ScanRequest,
     ShardMapMessage,
     TableMessage,
     TableRows,
@@ -36,6 +38,8 @@ from sparring_serve.wire.messages import (
 from sparring_serve.wire.rows import as_bytes, found_bits, ids_of, row_bytes, rows_on_the_wire
 
 __all__ = ["LookupService", "Place", "checked_ids", "decoded", "version_message"]
+
+_NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,44 @@ class LookupService:
         is_packed = rows.dtype == np.uint8
         content = as_bytes(rows) if is_packed else rows_on_the_wire(rows, dtype)
         return TableRows(shape.name, shape.dim, content, found_bits(found.found))
+
+    def scan(self, content: Buffer, remaining_seconds: float) -> bytes:
+        """Answers a ScanRequest with a ScanAnswer.
+
+        Raises:
+            Refusal: with its status, as `lookup.proto` lists them.
+        """
+        self.check_deadline(remaining_seconds)
+        request: ScanRequest = decoded(ScanRequest, content)
+        (shape,) = self.check_asked([(request.table, _NO_IDS)])
+        bytes_of_row = 8 + row_bytes(shape.dim, RowDtype.FLOAT32)
+        most_rows = min(request.most_rows, self.limits.most_bytes // bytes_of_row)
+        if most_rows < 1:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"most_rows must be at least 1, found {request.most_rows}; rows have {bytes_of_row:,} "
+                f"bytes, and an answer at most {self.limits.most_bytes:,}",
+                reason="message",
+            )
+        with self.admission.of(most_rows * bytes_of_row):
+            try:
+                found = self.tables.scan(
+                    request.table, bytes(request.cursor), most_rows, request.version
+                )
+            except VersionGoneError as error:
+                raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+            except InvalidArgumentError as error:
+                raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+            except UnsupportedError as error:
+                raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
+            return encode(
+                ScanAnswer(
+                    as_bytes(found.ids),
+                    as_bytes(found.rows),
+                    found.cursor,
+                    version_message(found.version),
+                )
+            )
 
     def describe(self) -> DescribeAnswer:
         """Tables, versions, limits and the shard map."""

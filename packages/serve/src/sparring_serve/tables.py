@@ -21,6 +21,7 @@ __all__ = [
     "Found",
     "Ids",
     "Looked",
+    "Scanned",
     "ServingTables",
     "TableShape",
     "Version",
@@ -89,6 +90,18 @@ class Looked:
     tables: Sequence[Found]
 
 
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A chunk of a scan."""
+
+    ids: Ids
+    rows: npt.NDArray[np.float32]
+    """``(n, dim)``"""
+    cursor: bytes
+    """Where the next chunk begins; empty: there is none."""
+    version: Version
+
+
 class ServingTables(Protocol):
     """Tables of one folder of serving snapshots, in the versions that are kept."""
 
@@ -111,6 +124,21 @@ class ServingTables(Protocol):
 
         Raises:
             VersionGoneError: it is not kept.
+        """
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        """Some rows of a table of one version, from a cursor on.
+
+        Args:
+            table: its name.
+            cursor: as an earlier call gave it; empty to begin.
+            most_rows: of the chunk.
+            version: the hash of one that is kept; empty: the newest.
+
+        Raises:
+            VersionGoneError: it is not kept.
+            InvalidArgumentError: `cursor` is none.
+            UnsupportedError: these tables cannot be scanned.
         """
 
     def refresh(self) -> bool:

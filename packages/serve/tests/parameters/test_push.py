@@ -264,3 +264,11 @@ def test_roles_of_tokens_say_who_may_pull_push_and_save(tmp_path: Path) -> None:
                     except AccessError:
                         refused.append((role, name))
     assert refused == [("pull", "push"), ("pull", "save"), ("push", "save")]
+
+
+def test_tables_that_learn_are_read_by_a_snapshot_and_not_scanned(make_shards: MakeShards) -> None:
+    with (
+        make_shards(2).client() as client,
+        pytest.raises(InvalidArgumentError, match=r"save \(ParameterClient\.save\), and read"),
+    ):
+        next(client.scan("user"))

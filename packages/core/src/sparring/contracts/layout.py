@@ -205,6 +205,12 @@ class ShardingPlan:
     tables: Mapping[str, TableSharding | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tables, Mapping):
+            raise InvalidArgumentError(
+                "sharding plan: expected table → kind or TableSharding, found "
+                f"{type(self.tables).__name__}; of a file of sparring plan give "
+                "read_plan(path).sharding(num_ranks)"
+            )
         made = {
             table: TableSharding(each) if isinstance(each, str) else each
             for table, each in self.tables.items()

@@ -142,7 +142,9 @@ class StepContainer:
         # Others are told in time that this rank cannot go on.
         most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
         self._fingerprint = JobFingerprint(config or {})
-        plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan(plan or {})
+        plan = (
+            plan if isinstance(plan, ShardingPlan) else ShardingPlan({} if plan is None else plan)
+        )
         tables = Tables(place, rendezvous, resources, events, plugin_manager, plan)
         self.state = EngineState(
             collective=collective,

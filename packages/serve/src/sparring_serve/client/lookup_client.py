@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ClosedError, InvalidArgumentError
@@ -138,6 +139,37 @@ class LookupClient(_Client):
             AccessError: the token is missing or wrong.
         """
         return self._run(self._session.pulling(ids, _missing(missing), version, deadline_seconds))
+
+    def scan(
+        self, table: str, *, chunk_rows: int = 8192, deadline_seconds: float | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """Streams all rows of a table, of one version over all shards.
+
+        Args:
+            table: its name.
+            chunk_rows: the most rows of a chunk.
+            deadline_seconds: for each chunk; None: `ClientConfig.deadline_seconds`.
+
+        Yields:
+            ``(n,)`` ids and ``(n, dim)`` float32.
+
+        Raises:
+            InvalidArgumentError: `chunk_rows` is below 1; or the tables learn, or are read where they are
+                trained, and cannot be scanned here.
+            VersionGoneError: the version is no longer kept: servers took newer ones meanwhile.
+            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+        """
+        version = ""
+        for shard in range(self._session.shards.num_shards):
+            cursor: bytes | None = b""
+            while cursor is not None:
+                place = (version, cursor)
+                part = self._run(
+                    self._session.scanning(table, shard, chunk_rows, place, deadline_seconds)
+                )
+                version, cursor = part.version, part.cursor or None
+                if len(part.ids):
+                    yield part.ids, part.rows
 
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """Descriptions by all shards: tables, versions, limits.

@@ -27,9 +27,15 @@ from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.tables import VersionGoneError
-from sparring_serve.wire.fields import MessageError, decode
-from sparring_serve.wire.messages import DescribeAnswer, Missing, RowDtype
-from sparring_serve.wire.rows import row_bytes
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import (
+    DescribeAnswer,
+    Missing,
+    RowDtype,
+    ScanAnswer,
+    ScanRequest,
+)
+from sparring_serve.wire.rows import ids_of, read_rows, row_bytes
 
 __all__ = ["Description", "Session", "Steps"]
 
@@ -67,6 +73,19 @@ class Description:
         kept = [[each.hash for each in answer.versions] for answer in self.shards.values()]
         common = [each for each in kept[0] if all(each in others for others in kept)]
         return common[0] if common else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedPart:
+    """A chunk of a table of one shard."""
+
+    ids: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.float32]
+    """``(n, dim)``"""
+    version: str
+    """The hash of it."""
+    cursor: bytes
+    """Where the next chunk begins; empty: this was the last of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +170,57 @@ class Session:
             f"no version was served by all shards in {_MOST_BEGINNINGS} attempts; set "
             "server.keep_versions higher, or publish less often"
         )
+
+    def scanning(
+        self,
+        table: str,
+        shard: int,
+        most_rows: int,
+        place: tuple[str, bytes],
+        deadline: float | None,
+    ) -> Steps[ScannedPart]:
+        """A chunk of a table of one shard.
+
+        Args:
+            table: its name.
+            shard: from 0.
+            most_rows: of the chunk.
+            place: the version, empty for the newest that all shards have, and the cursor of the chunk
+                before, or empty.
+            deadline: seconds for it; None: that of the client.
+        """
+        end = self.deadline(deadline)
+        description = yield from self.described(end)
+        dims, (version, cursor) = description.dims, place
+        if table not in dims:
+            self._forget()
+            raise UnknownTableError(
+                f"table {table!r} is not served; {suggestion(table, dims)}", table=table
+            )
+        if not version and self.shards.num_shards > 1:
+            version = self._pin or description.common_version()
+        request = encode(ScanRequest(table, version, most_rows, cursor))
+        parts: list[ScannedPart] = []
+
+        def accept(_: int, content: bytes) -> None:
+            answer: ScanAnswer = decode(ScanAnswer, content)
+            ids = ids_of(answer.ids)
+            rows = np.empty((len(ids), dims[table]), np.float32)
+            read_rows(answer.rows, dims[table], RowDtype.FLOAT32, rows)
+            parts.append(ScannedPart(ids, rows, answer.version.hash, bytes(answer.cursor)))
+
+        rounds = Rounds("Scan", [(shard, request)], accept, is_patient=True)
+        longest = description.most_deadline_seconds
+        yield from rounds.run(self.shards.shards, self._order, self.clock, end, longest)
+        if not parts:
+            if rounds.has_lost_version():
+                self._forget()
+                raise VersionGoneError(
+                    f"scan of table {table!r}: version {version} is no longer kept; begin again, or set "
+                    "server.keep_versions higher"
+                )
+            raise rounds.failures()[0][1]
+        return parts[0]
 
     def describing(self, deadline_seconds: float | None) -> Steps[Description]:
         """Descriptions by all shards, now."""

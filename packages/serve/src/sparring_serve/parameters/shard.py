@@ -29,7 +29,12 @@ from sparring import (
     open_snapshot,
 )
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
-from sparring.errors import InterruptedLoadError, PartialStepError, SnapshotError
+from sparring.errors import (
+    InterruptedLoadError,
+    PartialStepError,
+    SnapshotError,
+    UnsupportedError,
+)
 from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import method_steps
@@ -39,6 +44,7 @@ from sparring_serve.tables import (
     Found,
     Ids,
     Looked,
+    Scanned,
     TableShape,
     Version,
     VersionGoneError,
@@ -165,6 +171,12 @@ class ParameterShard:
                     reason="interrupted_load",
                 ) from error
             return Looked(self.versions()[0], found)
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        raise UnsupportedError(
+            "tables that learn are not scanned by the service: save (ParameterClient.save), and read "
+            "the snapshot"
+        )
 
     def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
         config = self.config.tables[name]

@@ -83,6 +83,9 @@ class Methods:
     def pull(self, content: bytes, context: Any) -> bytes:
         return self.service.pull(content, context.time_remaining())
 
+    def scan(self, content: bytes, context: Any) -> bytes:
+        return self.service.scan(content, context.time_remaining())
+
     def describe(self, content: bytes, context: Any) -> bytes:
         decoded(DescribeRequest, content)
         return encode(self.service.describe())
@@ -135,7 +138,11 @@ def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
         "ServerMetadata": lambda *_: inference.server_metadata(),
     }
     probes: dict[str, _Answer] = {"ServerLive": methods.live, "ServerReady": methods.ready}
-    lookups: dict[str, _Answer] = {"Pull": methods.pull, "Describe": methods.describe}
+    lookups: dict[str, _Answer] = {
+        "Pull": methods.pull,
+        "Scan": methods.scan,
+        "Describe": methods.describe,
+    }
     table: dict[str, dict[str, grpc.RpcMethodHandler]] = {
         SERVICE: {
             **{name: _handler(each, tokens, "pull") for name, each in lookups.items()},

@@ -69,6 +69,8 @@ class FaultyTransport:
             return encode(lookups.describe())
         if send.method == "Pull":
             return lookups.pull(send.request, send.timeout_seconds)
+        if send.method == "Scan":
+            return lookups.scan(send.request, send.timeout_seconds)
         assert not isinstance(service, LookupService)
         _, answer = service.methods()[send.method]
         return answer(send.request, send.timeout_seconds)

@@ -15,6 +15,7 @@ from sparring_serve.tables import (
     Found,
     Ids,
     Looked,
+    Scanned,
     TableShape,
     Version,
     VersionGoneError,
@@ -108,6 +109,19 @@ class MemoryTables:
         for place in np.flatnonzero(found):
             out[place] = rows[int(ids[place])]
         return Found(out, found)
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        chosen = [each for each in self._kept if not version or each[0].hash == version]
+        if not chosen:
+            raise VersionGoneError(f"version {version} is not kept")
+        found_version, rows = chosen[0]
+        keys = sorted(rows.get(table, {}))
+        begin = int(cursor or b"0")
+        end = min(begin + most_rows, len(keys))
+        ids = np.array(keys[begin:end], np.int64)
+        found = self._found(table, ids, rows.get(table, {}), Missing.ZERO).rows
+        following = str(end).encode() if end < len(keys) else b""
+        return Scanned(ids, found, following, found_version)
 
     def refresh(self) -> bool:
         with self._lock:

@@ -38,6 +38,8 @@ __all__ = [
     "RefreshRequest",
     "Replicas",
     "RowDtype",
+    "ScanAnswer",
+    "ScanRequest",
     "ShardMapMessage",
     "TableGradients",
     "TableIds",
@@ -103,6 +105,22 @@ class PullAnswer:
     version: VersionMessage = one(2, VersionMessage)
     age_seconds: float = real(3)
     newest: str = text(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    table: str = text(1)
+    version: str = text(2)
+    most_rows: int = number(3)
+    cursor: Buffer = data(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAnswer:
+    ids: Buffer = data(1)
+    rows: Buffer = data(2)
+    cursor: Buffer = data(3)
+    version: VersionMessage = one(4, VersionMessage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ assert sys.byteorder == "little", "sparring serves from little-endian machines o
 
 Rows = npt.NDArray[np.float32]
 
+_BLOCK_ELEMENTS = 1 << 16
+"""Elements that are read at once: 256 KiB of float32."""
+
 
 def as_bytes(array: npt.NDArray[Any]) -> Buffer:
     """The bytes of an array, without a copy if it is contiguous."""
@@ -125,8 +128,14 @@ def read_rows(content: Buffer, dim: int, dtype: int, out: Rows) -> None:
     if dtype == RowDtype.INT8:
         packed = np.frombuffer(content, np.uint8).reshape(count, dim + 4)
         affine = packed[:, dim:].copy().view(np.float16).astype(np.float32)
-        np.multiply(packed[:, :dim], affine[:, :1], out=out)
-        out += affine[:, 1:]
+        # A block at a time, which stays in a cache: all rows at once take more than twice as long.
+        step = max(1, _BLOCK_ELEMENTS // dim)
+        for begin in range(0, count, step):
+            block = slice(begin, begin + step)
+            rows = out[block]
+            rows[:] = packed[block, :dim]
+            rows *= affine[block, :1]
+            rows += affine[block, 1:]
     else:
         element = np.float32 if dtype == RowDtype.FLOAT32 else np.float16
         out[:] = np.frombuffer(content, element).reshape(count, dim)
