@@ -46,5 +46,5 @@ def test_the_reference_page_has_every_hook_with_its_exact_signature() -> None:
 
 def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
     own = set(TrainerDescriptor.__dataclass_fields__) - set(Descriptor.__dataclass_fields__)
-    assert own == {"train", "evaluate"}
+    assert own == {"train", "evaluate", "export"}
     assert all(f"| `{name}` | trainers |" in PAGE for name in own)

@@ -2,15 +2,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "format/xxh3.h"
 #include "sparring_packed.h"
+#include "sparring_program.h"
 #include "thread_executor.h"
 
 namespace {
@@ -237,6 +240,76 @@ void ids_that_were_chosen_to_collide_are_packed() {
   CHECK(message_of(pack).find("given twice") != std::string::npos);
 }
 
+// A folder with the binding of a program to a serving snapshot.
+std::string bundle_of(const Served& served, const std::string& handle, int dim) {
+  const std::string folder = served.path() + "/" + handle.substr(0, handle.find(':'));
+  mkdir(folder.c_str(), 0700);
+  std::ofstream(folder + "/binding.txt") << handle << "\n" << dim << " item\n";
+  return folder;
+}
+
+void programs_read_what_they_are_bound_to_while_it_is_refreshed() {
+  Served served, bundles;
+  std::string hash = served.write(1, kNumRows, "");
+  const std::string handle = "follow:" + hash + ":test";
+  const std::string bundle = bundle_of(bundles, handle, kDim);
+  const std::string exact = bundle_of(bundles, "exact:" + hash + ":test", kDim);
+  const char* const path = served.path().c_str();
+  const char* const tables[] = {"item", "item"};
+  const int64_t dims[] = {kDim, kDim};
+  const std::vector<int64_t> ids{3, 17};
+  const auto read = [&](std::vector<float>& first, std::vector<float>& second) {
+    SparringPackedRequest requests[2] = {};
+    for (SparringPackedRequest& each : requests) {
+      each.count = 2;
+      each.ids = ids.data();
+    }
+    requests[0].rows = first.data();
+    requests[1].rows = second.data();
+    return sparring_program_lookup(handle.c_str(), 2, tables, dims, requests, sizeof *requests);
+  };
+  const auto is_told = [](const char* what) {
+    return std::string(sparring_program_error()).find(what) != std::string::npos;
+  };
+  std::vector<float> rows(2 * kDim), again(2 * kDim);
+  CHECK(read(rows, again) == 1 && is_told("call sparring_program_bind"));
+  CHECK(sparring_program_bind(bundle.c_str(), path) == 0);
+  CHECK(sparring_program_bind(exact.c_str(), path) == 0);
+  CHECK(read(rows, again) == 0);
+  CHECK(rows[kDim + 2] == value_of(17, 2, 1) && rows == again);
+
+  std::atomic<bool> is_done = false;
+  std::atomic<int> num_mixed = 0;
+  std::thread reader([&] {
+    std::vector<float> mine(2 * kDim), other(2 * kDim);
+    while (!is_done) num_mixed += read(mine, other) != 0 || mine != other;
+  });
+  int32_t is_changed = 0;
+  for (int64_t step = 2; step < 12; ++step) {
+    hash = served.write(step, kNumRows, "");
+    CHECK(sparring_program_refresh(bundle.c_str(), &is_changed) == 0 && is_changed == 1);
+  }
+  is_done = true;
+  reader.join();
+  CHECK(num_mixed == 0);
+  char found[33];
+  int64_t step = 0;
+  CHECK(sparring_program_version(bundle.c_str(), found, &step) == 0);
+  CHECK(found == hash && step == 11);
+
+  CHECK(sparring_program_refresh(exact.c_str(), &is_changed) == 1 && is_told("follow=True"));
+  CHECK(sparring_program_version(exact.c_str(), found, &step) == 0 && step == 1);
+  CHECK(sparring_program_bind(exact.c_str(), path) == 1 && is_told("is bound to version"));
+  SparringPackedRequest small{};
+  CHECK(sparring_program_pool(handle.c_str(), 1, tables, dims, &small, sizeof small - 8) == 1);
+  CHECK(is_told("different releases"));
+  const std::string wide = bundle_of(bundles, handle, kDim + 1);
+  CHECK(sparring_program_bind(wide.c_str(), path) == 1 && is_told("the program needs 21"));
+  CHECK(sparring_program_release(wide.c_str()) == 0);
+  CHECK(sparring_program_release(exact.c_str()) == 0);
+  CHECK(read(rows, again) == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -245,5 +318,7 @@ int main() {
       {"a delta is taken and another one refused", a_delta_is_taken_and_another_one_refused},
       {"wrong arguments are refused with a message", wrong_arguments_are_refused_with_a_message},
       {"ids that were chosen to collide are packed", ids_that_were_chosen_to_collide_are_packed},
+      {"programs read what they are bound to while it is refreshed",
+       programs_read_what_they_are_bound_to_while_it_is_refreshed},
   });
 }
