@@ -1,13 +1,16 @@
 """Lookups of an exported program next to bare calls of the reader of serving snapshots, on one thread.
 
-The operators are called through torch's dispatcher, with a handle, as a program calls them. The reader's
+The operators are called through torch's dispatcher and as ops of TensorFlow, of those two that are
+installed, with a handle, as a program calls them. The reader's
 calls are those of sparring-packed in this process. Both make an array for the result, and the least
 times are compared: fresh memory costs more than a lookup, and meets either.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,13 @@ BAG = 4
 
 def measure(scale: Scale) -> list[Figure]:
     """Ratios of times, not pooled and pooled."""
-    import torch
-
     import sparring_packed
-    from sparring_torch.program.library import load_library
 
+    installed = {
+        name: calls
+        for name, calls in (("torch", _torch_calls), ("tensorflow", _tensorflow_calls))
+        if importlib.util.find_spec(name) is not None
+    }
     generator = np.random.default_rng(0)
     keys = generator.permutation(scale.rows(TABLE_ROWS)).astype(np.int64) * 7_919
     rows = generator.random((len(keys), DIM), np.float32)
@@ -45,36 +50,71 @@ def measure(scale: Scale) -> list[Figure]:
             container.save(f"{folder}/saved")
         sparring_packed.write(f"{folder}/saved", str(served))
         bundle.mkdir()
-        library = load_library()
-        digest, _ = library.describe(str(served))
-        handle = f"exact:{digest}:benchmark"
-        (bundle / "binding.txt").write_text(f"{handle}\n{DIM} item\n")
-        library.bind(bundle, str(served))
-        with sparring_packed.open(str(served)) as tables:
-            for batch in BATCHES:
-                ids = generator.choice(keys, min(batch, len(keys)))
-                ids = ids[: len(ids) // BAG * BAG]
-                figures += _measure(torch, tables, handle, ids, scale)
-        library.release(bundle)
+        for framework, calls_of in installed.items():
+            library, calls = calls_of()
+            digest, _ = library.describe(str(served))
+            handle = f"exact:{digest}:benchmark"
+            (bundle / "binding.txt").write_text(f"{handle}\n{DIM} item\n")
+            library.bind(bundle, str(served))
+            with sparring_packed.open(str(served)) as tables:
+                for batch in BATCHES:
+                    ids = generator.choice(keys, min(batch, len(keys)))
+                    ids = ids[: len(ids) // BAG * BAG]
+                    figures += _measure(framework, calls(handle, ids), tables, ids, scale)
+            library.release(bundle)
     return figures
 
 
-def _measure(torch: Any, tables: Any, handle: str, ids: Any, scale: Scale) -> list[Figure]:
-    operators, found = torch.ops.sparring_program, []
-    tensor = torch.from_numpy(ids)
-    offsets = torch.arange(0, len(ids), BAG)
-    ends = np.arange(0, len(ids) + 1, BAG)
-    num_bags = len(offsets)
+Calls = tuple[Callable[[], Any], Callable[[], Any]]
+"""A lookup, and one of sums of bags."""
 
-    def lookup() -> Any:
-        return operators.lookup(handle, "item", DIM, False, 0, tensor)
 
-    def pooled() -> Any:
-        return operators.pooled_lookup(
-            handle, "item", [DIM], [0], False, 0, 1, tensor, offsets, None, [0], num_bags
+def _torch_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
+    import torch
+
+    from sparring_torch.program.library import load_library
+
+    library, operators = load_library(), torch.ops.sparring_program
+    torch.set_num_threads(1)
+
+    def calls(handle: str, ids: Any) -> Calls:
+        tensor, offsets = torch.from_numpy(ids), torch.arange(0, len(ids), BAG)
+        num_bags = len(offsets)
+        return (
+            lambda: operators.lookup(handle, "item", DIM, False, 0, tensor),
+            lambda: operators.pooled_lookup(
+                handle, "item", [DIM], [0], False, 0, 1, tensor, offsets, None, [0], num_bags
+            ),
         )
 
-    torch.set_num_threads(1)
+    return library, calls
+
+
+def _tensorflow_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
+    import tensorflow as tf
+
+    from sparring_tf.program.library import operators, reading_library
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    library, (ops, _) = reading_library(), operators()
+
+    def calls(handle: str, ids: Any) -> Calls:
+        tensor, anchor, weights = tf.constant(ids), tf.zeros([0, DIM]), tf.zeros([0])
+        lengths = tf.fill([1, len(ids) // BAG], tf.constant(BAG, tf.int64))
+        where = {"handle": handle, "tables": "item"}
+        return (
+            lambda: ops.sparring_program_gather(ids=tensor, anchor=anchor, **where),
+            lambda: ops.sparring_program_pool(
+                ids=tensor, lengths=lengths, weights=weights, anchors=[anchor], **where
+            ),
+        )
+
+    return library, calls
+
+
+def _measure(framework: str, calls: Calls, tables: Any, ids: Any, scale: Scale) -> list[Figure]:
+    ends, found = np.arange(0, len(ids) + 1, BAG), []
+    lookup, pooled = calls
     for what, ours, bare in (
         ("rows", lookup, lambda: tables.lookup("item", ids)),
         (f"sums of bags of {BAG}", pooled, lambda: tables.pool("item", ids, ends)),
@@ -89,7 +129,7 @@ def _measure(torch: Any, tables: Any, handle: str, ids: Any, scale: Scale) -> li
         )
         found.append(
             Figure(
-                f"{len(ids):,} ids x {DIM}, {what}: a program's lookup against the reader",
+                f"{framework}, {len(ids):,} ids x {DIM}, {what}: a program's lookup against the reader",
                 f"{ratio:.2f} x", f"<= {BAR}", ratio <= BAR, shown, ratio,
             )
         )  # fmt: skip
