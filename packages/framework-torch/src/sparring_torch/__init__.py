@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparring_torch.embedding_bag import EmbeddingBag
     from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
     from sparring_torch.embedding_collection import EmbeddingCollection
-    from sparring_torch.inference_module import inference_module, quantize_embeddings
+    from sparring_torch.inference import inference_module, quantize_embeddings
     from sparring_torch.jagged_tensor import JaggedTensor
     from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
     from sparring_torch.keyed_tensor import KeyedTensor
@@ -118,9 +118,9 @@ _HOMES = {
     "export_program": "program.export",
     "gather_random_state": "saved_state",
     "gather_state": "saved_state",
-    "inference_module": "inference_module",
+    "inference_module": "inference",
     "load_program": "program.bundle",
-    "quantize_embeddings": "inference_module",
+    "quantize_embeddings": "inference",
     "restore": "transpiler.program",
     "restore_random_state": "saved_state",
     "restore_state": "saved_state",

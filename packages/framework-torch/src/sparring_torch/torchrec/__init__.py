@@ -10,7 +10,7 @@ from sparring.errors import UnsupportedError as _UnsupportedError
 from sparring_torch.combined_optimizer import CombinedOptimizer
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.inference_module import quantize_embeddings
+from sparring_torch.inference import quantize_embeddings
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor

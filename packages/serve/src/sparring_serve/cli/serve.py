@@ -126,7 +126,9 @@ def _run(
         server.address, newest.step, newest.hash or "none", place.shard + 1,
         place.shards.num_shards, served,
     )  # fmt: skip
-    stop.wait()
+    # In turns: a signal that another thread was chosen for does not wake this one.
+    while not stop.wait(0.5):
+        continue
     _log.info("draining")
     server.close()
     _log.info("ended")

@@ -262,7 +262,7 @@ def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomErr
     if chosen.is_on:
         return
     for name in ("url", "keep"):
-        if name in chosen.model_fields_set:
+        if getattr(chosen, name) != ChangeNotesConfig.model_fields[name].default:
             yield PydanticCustomError(
                 "change_notes_due",
                 "change_notes.{name} is of no use where no notes are published",
