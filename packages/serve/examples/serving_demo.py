@@ -91,7 +91,8 @@ def watch_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> Se
             {
                 "snapshots": str(served),
                 "shards": [[each] for each in addresses],
-                "server": {"poll_seconds": POLL_SECONDS},
+                # Versions come by the second here, and shards take each at a time of their own.
+                "server": {"poll_seconds": POLL_SECONDS, "keep_versions": 8},
                 "client": {"deadline_seconds": 2.0, "consistency": "one_version"},
             }
         )
@@ -170,8 +171,8 @@ def _compare(
 
 
 def _keys(served: Path) -> dict[str, npt.NDArray[np.int64]]:
-    """Ids that the first version has, by table."""
-    with sparring_packed.open(served) as tables:
+    """Ids that the first version has, by table: all later ones have them, too."""
+    with sparring_packed.open(min(served.glob("step-*"))) as tables:
         return {
             name: np.concatenate([ids for ids, _ in tables.scan(name)]) for name in tables.tables
         }

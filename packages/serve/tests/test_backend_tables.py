@@ -111,7 +111,11 @@ def test_served_rows_follow_training(redis: RedisServer) -> None:
                 wait_for(lambda: bool((client.pull({"item": KEYS}).rows["item"] == after).all()))
         finally:
             serving.send_signal(signal.SIGTERM)
-            assert serving.wait(timeout=60) == 0
+            try:
+                code = serving.wait(timeout=60)
+            finally:
+                serving.kill()
+        assert code == 0
 
 
 def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> None:
