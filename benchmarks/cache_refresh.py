@@ -1,4 +1,4 @@
-"""A cache of a million rows before Redis takes a note of 1 % changed keys, beside reading those keys.
+"""A cache of a million rows before Redis takes a note of 1 % changed keys, next to reading those keys.
 
 Between rounds other rows change and a note is published; the refresh alone is timed, from the look for
 the note to the last row in the cache. The other side reads as many keys from the same Redis through the
@@ -27,7 +27,7 @@ def measure(scale: Scale) -> list[Figure]:
     """The ratio of both times, and of finds of cached keys while a refresh goes on."""
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 
-    what = "refresh of a cache, 1 % changed, beside reading 1 % of the keys"
+    what = "refresh of a cache, 1 % changed, next to reading 1 % of the keys"
     if reason := redis_server_missing():
         return [Figure(what, "not measured", detail=reason)]
     num_rows = scale.rows(TABLE_ROWS)

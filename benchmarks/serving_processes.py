@@ -1,4 +1,4 @@
-"""Two workers of `sparring serve` beside one: processor time a call, and memory of a worker's own.
+"""Two workers of `sparring serve` next to one: processor time a call, and memory of a worker's own.
 
 Both services serve the same folder, and are asked in turns: one call at a time, and by all clients at
 once, where a single process that never sleeps saves wake-ups. Processor time is that of all processes

@@ -1,4 +1,4 @@
-"""Start to the first answer of a serving snapshot: a large file beside one of 10 MB.
+"""Start to the first answer of a serving snapshot: a large file next to one of 10 MB.
 
 A file is mapped, manifest and header are checked (``verify="open"``), and one id is looked up. Cold: the
 system is told before to forget the pages of the file. Both are opened in turn, in this process, which has

@@ -1,4 +1,7 @@
-"""Snapshots of a run, published, served from mapped files, and asked for: also by real processes."""
+"""Snapshots of a run, published, served from mapped files, and asked for: also by real processes.
+
+Longer than other files, because all of it starts from one run that publishes.
+"""
 
 from __future__ import annotations
 

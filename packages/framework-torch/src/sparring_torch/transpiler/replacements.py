@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _OF_ITS_OWN = {"__init__", "reset_parameters", "extra_repr"}
 
 
-class Kind:
+class Kind(ABC):
     """How modules of one class are replaced."""
 
     has_several = False
@@ -35,9 +36,9 @@ class Kind:
         """Names of the tables, for the report."""
         return table
 
+    @abstractmethod
     def refusal(self, module: Any) -> str:
         """Why it cannot be replaced; empty: it can."""
-        raise NotImplementedError
 
     def note(self, module: Any) -> str:
         """Remark on the replacement, for the report."""
@@ -45,9 +46,9 @@ class Kind:
             return "rows of 16 bits are updated in float32 and rounded stochastically"
         return ""
 
+    @abstractmethod
     def make(self, module: Any, table: str, storage: StorageLike) -> TableModule:
         """The module with tables, without rows."""
-        raise NotImplementedError
 
     def rows(self, module: Any, table: str) -> list[tuple[str, Tensor, int | None]]:
         """Table, weight, and the row that is not written, for each table."""
