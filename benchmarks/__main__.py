@@ -44,11 +44,15 @@ BENCHMARKS = (
     "serving_processes",
     "tiers",
     "serving_lookup",
+    "top_k",
+    "reading",
     "exported_program",
     "serving_start",
     "serving_refresh",
     "pushes",
+    "service_training",
     "tensorflow_adapter",
+    "jax_dlrm",
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}
 QUICK = tuple(name for name in BENCHMARKS if name not in _OF_ONE_SIZE)

@@ -15,7 +15,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.programs import built, running
@@ -24,6 +23,7 @@ from benchmarks.scale import Scale
 __all__ = ["DIM", "measure", "write_snapshot"]
 
 NUM_ROWS, DIM, NUM_IDS, BAG, BATCHES, ROUNDS = 2_000_000, 64, 65_536, 4, 6, 15
+CHUNK = 1 << 18
 PACKAGE = Path(__file__).parent.parent / "packages/packed"
 # What is to be reached, not pooled and pooled.
 BARS = {"fp32": (1.0, 0.9), "fp16": (None, None), "int8": (0.8, 0.8), "int4": (None, 0.8)}
@@ -39,17 +39,23 @@ def measure(scale: Scale) -> list[Figure]:
         return [*_against_fbgemm(Path(folder), scale), *_through_c(Path(folder), scale)]
 
 
-def write_snapshot(folder: Path, count: int, name: str = "item") -> tuple[Path, npt.NDArray[Any]]:
-    """Writes a snapshot of a table of `count` rows; returns its folder and the rows."""
+def write_snapshot(folder: Path, count: int) -> Path:
+    """Writes a snapshot of the table `item` of `count` rows; returns its folder."""
     from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
 
-    rows = np.random.default_rng(0).standard_normal((count, DIM), dtype=np.float32)
+    rng = np.random.default_rng(0)
+
+    def chunks() -> Iterator[ScanChunk]:
+        for begin in range(0, count, CHUNK):
+            keys = np.arange(begin, min(begin + CHUNK, count))
+            rows = rng.standard_normal((len(keys), DIM), dtype=np.float32)
+            yield ScanChunk(keys, rows, np.zeros(len(keys), np.uint64))
+
     writer = SnapshotWriter(str(folder / "run/step-1"), step=1)
-    chunk = ScanChunk(np.arange(count), rows, np.zeros(count, np.uint64))
-    writer.write_table(TableDescription.of(TableConfig(name, dim=DIM)), [chunk])
+    writer.write_table(TableDescription.of(TableConfig("item", dim=DIM)), chunks(), [])
     writer.finish()
     writer.commit()
-    return folder / "run/step-1", rows
+    return folder / "run/step-1"
 
 
 def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
@@ -65,7 +71,7 @@ def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
 
     torch.set_num_threads(1)
     count = scale.rows(NUM_ROWS)
-    snapshot, _ = write_snapshot(folder, count)
+    snapshot = write_snapshot(folder, count)
     rng = np.random.default_rng(1)
     batches = [rng.integers(0, count, scale.rows(NUM_IDS) // BAG * BAG) for _ in range(BATCHES)]
     for dtype, bars in BARS.items():
@@ -93,7 +99,32 @@ def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
                     detail="FBGEMM's IntNBit table, dense, one thread",
                     ratio=ratio,
                 )
+            if dtype == "fp32":
+                yield _of_several_files(snapshot, folder / "cut/step-1", tables, batches)
         shutil.rmtree(url)
+
+
+def _of_several_files(snapshot: Path, url: Path, tables: Any, batches: list[Any]) -> Figure:
+    """Time of sums of a table that is cut by default, against one file."""
+    import sparring_packed
+
+    sparring_packed.write(snapshot, url)
+    with sparring_packed.open(url) as cut:
+        theirs, ours = _ours(tables, batches, True), _ours(cut, batches, True)
+        for our, their in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(our(), their())
+        timed = alternate(
+            {"cut": _turns(ours), "whole": _turns(theirs)}, rounds=ROUNDS * BATCHES, warm_up=BATCHES
+        )
+    ratio = median(ratios(timed["whole"], timed["cut"]))
+    num_files = len(list(url.glob("*.packed")))
+    shutil.rmtree(url)
+    return Figure(
+        what=f"fp32, sums of {BAG}: cut into files as by default, {num_files}",
+        value=f"{ratio:.2f} x",
+        detail="one file",
+        ratio=ratio,
+    )
 
 
 def _ours(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
@@ -161,7 +192,17 @@ def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
     writer.commit()
     options = sparring_packed.WriteOptions(filter_rate=None)
     sparring_packed.write(folder / "many/step-1", folder / "served/step-1", options=options)
-    program = built("calls", PACKAGE, folder / "build", ["-DSPARRING_PACKED_BENCHMARKS=ON"])
+    settings = ["-DSPARRING_PACKED_BENCHMARKS=ON"]
+    program = built("reads", PACKAGE, folder / "build", settings)
+    with running(program, scale.rows(NUM_ROWS), DIM, scale.rows(NUM_IDS)) as run:
+        dense, hashed = run("")
+    yield Figure(
+        what="the limit of fp32: reads alone of dense rows, against a directory and records",
+        value=f"{dense / hashed:.2f} x ({scale.rows(NUM_IDS) / hashed:.1f} M ids/s)",
+        detail=f"{dense:.0f} µs, {hashed:.0f} µs; one word of each cache line, no sums",
+        ratio=dense / hashed,
+    )
+    program = built("calls", PACKAGE, folder / "build", settings)
     with running(program, folder / "served", count) as run:
         for num_ids in (1, 100):
             ours, reads = run(str(num_ids))

@@ -2,13 +2,15 @@
 
 A server process and a client process on one machine. First the client asks as fast as it can, then at
 half of that rate, by a clock: a call that waits for the one before it counts from when it was due.
-Quiet seconds alternate with seconds that begin when a delta is committed. Each row tells its key and the
-version that wrote it, so an answer shows whether a row is torn, or versions are mixed. The server's
-memory is read all the time, the pages of mapped files included.
+Quiet seconds alternate with seconds in which a process takes one core, and with seconds that begin when a
+delta is committed. Each row tells its key and the version that wrote it, so an answer shows whether a row
+is torn, or versions are mixed. The server's memory is read all the time, the pages of mapped files
+included.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -56,27 +58,36 @@ def measure(scale: Scale) -> list[Figure]:
         server = closing.enter_context(process(_serve, f"{folder}/served"))
         address, number = server.recv().split()
         client = closing.enter_context(process(_ask, f"{address} {num_rows}"))
+        burner = closing.enter_context(process(_burn, ""))
         client.send(("closed", seconds / 2, 0.0))
         capacity = len(client.recv()) / (seconds / 2)
         half = capacity / 2
         quiet: list[_Pull] = []
+        narrow: list[_Pull] = []
         busy: list[_Pull] = []
-        visible, grown = [], []
+        visible, grown, others = [], [], []
         for step in range(2, deltas + 2):
+            with _other_cores() as other:
+                client.send(("open", seconds, half))
+                quiet += client.recv()
+            others += other
+            burner.send(seconds)
             client.send(("open", seconds, half))
-            quiet += client.recv()
+            narrow += client.recv()
             before = _memory_bytes(int(number))
-            with _peak_memory(int(number)) as peak:
+            with _peak_memory(int(number)) as peak, _other_cores() as other:
                 client.send(("open", seconds, half))
                 time.sleep(0.2)
                 committed = time.monotonic()
                 Path(folder, f"served/.step-{step}").rename(Path(folder, f"served/step-{step}"))
                 pulls = client.recv()
+            others += other
             busy += [each for each in pulls if each.due >= committed]
             seen = [each.due + each.seconds for each in pulls if each.step >= step]
             visible.append(min(seen, default=float("inf")) - committed)
             grown.append((peak[0] - before) / sizes[step])
-    return _figures(quiet, busy, visible, grown, f"{half:,.0f} calls a second, half of the most")
+    load = f"{half:,.0f} calls a second, half of the most; other work took {max(others):.2f} cores"
+    return _figures(_Pulls(quiet, narrow, busy), visible, grown, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +100,23 @@ class _Pull:
     failure: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Pulls:
+    """Calls of the quiet seconds, of those with one core taken, and of those from a commit on."""
+
+    quiet: Sequence[_Pull]
+    narrow: Sequence[_Pull]
+    busy: Sequence[_Pull]
+
+
 def _figures(
-    quiet: Sequence[_Pull],
-    busy: Sequence[_Pull],
-    visible: Sequence[float],
-    grown: Sequence[float],
-    load: str,
+    made: _Pulls, visible: Sequence[float], grown: Sequence[float], load: str
 ) -> list[Figure]:
     def percentile(pulls: Sequence[_Pull], share: float) -> float:
         return float(np.percentile([each.seconds for each in pulls], share)) * 1e3
 
-    pulls = (*quiet, *busy)
+    quiet, busy = made.quiet, made.busy
+    pulls = (*quiet, *made.narrow, *busy)
     calls = f"{len(quiet):,} quiet calls of {BATCH:,} ids, {len(busy):,} from commits on"
     detail = f"{load}; {calls}; {os.cpu_count()} cores"
     figures = []
@@ -116,6 +133,13 @@ def _figures(
                 f"{before:.1f} ms quiet, {during:.1f} ms after commits",
             )
         )  # fmt: skip
+    narrow = percentile(made.narrow, 99)
+    figures.append(
+        Figure(
+            "latency of 99 %, while another process takes one core, against quiet calls",
+            f"{narrow / percentile(quiet, 99):.2f} x", detail=f"{narrow:.1f} ms",
+        )
+    )  # fmt: skip
     shown = ", ".join(f"{each:.2f} s" for each in visible)
     figures.append(
         Figure(
@@ -176,6 +200,7 @@ def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
         sizes[step] = sum(each.stat().st_size for each in Path(served).glob("*.packed"))
     for step in range(2, deltas + 2):
         Path(folder, f"served/step-{step}").rename(Path(folder, f"served/.step-{step}"))
+    os.sync()  # or what was written goes to disk while answers are timed
     return sizes
 
 
@@ -194,6 +219,14 @@ def _ask(argument: str, connection: Connection) -> None:
         while (order := connection.recv()) != "end":
             how, seconds, rate = order
             connection.send(_pulls(client, int(num_rows), seconds, rate if how == "open" else 0.0))
+
+
+def _burn(_: str, connection: Connection) -> None:
+    """Takes one core for so many seconds as it is told."""
+    while (seconds := connection.recv()) != "end":
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
 
 
 def _pulls(client: LookupClient, num_rows: int, seconds: float, rate: float) -> list[_Pull]:
@@ -235,7 +268,7 @@ def _pull(client: LookupClient, keys: npt.NDArray[np.int64], due: float) -> _Pul
     return _Pull(due, seconds, step, failure)
 
 
-# -- memory ---------------------------------------------------------------------------------------
+# -- memory, and other work ---------------------------------------------------------------------
 
 
 def _memory_bytes(number: int) -> int:
@@ -260,3 +293,21 @@ def _peak_memory(number: int) -> Iterator[list[int]]:
     finally:
         over.set()
         watching.join()
+
+
+@contextmanager
+def _other_cores() -> Iterator[list[float]]:
+    """Cores that processes other than this one and its children took within the block, in the list's
+    only place."""
+    cores, begin, before = [0.0], time.monotonic(), _other_seconds()
+    yield cores
+    cores[0] = max(0.0, (_other_seconds() - before) / (time.monotonic() - begin))
+
+
+def _other_seconds() -> float:
+    numbers = [os.getpid(), *(each.pid for each in multiprocessing.active_children())]
+    own = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in numbers]
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    whole = [int(each) for each in Path("/proc/stat").read_text().split()[1:9]]
+    ticks = sum(whole) - whole[3] - whole[4] - sum(int(each[11]) + int(each[12]) for each in own)
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -18,7 +18,7 @@ import sparring_packed
 from sparring import ScanChunk, SnapshotWriter, TableDescription
 from sparring.contracts import TableConfig
 from sparring_serve.wire.fields import encode
-from sparring_serve.wire.messages import PullRequest, TableIds
+from sparring_serve.wire.messages import PullRequest, RecommendRequest, TableIds
 from sparring_serve.wire.open_inference import InferRequest, InferTensor, TensorContents
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +122,9 @@ def _fuzz_requests(minutes: float) -> bool:
     whole = [
         PullRequest((TableIds("item", bytes(range(64))),), 1, 2, "0" * 32, 3.5),
         PullRequest((TableIds("item", np.array([7, -1]).tobytes()),)),
+        RecommendRequest(
+            "item", "", np.ones(4, np.float32).tobytes(), 2, bytes(8), np.array([1]).tobytes()
+        ),
         InferRequest(
             model_name="item",
             inputs=(InferTensor("ids", "INT64", (3,), TensorContents((1, -2, 3))),),
@@ -136,7 +139,7 @@ def _fuzz_requests(minutes: float) -> bool:
     is_sound = _run(target, corpus, minutes, environment)
     measured = str(_FOLDER / "requests.coverage")
     coverage = [sys.executable, "-m", "coverage"]
-    sources = "sparring_serve.wire,sparring_serve.inference"
+    sources = "sparring_serve.wire,sparring_serve.inference,sparring_serve.recommendation"
     for command in (
         [*coverage, "run", "--branch", f"--data-file={measured}", f"--source={sources}",
          "-m", "fuzz.requests", "--replay", str(corpus)],

@@ -4,8 +4,8 @@
     python -m fuzz.requests --replay CORPUS                once each, so that coverage can be measured
 
 The first byte chooses the message that the others should be. What can be read must be written and read
-again as the same; pulls and inference requests go on to a service, which may raise nothing but a
-`Refusal`; rows and found bits are read as a client reads those of an answer.
+again as the same; pulls, calls for recommendations and inference requests go on to a service, which may
+raise nothing but a `Refusal`; rows and found bits are read as a client reads those of an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_INSTRUMENTED = ["sparring_serve.wire", "sparring_serve.service", "sparring_serve.inference"]
+_INSTRUMENTED = [
+    "sparring_serve.wire",
+    "sparring_serve.service",
+    "sparring_serve.inference",
+    "sparring_serve.recommendation",
+]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,6 +48,7 @@ def make_target() -> Callable[[bytes], None]:
     from sparring.contracts import TableConfig
     from sparring_serve import LookupService, Place, ShardReplicas, inference
     from sparring_serve.limits import Limits
+    from sparring_serve.recommendation import recommend
     from sparring_serve.refusal import Refusal
     from sparring_serve.testing import MemoryTables
     from sparring_serve.wire import messages, open_inference, rows
@@ -66,6 +72,7 @@ def make_target() -> Callable[[bytes], None]:
         for service in services
         for call in (
             lambda content, service=service: service.pull(content, 1.0),
+            lambda content, service=service: recommend(service, content, 1.0),
             lambda content, service=service: inference.infer(service, content, 1.0),
             lambda content, service=service: inference.model_metadata(service, content),
             lambda content, service=service: inference.model_ready(service, content),

@@ -183,6 +183,11 @@ class Cluster:
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
         return namespace
 
+    def apply(self, config_map: str, name: str, text: str) -> None:
+        """Gives pods that are started from now on another file of a ConfigMap."""
+        maps = self._maps["configMap"]
+        self._maps["configMap"] = {**maps, config_map: {**maps[config_map], name: text}}
+
     def start(
         self,
         template: Mapping[str, Any],

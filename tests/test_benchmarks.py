@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["pooled", "techniques"], id="two"),
+        pytest.param(["pooled"], id="one"),
         pytest.param([], id="all", marks=pytest.mark.long),
     ],
 )

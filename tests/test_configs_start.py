@@ -17,7 +17,6 @@ from sparring import BUILTIN_METHODS, latest_snapshot, merged_chunks
 from sparring.cli.application import main
 from sparring_testing.devices import why_unavailable
 from sparring_train.config.loader import load_config
-from sparring_train.loop.click_source import ClickSource
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVING = ROOT / "configs/serving.yaml"
@@ -212,7 +211,7 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     method = BUILTIN_METHODS[config.optimizer.sparse.name]()
     tables = [
         each.with_state(method.state_width(each.dim), method.name)
-        for each in ClickSource(config).tables
+        for each in config.wanted_tables()
     ]
     options = config.storage.options["tiers"][0]["options"]
     budget, pinned = options["device_memory_bytes"], 0

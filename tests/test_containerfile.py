@@ -9,21 +9,22 @@ from .manifests import manifests, pod_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "Containerfile").read_text()
-NOXFILE = (ROOT / "noxfile.py").read_text()
+SESSIONS = (ROOT / "sessions/environments.py").read_text()
 
 
 def test_packages_of_the_image_are_those_of_this_checkout() -> None:
     (named,) = re.findall(r"for each in (.*?);", TEXT)
     packages = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
-    # TensorFlow has an image of its own; the kits and the template are for developers.
-    assert {"core", *named.split()} == packages - {"framework-tf", "testing", "_template"}
+    # TensorFlow and JAX have images of their own; the kits and the templates are for developers.
+    without = {"framework-tf", "framework-jax", "testing", "_template", "_template_collective"}
+    assert {"core", *named.split()} == packages - without
 
 
 def test_what_builds_and_torch_are_those_of_development() -> None:
-    (tools,) = re.findall(r"^BUILD_TOOLS = \((.*)\)$", NOXFILE, re.M)
+    (tools,) = re.findall(r"^BUILD_TOOLS = \((.*)\)$", SESSIONS, re.M)
     for each in re.findall(r'"(.*?)"', tools):
         assert f'"{each}"' in TEXT
-    (torch,) = re.findall(r'^TORCH = "(.*)"$', NOXFILE, re.M)
+    (torch,) = re.findall(r'^TORCH = "(.*)"$', SESSIONS, re.M)
     assert f'"{torch}"' in TEXT
 
 

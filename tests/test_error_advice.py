@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from sparring import make_plugin_manager
 from sparring.cli.application import make_application
 from sparring.plugins.registry import EXTRAS
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
@@ -45,6 +45,8 @@ VERB = re.compile(
 OWNERS = {
     "admission": ["sparring_torch.EmbeddingBagConfig"],
     "blocking": ["StepContainer.save"],
+    "cache": ["PackedOptions"],
+    "categorical": ["TableData"],
     "collective": ["StepContainer"],
     "columns": ["TableSharding"],
     "config": ["RemoteOptions"],
@@ -59,18 +61,21 @@ OWNERS = {
         "sparring_torch.DistributedModelParallel",
     ],
     "deadline_seconds": ["SaveOptions"],
-    "dense": ["sparring_tf.Optimizer"],
+    "dense": ["sparring_tf.Optimizer", "sparring_torch.DistributedModelParallel"],
     "device": ["HkvOptions"],
     "embedding_dim": ["sparring_tf.Embedding"],
     "exchange": ["sparring_torch.DistributedModelParallel"],
     "expected_keys": ["Bloom"],
     "gradient_wire_dtype": ["ExchangeOptions"],
+    "hyper": ["ParameterClient.push"],
     "initializer": ["sparring_torch.EmbeddingConfig"],
     "input_dim": ["sparring_tf.Embedding"],
     "inverse_indices": ["KeyedJaggedTensor"],
     "buffer_bytes": ["TieredOptions"],
     "is_base": ["SaveOptions"],
+    "is_training": ["sparring_jax.Tables.lookup"],
     "is_weighted": ["sparring_torch.EmbeddingBagCollection"],
+    "label": ["TableData"],
     "mask_zero": ["sparring_tf.Embedding"],
     "undo_bytes": ["SaveOptions"],
     "lengths": ["JaggedTensor", "KeyedJaggedTensor"],
@@ -85,6 +90,7 @@ OWNERS = {
     "padding_idx": ["sparring_torch.Embedding"],
     "persistent": ["Capabilities"],
     "reason": ["overrides_kit"],
+    "role": ["RemoteOptions"],
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],
     "semantics": ["distribute"],
@@ -134,6 +140,8 @@ FOREIGN_WORDS = {
     "fused_params",  # TorchRec
     "get_weights",  # Keras
     "init_process_group",  # torch
+    "jax_enable_x64",  # JAX
+    "key_data",  # JAX
     "restore_best_weights",  # Keras
     "save_best_only",  # Keras
     "save_weights_only",  # Keras
@@ -387,7 +395,7 @@ def projects() -> dict[str, Project]:
 
 def has_key(dotted: str) -> bool:
     """Whether a configuration has a key; what an open section holds is not looked at."""
-    sections: list[type[BaseModel]] = [RunConfig]
+    sections: list[type[BaseModel]] = [run_type()]
     for name in dotted.split("."):
         found = [each.model_fields[name] for each in sections if name in each.model_fields]
         if not found:
@@ -469,7 +477,7 @@ def test_the_extra_that_is_to_bring_a_part_brings_it() -> None:
 
 
 def test_every_key_of_a_configuration_that_a_message_names_is_there() -> None:
-    sections = "|".join(RunConfig.model_fields)
+    sections = "|".join(run_type().model_fields)
     for key, each in advised(rf"(?<![\w.])((?:{sections})(?:\.[a-z_]+)+)"):
         assert key in FOREIGN_METHODS or has_key(key), each
 

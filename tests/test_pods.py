@@ -36,6 +36,12 @@ def template_of(kind: str, name: str) -> dict[str, Any]:
     return template
 
 
+def files_of(config_map: str) -> dict[str, str]:
+    kind = "ConfigMap"
+    (found,) = [each for each in manifests() if (each.kind, each.name) == (kind, config_map)]
+    return dict(found.body["data"])
+
+
 def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str]) -> None:
     end = time.monotonic() + seconds
     while not is_so():
@@ -60,8 +66,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def start_server(cluster: Cluster, replica: str, shard: int) -> Pod:
     labels = {"apps.kubernetes.io/pod-index": str(shard)}
-    template = template_of("StatefulSet", f"serve-{replica}")
+    # A third replica is a copy of the second, with another number.
+    template = template_of("StatefulSet", f"serve-{min(replica, 'b')}")
+    number = str("abc".index(replica) + 1)
+    template = with_arguments(template, {"2": number} if replica > "b" else {})
     return cluster.start(template, f"serve-{replica}-{shard}", "serve", labels=labels)
+
+
+def with_arguments(template: dict[str, Any], other: dict[str, str]) -> dict[str, Any]:
+    """A template some of whose arguments are others."""
+    (container,) = template["spec"]["containers"]
+    args = [other.get(each, each) for each in container["args"]]
+    return {**template, "spec": {**template["spec"], "containers": [{**container, "args": args}]}}
+
+
+def publish_all(cluster: Cluster) -> None:
+    publisher = cluster.start(template_of("Deployment", "publisher"), "publisher", "none")
+    served = cluster.data / "served/quickstart"
+    wait_until(lambda: any(served.glob("step-*")), 60, lambda: publisher.log)
+    assert publisher.terminate(60) == 0, publisher.log
 
 
 def probe_of(pod: str, kind: str) -> dict[str, Any]:
@@ -120,11 +143,7 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
 ) -> None:
     pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
     keys, rows = trained
-    publisher = cluster.start(template_of("Deployment", "publisher"), "publisher", "none")
-    served = cluster.data / "served/quickstart"
-    wait_until(lambda: any(served.glob("step-*")), 60, lambda: publisher.log)
-    assert publisher.terminate(60) == 0, publisher.log
-
+    publish_all(cluster)
     pods = {
         (replica, shard): start_server(cluster, replica, shard)
         for replica in "ab"
@@ -155,6 +174,50 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
     assert last.process.wait(60) == 0, last.log
     assert all(np.array_equal(each, rows) for each in rows_told(last))
     assert len(rows_told(last)) == 3
+
+
+@pytest.mark.long
+def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right(
+    cluster: Cluster, trained: tuple[list[int], np.ndarray]
+) -> None:
+    pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    keys, rows = trained
+    publish_all(cluster)
+
+    def start_ready(replica: str, shard: int) -> Pod:
+        pod = start_server(cluster, replica, shard)
+        assert cluster.probe(pod, probe_of("serve-a", "readinessProbe"), 60), pod.log
+        return pod
+
+    pods = {(replica, shard): start_ready(replica, shard) for replica in "ab" for shard in (1, 2)}
+    client = start_client(cluster, "cat_3", keys, 100_000)
+    wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
+
+    text = files_of("serve")["serving.yaml"].replace("map_number: 1", "map_number: 2")
+    for shard in (1, 2):
+        last = f'"serve-b-{shard}.serve:7433"'
+        text = text.replace(last, f'{last}, "serve-c-{shard}.serve:7433"')
+    cluster.apply("serve", "serving.yaml", text)
+    pods |= {("c", shard): start_ready("c", shard) for shard in (1, 2)}
+    # As a StatefulSet does: the last pod first, each when the one before is ready.
+    for replica in "ab":
+        for shard in (2, 1):
+            assert pods[replica, shard].terminate(30) == 0, pods[replica, shard].log
+            cluster.remove(pods[replica, shard])
+            pods[replica, shard] = start_ready(replica, shard)
+    told = len(rows_told(client))
+    wait_until(lambda: len(rows_told(client)) > told + 5, 60, lambda: client.log)
+    cluster.remove(client)
+    assert "Error" not in client.log
+    assert all(np.array_equal(each, rows) for each in rows_told(client))
+
+    for replica in "ab":
+        for shard in (1, 2):
+            cluster.remove(pods[replica, shard])
+    last_client = start_client(cluster, "cat_3", keys, 3)
+    assert last_client.process.wait(60) == 0, last_client.log
+    assert all(np.array_equal(each, rows) for each in rows_told(last_client))
+    assert len(rows_told(last_client)) == 3
 
 
 def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
@@ -190,15 +253,19 @@ def start_trainer(cluster: Cluster, does: str) -> Pod:
     return cluster.start({**template, "spec": spec}, f"trainer-{does}", "none")
 
 
-def test_a_shard_that_learns_begins_again_with_the_newest_snapshot(cluster: Cluster) -> None:
+@pytest.mark.long  # test_service_demo.py has the first half without namespaces
+def test_a_shard_that_learns_begins_again_with_the_newest_snapshot_and_so_do_more_shards(
+    cluster: Cluster,
+) -> None:
     pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
     template = template_of("StatefulSet", "parameters")
     (container,) = template["spec"]["containers"]
 
-    def start(shard: int) -> Pod:
+    def start(shard: int, num_shards: int = 2) -> Pod:
         labels = {"apps.kubernetes.io/pod-index": str(shard)}
-        return cluster.start(template, f"parameters-{shard}", "parameters", labels=labels)
+        given = with_arguments(template, {"$(SHARD)/2": f"$(SHARD)/{num_shards}"})
+        return cluster.start(given, f"parameters-{shard}", "parameters", labels=labels)
 
     def answer_to(does: str) -> tuple[list[bool], list[list[float]]]:
         trainer = start_trainer(cluster, does)
@@ -216,6 +283,19 @@ def test_a_shard_that_learns_begins_again_with_the_newest_snapshot(cluster: Clus
     assert cluster.probe(again, container["startupProbe"], 60), again.log
     assert again.address != shards[1].address
     assert "began with" in again.log
+    assert answer_to("pull") == (found, pushed)
+
+    # More shards: all pods end, and those of the new number begin with the snapshot.
+    for pod in (shards[0], again):
+        assert pod.terminate(90) == 0, pod.log
+        cluster.remove(pod)
+    second = '  - ["parameters-2.parameters:7433"]\n'
+    text = files_of("parameters")["parameters.yaml"].replace("map_number: 1", "map_number: 2")
+    text = text.replace(second, second + second.replace("-2", "-3"))
+    cluster.apply("parameters", "parameters.yaml", text)
+    for pod in [start(shard, num_shards=3) for shard in (1, 2, 3)]:
+        assert cluster.probe(pod, container["startupProbe"], 60), pod.log
+        assert "began with" in pod.log
     assert answer_to("pull") == (found, pushed)
 
 

@@ -32,6 +32,7 @@ def stack_of(table: TableConfig, *tiers: Any, **options: Any) -> Storage:
     return open_storage("tiered", table, tiers=list(tiers), **options)
 
 
+@pytest.mark.long  # of short runs, stacks on a device and over sqlite have each part of it
 class TestHkvOverMemory(StorageTests):
     @pytest.fixture
     def make_storage(self) -> MakeStorage:
@@ -82,6 +83,7 @@ class PersistentTests(StorageTests):
         return stack_of(table, *self.above, last, **self.settings)
 
 
+@pytest.mark.long  # of short runs, the stack of three promotes at the second touch
 class TestHkvOverSqlite(PersistentTests):
     above: ClassVar[tuple[Any, ...]] = (SMALL,)
     settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}
@@ -112,4 +114,4 @@ class TestTwoHkvOverSqlite(PersistentTests):
     def test_call_of_a_million_rows(self) -> None: ...
 
     above: ClassVar[tuple[Any, ...]] = (SMALLER, SMALL)
-    settings: ClassVar[dict[str, Any]] = {}
+    settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}

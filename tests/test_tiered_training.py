@@ -46,7 +46,7 @@ def trained(tiers: str = "", method: str = "adagrad", **settings: Any) -> dict[s
 
 
 @needs_ratings
-@pytest.mark.parametrize("write", ["back", "through"])
+@pytest.mark.parametrize("write", ["back", pytest.param("through", marks=pytest.mark.long)])
 def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
     tmp_path: Path, write: str
 ) -> None:
@@ -64,6 +64,7 @@ def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
 
 
 @needs_ratings
+@pytest.mark.long  # of short runs, three tiers end in RocksDB
 def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
     stacked = trained(json.dumps([SMALLER, SMALL, "memory"]))
     plain = trained()
@@ -72,7 +73,13 @@ def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
 
 
 @needs_ratings
-@pytest.mark.parametrize("above", [[SMALL], [SMALLER, SMALL]], ids=["two tiers", "three tiers"])
+@pytest.mark.parametrize(
+    "above",
+    [
+        pytest.param([SMALL], id="two tiers", marks=pytest.mark.long),
+        pytest.param([SMALLER, SMALL], id="three tiers"),
+    ],
+)
 def test_ratings_over_hkv_and_rocksdb_give_the_bits_of_the_plain_table(
     tmp_path: Path, above: list[Any]
 ) -> None:

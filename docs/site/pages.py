@@ -25,6 +25,7 @@ MODULES = {
     "sparring.errors": (),
     "sparring_torch": (),
     "sparring_tf": (),
+    "sparring_jax": (),
     "sparring_hkv": (),
     "sparring_rocksdb": (),
     "sparring_redis": (),

@@ -12,7 +12,7 @@ import pytest
 from sparring import StepContainer, StorageChoice, open_storage
 from sparring.cli.application import main
 from sparring.contracts import TableConfig
-from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.errors import InvalidArgumentError
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")
@@ -85,7 +85,7 @@ def test_a_second_optimizer_is_refused_with_the_command(tmp_path: Path) -> None:
     made.storage("item").upsert([1], np.ones((1, 8), np.float32))
     with pytest.raises(InvalidArgumentError, match=r"4 elements.*adagrad.*sparring convert sqlite"):
         made.set_state("item", np.zeros(4, np.float32), "momentum")
-    with pytest.raises(UnsupportedError, match=r"sparring convert sqlite item .*--to none"):
+    with pytest.raises(InvalidArgumentError, match=r"sparring convert sqlite item .*--to none"):
         made.drop_state("item")
     assert made.tables["item"].state_method == "adagrad"
     made.close()

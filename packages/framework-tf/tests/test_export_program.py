@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ if not sparring_packed.library_path().exists():
 import keras
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_testing.exported_program import Ask, check_run_without_python
 from sparring_tf import (
     Embedding,
     EmbeddingBag,
@@ -351,47 +351,27 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
          *(f"-Wl,-rpath,{each}" for each in libraries)],
         check=True,
     )  # fmt: skip
-    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    assert "libpython" not in linked
-    command = [str(program), str(bundle), str(exported.served)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     names = [each.split()[1] for each in (bundle / "signature.txt").read_text().splitlines()]
     folder = tmp_path / "tensors"
     folder.mkdir()
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
 
-        def ask(line: str) -> str:
-            running.stdin.write(line + "\n")
-            running.stdin.flush()
-            return running.stdout.readline().strip()
+    def publish() -> int:
+        exported.train_and_publish()
+        return 3 * exported.num_saved
 
-        for newer in (False, True):
-            if newer:
-                exported.train_and_publish()
-                assert ask("refresh") == "refreshed"
-                assert ask("refresh") == "newest already"
-                assert ask("version").split()[1] == str(3 * exported.num_saved)
-            inputs = batch_of(11, 5)
-            for name, each in zip(("country", "tags", "weights"), inputs, strict=True):
-                assert name in names
-                (folder / f"{name}.shape").write_text(" ".join(map(str, each.shape)))
-                (folder / f"{name}.bin").write_bytes(each.tobytes())
-            assert ask(f"run {folder}") == "ran"
-            found = {
-                name: np.fromfile(folder / f"{name}.bin", np.float32).reshape(
-                    [int(each) for each in (folder / f"{name}.shape").read_text().split()]
-                )
-                for name in ("parts", "score")
-            }
-            check_answers(found, exported.answers(inputs))
-        running.stdin.close()
-        assert running.wait(60) == 0
-    refused = subprocess.run(
-        [str(program), str(bundle), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 1
-    assert refused.stderr
+    def check_run(ask: Ask) -> None:
+        inputs = batch_of(11, 5)
+        for name, each in zip(("country", "tags", "weights"), inputs, strict=True):
+            assert name in names
+            (folder / f"{name}.shape").write_text(" ".join(map(str, each.shape)))
+            (folder / f"{name}.bin").write_bytes(each.tobytes())
+        assert ask(f"run {folder}") == "ran"
+        found = {
+            name: np.fromfile(folder / f"{name}.bin", np.float32).reshape(
+                [int(each) for each in (folder / f"{name}.shape").read_text().split()]
+            )
+            for name in ("parts", "score")
+        }
+        check_answers(found, exported.answers(inputs))
+
+    check_run_without_python(program, bundle, exported.served, publish, check_run)

@@ -208,7 +208,7 @@ def test_a_model_called_before_it_has_an_optimizer_is_trained_all_the_same() -> 
 def test_several_steps_of_one_execution_follow_each_other() -> None:
     results = []
     for steps in (1, 4):
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(2)
         model = sequential()
         model.compile(

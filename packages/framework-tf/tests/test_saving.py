@@ -117,7 +117,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     def fitted(*callbacks: Any) -> Any:
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
         model = model_of(keras.optimizers.Adam(0.05))
         model.fit(IDS, TARGETS, shuffle=False, epochs=4, verbose=0, callbacks=list(callbacks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -
 pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
 
 import keras
-import yaml
 from keras import layers
 from keras.optimizers import SGD
 
@@ -39,7 +39,7 @@ def served(folder: Path, tables: dict[str, int], rate: float) -> tuple[LookupSer
     file = folder / "serving.yaml"
     client = {"deadline_seconds": 10.0, "push_deadline_seconds": 30.0}
     text = {"shards": [[server.address]], "parameters": parameters, "client": client}
-    file.write_text(yaml.safe_dump(text))
+    file.write_text(json.dumps(text))
     return server, file
 
 

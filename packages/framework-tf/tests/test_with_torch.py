@@ -18,9 +18,9 @@ import sparring_tf
 import sparring_torch
 from sparring.adapter import StepContainer, make_plugin_manager
 from sparring.contracts import Uniform
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult
-from sparring_train.trainers import trainer_of
 
 DIM, RATE = 8, 0.05
 OPTIONS: dict[str, Any] = {"name": "rows", "seed": 5, "initializer": Uniform(-0.05, 0.05)}
@@ -110,7 +110,7 @@ def test_a_snapshot_of_one_framework_goes_on_in_the_other(order: Any, tmp_path: 
 
 
 def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult:
-    config = RunConfig.model_validate(
+    config = run_type().model_validate(
         {
             "framework": framework,
             "seed": 1,

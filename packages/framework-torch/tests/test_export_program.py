@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
+from sparring_testing.exported_program import Ask, check_run_without_python
 from sparring_torch import (
     Embedding,
     EmbeddingBag,
@@ -341,37 +341,17 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
          *(f"-Wl,-rpath,{each}" for each in libraries)],
         check=True,
     )  # fmt: skip
-    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    assert "libpython" not in linked
-    command = [str(program), str(bundle), str(exported.served)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
 
-        def ask(line: str) -> str:
-            running.stdin.write(line + "\n")
-            running.stdin.flush()
-            return running.stdout.readline().strip()
+    def publish() -> int:
+        exported.train_and_publish()
+        return 3 * exported.num_saved
 
-        for newer in (False, True):
-            if newer:
-                exported.train_and_publish()
-                assert ask("refresh") == "refreshed"
-                assert ask("refresh") == "newest already"
-                assert ask("version").split()[1] == str(3 * exported.num_saved)
-            inputs = batch_of(11, 5)
-            torch.save(list(inputs), tmp_path / "in.pt")
-            assert ask(f"run {tmp_path / 'in.pt'} {tmp_path / 'out.pt'}") == "ran"
-            found = torch.load(tmp_path / "out.pt")
-            for mine, expected in zip(found, exported.answers(inputs), strict=True):
-                assert torch.equal(mine, expected)
-        running.stdin.close()
-        assert running.wait(60) == 0
-    refused = subprocess.run(
-        [str(program), str(bundle), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 1
-    assert refused.stderr
+    def check_run(ask: Ask) -> None:
+        inputs = batch_of(11, 5)
+        torch.save(list(inputs), tmp_path / "in.pt")
+        assert ask(f"run {tmp_path / 'in.pt'} {tmp_path / 'out.pt'}") == "ran"
+        found = torch.load(tmp_path / "out.pt")
+        for mine, expected in zip(found, exported.answers(inputs), strict=True):
+            assert torch.equal(mine, expected)
+
+    check_run_without_python(program, bundle, exported.served, publish, check_run)

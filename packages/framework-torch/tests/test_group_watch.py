@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparring.adapter import NOTICE_TAG, Failure, Notice, NoticeKind
+from sparring.contracts import NOTICE_TAG, Failure, Notice, NoticeKind
 from sparring_torch.group_watch import GroupWatch
 
 

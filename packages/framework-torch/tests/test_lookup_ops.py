@@ -299,7 +299,12 @@ def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"), [(None, "float32"), (None, "float64"), ("emulated", "float32")]
+    ("device", "dtype"),
+    [
+        (None, "float32"),
+        pytest.param(None, "float64", marks=pytest.mark.long),
+        ("emulated", "float32"),
+    ],
 )
 def test_sequences_of_known_lengths_train_compiled_bit_for_bit(
     device: str | None, dtype: str

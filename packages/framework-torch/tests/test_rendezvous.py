@@ -59,7 +59,8 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
+# One node has a run of torchrun in test_distributed_model_parallel.py.
+@pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int) -> None:
     script = tmp_path / "rank.py"
     script.write_text(_RANK)

@@ -236,6 +236,18 @@ def test_the_weight_of_a_replaced_module_is_not_there() -> None:
         model.words.weight.norm()
 
 
+def test_a_penalty_over_parameters_is_refused_as_rows_would_be_left_out() -> None:
+    model = Small(nn.EmbeddingBag(10, 4, mode="sum"))
+    model, optimizer = distribute(model, sgd(model))
+    loss = model(torch.tensor([[1, 2]]))
+    others = [each for each in model.parameters() if each.numel()]
+    (loss + sum(each.square().sum() for each in others)).backward()
+    optimizer.step()
+    loss = model(torch.tensor([[1, 2]]))
+    with pytest.raises(UnsupportedError, match=r"table 'words'.* rows would be left out"):
+        (loss + sum(each.square().sum() for each in model.parameters())).backward()
+
+
 def test_a_shared_module_is_replaced_by_one() -> None:
     model = Small()
     model.again = model.words
@@ -303,6 +315,9 @@ def test_restore_gives_the_trained_weights_and_can_be_done_again() -> None:
     assert bag.weight.requires_grad
     with pytest.raises(InvalidArgumentError, match="no module that distribute replaced"):
         restore(model)
+    path: Any = "model.pt"
+    with pytest.raises(InvalidArgumentError, match="takes a module, found str"):
+        restore(path)
 
 
 def test_state_of_the_optimizer_is_saved_and_loaded() -> None:
@@ -331,6 +346,73 @@ def test_state_of_the_optimizer_is_saved_and_loaded() -> None:
     assert torch.equal(other.score.weight, model.score.weight)
     with pytest.raises(InvalidArgumentError, match="expected rows and dense"):
         its_optimizer.load_state_dict(torch.optim.SGD([nn.Parameter()], lr=1.0).state_dict())
+
+
+class Pair(nn.Module):
+    """Two embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(6, 4), nn.Embedding(6, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.user(ids) * self.item(ids)).square().sum()
+
+
+def test_groups_of_embeddings_may_keep_other_states() -> None:
+    original = Pair()
+    model = copy.deepcopy(original)
+
+    def made(of: Pair) -> torch.optim.Optimizer:
+        groups = [
+            {"params": of.user.parameters(), "momentum": 0.9},
+            {"params": of.item.parameters(), "lr": 0.02, "weight_decay": 0.1},
+        ]
+        return torch.optim.SGD(groups, lr=0.01)
+
+    def step(model: Pair, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.arange(6)).backward()  # lazy is exact where each row has a gradient
+        optimizer.step()
+
+    theirs = made(original)
+    model, ours = distribute(model, made(model), semantics="lazy")
+    saved = None
+    for number in range(6):
+        theirs.param_groups[1]["lr"] = ours.param_groups[1]["lr"] = 0.02 / (number + 1)
+        step(original, theirs)
+        step(model, ours)
+        if number == 2:
+            saved = copy.deepcopy(model.state_dict()), ours.state_dict()
+    assert [each["params"] for each in saved[1]["rows"]["param_groups"]] == [["user"], ["item"]]
+    other = Pair()
+    other, its_optimizer = distribute(other, made(other), semantics="lazy")
+    other.load_state_dict(saved[0])
+    its_optimizer.load_state_dict(saved[1])
+    for number in range(3, 6):
+        its_optimizer.param_groups[1]["lr"] = 0.02 / (number + 1)
+        step(other, its_optimizer)
+    for found in (restore(model), restore(other)):
+        for one, expected in zip(found.parameters(), original.parameters(), strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_embeddings_of_two_optimizers_are_refused() -> None:
+    model = Pair()
+    optimizers = [sgd(model.user), sgd(model.item)]
+    with pytest.raises(UnsupportedError, match="optimizer 1, others are in optimizer 0"):
+        distribute(model, optimizers)
+    assert isinstance(model.user, nn.Embedding)
+
+
+def test_a_group_that_moves_all_rows_is_refused_although_others_do_not() -> None:
+    model = Pair()
+    groups = [
+        {"params": model.user.parameters()},
+        {"params": model.item.parameters(), "momentum": 0.9},
+    ]
+    with pytest.raises(UnsupportedError, match=r"SGD with momentum=0\.9 moves rows"):
+        distribute(model, torch.optim.SGD(groups, lr=0.1))
 
 
 def test_a_group_of_parameters_can_be_added() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from torch import nn
 
 pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
 
-import yaml
 
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring_serve import LookupServer, ServingConfig, open_parameter_server
@@ -36,6 +36,7 @@ NAMES = [
     "factorization machine",
     "frozen and trained",
     "two groups",
+    "groups of embeddings",
     "scheduler",
     "accumulated gradients",
     "clipped gradients",
@@ -55,7 +56,7 @@ class Service:
         self.file = folder / "serving.yaml"
         shards = [[self.server.address]]
         client = {"deadline_seconds": 10.0, "push_deadline_seconds": 30.0}
-        text = yaml.safe_dump({"shards": shards, "parameters": parameters, "client": client})
+        text = json.dumps({"shards": shards, "parameters": parameters, "client": client})
         self.file.write_text(text)
 
 
@@ -69,13 +70,15 @@ def _one_thread() -> Iterator[None]:
 
 def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Service:
     """A service whose tables are those that the report names."""
-    group = optimizer.param_groups[-1]
     names = {"lr", "lr_decay", "initial_accumulator_value"}
-    hyper = {name: value for name, value in group.items() if name in names}
+    groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
     tables = {}
     for each in distribution_report(model, optimizer).replaced:
         table = each.reason.split()[1].rstrip(";")
-        dim = model.get_submodule(each.path.split(", ")[0]).embedding_dim
+        weight = model.get_submodule(each.path.split(", ")[0]).weight
+        group = groups.get(id(weight), optimizer.param_groups[-1])
+        hyper = {name: value for name, value in group.items() if name in names}
+        dim = weight.shape[1]
         method = METHODS[type(optimizer).__name__]
         tables[table] = {"dim": dim, "update_method": method, "hyper": hyper}
     return Service(folder, tables)

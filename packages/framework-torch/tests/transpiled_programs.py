@@ -366,6 +366,16 @@ def grouped(model: Any) -> Any:
     )
 
 
+def rates(model: Any) -> Any:
+    """Each embedding has a learning rate of its own, and one shares its group with layers."""
+    groups = [
+        {"params": [*model.item.parameters(), *model.left.parameters()], "lr": 0.02},
+        {"params": model.right.parameters()},
+        {"params": model.query.parameters(), "lr": 0.3, "lr_decay": 0.05},
+    ]
+    return Adagrad(groups, lr=0.1)
+
+
 def named(model: nn.Module) -> Any:
     return Adagrad(model.named_parameters(), lr=0.1)
 
@@ -440,6 +450,7 @@ PROGRAMS: dict[str, Program] = {
     "zeroed by the model": Program(Towers, sgd, two(4), by_model),
     "accumulated gradients": Program(Towers, adagrad, two(4), accumulated),
     "scheduler": Program(Pooled, sgd, one(3), scheduled),
+    "groups of embeddings": Program(Towers, rates, two(4), scheduled),
     "scheduler of two groups": Program(Pooled, grouped, one(3), scheduled),
     "clipped gradients": Program(Towers, sgd, two(4), clipped),
     "closure": Program(Pooled, sgd, one(3), with_closure),

@@ -193,12 +193,62 @@ typedef struct SparringPackedScan {
 
 SPARRING_PACKED_API SparringStatus sparring_packed_scan(SparringPacked*, SparringPackedScan*);
 
+/* Rows as they are stored, as float32: what a lookup of SPARRING_PACKED_STORED gave, elsewhere. */
+typedef struct SparringPackedWiden {
+  SparringCall call;
+  int32_t dtype;      /* of the rows                                               */
+  int32_t dim;
+  int64_t count;      /* n                                                         */
+  const void* rows;   /* (n) rows, one after the other                             */
+  uint64_t num_bytes; /* of all of them: 4 dim, 2 dim, 2 dim, dim + 4, or (dim + 1) / 2 + 4 each */
+  float* out;         /* out (n, dim)                                              */
+} SparringPackedWiden;
+
+SPARRING_PACKED_API SparringStatus sparring_packed_widen(SparringPackedWiden*);
+
+/* ---- the best of many scores ------------------------------------------------- */
+
+typedef struct SparringPackedBest {
+  int64_t id;
+  float score;
+  uint32_t reserved;
+} SparringPackedBest;
+
+/*
+ * Keeps, of each of q queries, the k best of the scores that are given block by block:
+ * a larger score is better, of equal ones the smaller id, and NaN is never kept. A
+ * caller multiplies queries with the rows of a scan; no serving snapshot is needed.
+ *
+ * Zero `counts` before the first block, and pass the same arrays with each. `is_last`
+ * sorts, the best first, and leaves at most k; a last call may have no rows.
+ */
+typedef struct SparringPackedSelect {
+  SparringCall call;
+  int64_t num_queries;             /* q                                                 */
+  int64_t num_rows;                /* n: of this block                                  */
+  const int64_t* ids;              /* (n), each given in one block only                 */
+  const float* scores;             /* (q, n)                                            */
+  const int64_t* excluded;         /* ids that a query does not want, ascending; or NULL */
+  const int64_t* excluded_offsets; /* (q + 1): of the queries in `excluded`             */
+  int64_t k;                       /* at least 1                                        */
+  int64_t capacity;                /* above k; 2 k costs little time                    */
+  SparringPackedBest* best;        /* in, out (q, capacity)                             */
+  int64_t* counts;                 /* in, out (q): how many of `best` are filled        */
+  int32_t is_last;
+} SparringPackedSelect;
+
+SPARRING_PACKED_API SparringStatus sparring_packed_select(SparringPackedSelect*);
+
 /* The fastest of "portable", "avx2" and "avx512" that this CPU has is used, or what
  * the environment variable SPARRING_SIMD names. All give the same bits. */
 SPARRING_PACKED_API const char* sparring_packed_simd_level(void);
 
 /* Chooses another one from now on, on all threads; returns 0 if it is not to be had. */
 SPARRING_PACKED_API int32_t sparring_packed_set_simd_level(const char* name);
+
+/* The id of a string of `size` bytes, as `sparring.hash_strings` makes it in training: XXH3 of 64
+ * bits, without a seed. Text is UTF-8. `bytes` may be NULL where `size` is 0. */
+SPARRING_PACKED_API int64_t sparring_hash_string(const char* bytes, size_t size);
 
 /* ---- writing ----------------------------------------------------------------- */
 

@@ -125,3 +125,33 @@ def test_base_and_delta_round_alike(new_training: Any, dtype: str) -> None:
     assert tables.refresh(training.served)
     assert tables.tables["item"].dtype == dtype
     assert (tables.lookup("item", np.arange(50)) == before).all()
+
+
+@pytest.mark.parametrize("dim", [1, 7, 64])
+@pytest.mark.parametrize("dtype", SHARES)
+def test_stored_rows_are_widened_to_the_bits_of_a_lookup(
+    new_training: Any, dtype: str, dim: int
+) -> None:
+    training = new_training(TableConfig("item", dim=dim))
+    ids = np.arange(600)
+    training.save(training.draw(ids, 0))
+    training.publish(quantize={"item": dtype})
+    with sparring_packed.open(training.served) as tables:
+        stored = tables.pull({"item": ids}, dtype="stored").rows["item"]
+        rows = tables.lookup("item", ids)
+    out = np.full((600, dim), np.nan, np.float32)
+    sparring_packed.widen_rows(stored.data.cast("B"), dtype, out)
+    assert np.array_equal(out, rows)
+    sparring_packed.widen_rows(b"", dtype, out[:0])
+
+
+def test_bytes_that_are_no_rows_are_not_widened() -> None:
+    out = np.zeros((3, 4), np.float32)
+    with pytest.raises(
+        InvalidArgumentError, match="3 rows of dim 4 as int8 have 8 bytes each; found 25"
+    ):
+        sparring_packed.widen_rows(bytes(25), "int8", out)
+    with pytest.raises(InvalidArgumentError, match=r"dtype must be one of fp32, .*found 'fp8'"):
+        sparring_packed.widen_rows(bytes(24), "fp8", out)
+    with pytest.raises(InvalidArgumentError, match="C-contiguous"):
+        sparring_packed.widen_rows(bytes(24), "int8", out.T)

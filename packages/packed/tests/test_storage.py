@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
-from sparring import Columns, TableConfig, found_table, make_plugin_manager, open_storage
+from sparring import (
+    Columns,
+    StepContainer,
+    StorageChoice,
+    TableConfig,
+    found_table,
+    make_plugin_manager,
+    open_storage,
+)
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -66,6 +75,33 @@ def test_writes_are_refused_with_what_to_do(trained: Any, manager: Any) -> None:
     storage.close()
     with pytest.raises(ClosedError):
         storage.find([1])
+
+
+def test_a_url_is_read_through_copies(trained: Any, manager: Any, tmp_path: Any) -> None:
+    remote = f"memory://{tmp_path.name}/served"
+    fsspec.filesystem("memory").put(str(trained.served), remote, recursive=True)
+    options = {"path": remote, "cache": tmp_path / "copies"}
+    with open_storage("packed", trained.config, plugin_manager=manager, **options) as storage:
+        assert storage.size == len(trained.rows)
+    found = found_table("packed", trained.config, manager, options)
+    assert found == trained.config
+    with pytest.raises(InvalidArgumentError, match="a folder for copies with cache"):
+        open_storage("packed", trained.config, plugin_manager=manager, path=remote)
+
+
+def set_state(container: StepContainer) -> None:
+    container.set_state("item", np.zeros(24, np.float32), "adagrad")
+    container.storage("item")
+
+
+@pytest.mark.parametrize("is_looked_up_before", [False, True])
+def test_an_optimizer_is_refused(trained: Any, manager: Any, is_looked_up_before: bool) -> None:
+    with StepContainer(plugin_manager=manager) as container:
+        container.declare(trained.config, StorageChoice("packed", {"path": trained.served}))
+        if is_looked_up_before:
+            container.lookup("item", np.array([5]), is_registered=False)
+        with pytest.raises(InvalidArgumentError, match="use it without an optimizer"):
+            set_state(container)
 
 
 def test_a_newer_version_is_taken_when_asked(trained: Any, manager: Any) -> None:

@@ -134,3 +134,19 @@ def test_damage_is_refused_as_without(training: Any, served: Any) -> None:
 def test_a_wrong_bound_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"at most 600, found {seconds}"):
         WarmUp(seconds)
+
+
+def test_few_ids_read_single_pages_and_many_are_read_ahead(training: Any) -> None:
+    training.save(training.draw(KEYS, 1))
+    training.publish()
+    path = rows_file(training)
+    forget(path)
+    with sparring_packed.open(training.served, verify="open") as tables:
+        assert tables.find("item", [5]).found.all()
+        first = resident(path).sum()
+        # Header, directory, record.
+        assert first <= 4
+        tables.find("item", [5] * 300)
+        assert resident(path).sum() == first
+        assert tables.find("item", [17_000]).found.all()
+        assert resident(path).sum() > first + 8

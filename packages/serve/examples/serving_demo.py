@@ -25,7 +25,7 @@ from serving_demo_report import write_report
 
 import sparring_packed
 from sparring.errors import SparringError
-from sparring_serve import LookupClient
+from sparring_serve import Answer, LookupClient, VersionGoneError
 
 # More steps than the one epoch of the quickstart; a snapshot every second or so.
 TRAINING = (
@@ -35,6 +35,7 @@ TRAINING = (
 POLL_SECONDS = 0.2
 IDS_OF_A_TABLE = 32
 SECONDS_BETWEEN_PULLS = 0.01
+MOST_SECONDS_WITHOUT_A_VERSION = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _ask(
         asked = {name: generator.choice(some, IDS_OF_A_TABLE) for name, some in keys.items()}
         begin = time.perf_counter()
         try:
-            answer = client.pull(asked)
+            answer = _pulled(client, asked)
         except SparringError as error:
             seen.errors.append((time.time(), str(error)))
         else:
@@ -155,6 +156,19 @@ def _ask(
                 )
             )  # fmt: skip
         time.sleep(SECONDS_BETWEEN_PULLS)
+
+
+def _pulled(client: LookupClient, asked: dict[str, npt.NDArray[np.int64]]) -> Answer:
+    """An answer of one version. Shards that refresh one after the other may have none in common for a
+    moment, and the client says: wait until they have refreshed."""
+    until = time.monotonic() + MOST_SECONDS_WITHOUT_A_VERSION
+    while True:
+        try:
+            return client.pull(asked)
+        except VersionGoneError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(SECONDS_BETWEEN_PULLS)
 
 
 def _compare(

@@ -150,8 +150,9 @@ def test_other_wrong_arguments_are_refused() -> None:
     client = Cluster().client
     with pytest.raises(InvalidArgumentError, match="missing must be"):
         client.pull({"item": [1]}, missing="none")
-    with pytest.raises(InvalidArgumentError, match="deadline_seconds must be above 0"):
-        client.pull({"item": [1]}, deadline_seconds=0)
+    for wrong in (0, 601, float("nan"), "x", True):
+        with pytest.raises(InvalidArgumentError, match="must be a number above 0 and at most 600"):
+            client.pull({"item": [1]}, deadline_seconds=wrong)
     with pytest.raises(InvalidArgumentError, match="shards: must be 1 to 4096"):
         LookupClient([["a:1"], []])
     client.close()
@@ -187,6 +188,31 @@ def test_a_patient_client_waits_for_replicas_that_start_again() -> None:
     cluster.transport.fault = lambda send: "" if send.waits else "cut"
     begin = cluster.transport.clock.now
     assert not flagging.pull({"item": ids}).answered["item"].any()
+    assert cluster.transport.clock.now - begin < 0.1
+
+
+def test_a_patient_client_waits_again_where_the_connection_it_waited_for_is_lost() -> None:
+    cluster = Cluster()
+    cluster.client.pull({"item": [1]})
+    lost: set[str] = set()
+
+    def lose_the_first_that_waits(send: Send) -> str:
+        if send.method != "Pull" or send.address in lost:
+            return ""
+        if send.waits:
+            lost.add(send.address)
+        return "lost"
+
+    cluster.transport.fault = lose_the_first_that_waits
+    ids = np.arange(-20, 120)
+    answer = cluster.client.pull({"item": ids})
+    check(answer.rows["item"], answer.found["item"], ids)
+    assert len(lost) == 6
+    # Servers that answer nothing else are given up.
+    cluster.transport.fault = lambda _: "lost"
+    begin = cluster.transport.clock.now
+    with pytest.raises(ReplicasFailedError):
+        cluster.client.pull({"item": ids})
     assert cluster.transport.clock.now - begin < 0.1
 
 

@@ -276,6 +276,27 @@ def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None
             next(client.scan("itm"))
 
 
+def test_recommendations_are_of_all_shards_of_packed_files(run: Run) -> None:
+    run.save()
+    run.publish(item="int8")
+    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    axis = np.array([[0, 1, 0, 0], [0, -1, 0, 0]], np.float32)
+    with (
+        serve(run, Place(shards, 0)) as first,
+        serve(run, Place(shards, 1)) as second,
+        LookupClient([[first.address], [second.address]], LONG) as client,
+    ):
+        found = client.recommend("item", axis, 3, exclude=[[499], []])
+        # The element that is the key decides.
+        assert found.keys.tolist() == [[498, 497, 496], [0, 1, 2]]
+        run.save(KEYS[-2:], erased=[498], is_delta=True)
+        assert run.publish(item="int8").is_delta
+        for server in (first, second):
+            assert server.refresher.refresh().is_new
+        client.describe()
+        assert client.recommend("item", axis[:1], 3).keys.tolist() == [[499, 497, 496]]
+
+
 def test_a_pinned_version_stays(run: Run) -> None:
     run.save()
     run.publish()

@@ -14,10 +14,11 @@ import pytest
 
 from sparring.errors import PluginError
 from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
-from sparring_serve.server.reflection import _described, read_proto
+from sparring_serve.server.reflection import PROTO_FILES, _described, read_proto
 from sparring_serve.testing import MemoryTables
-from sparring_serve.wire import messages
+from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.messages import SERVICE
+from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 
 PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
 
@@ -45,9 +46,35 @@ def test_a_generic_client_calls_by_what_the_server_tells(tables: MemoryTables) -
         asked = request(tables=[{"table": "item", "ids": ids}], missing="ZERO")
         call = channel.unary_unary(f"/{SERVICE}/Pull", request.SerializeToString, answer.FromString)
         found = call(asked, timeout=10).tables[0]
+        assert {INFERENCE, HEALTH} <= set(told.get_services())
+        healthy = method_of(channel, pool, HEALTH, "Check")({})
+        inferred = method_of(channel, pool, INFERENCE, "ModelInfer")(
+            {
+                "model_name": "item",
+                "inputs": [
+                    {
+                        "name": "ids",
+                        "datatype": "INT64",
+                        "shape": [1],
+                        "contents": {"int64_contents": [7]},
+                    }
+                ],
+            }
+        )
     rows = np.frombuffer(found.rows, np.float32).reshape(2, 4)
     assert rows.tolist() == [[1, 7, -7, 0.5], [0, 0, 0, 0]]
     assert found.found == b"\x01"
+    assert healthy.status == 1
+    assert np.frombuffer(inferred.raw_output_contents[0], np.float32).tolist() == [1, 7, -7, 0.5]
+
+
+def method_of(channel: grpc.Channel, pool: Any, service: str, name: str) -> Any:
+    from google.protobuf.message_factory import GetMessageClass
+
+    method = pool.FindServiceByName(service).FindMethodByName(name)
+    request, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    call = channel.unary_unary(f"/{service}/{name}", request.SerializeToString, answer.FromString)
+    return lambda fields: call(request(**fields), timeout=10)
 
 
 def test_it_is_only_there_where_it_is_asked_for(tables: MemoryTables) -> None:
@@ -66,13 +93,40 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
         serve(tables, reflection=True)
 
 
-def test_what_is_told_is_what_we_write_and_read() -> None:
+OURS = {
+    "HealthCheckRequest": open_inference.HealthRequest,
+    "HealthCheckResponse": open_inference.HealthAnswer,
+    "ServerLiveRequest": open_inference.NoFields,
+    "ServerLiveResponse": open_inference.Live,
+    "ServerReadyRequest": open_inference.NoFields,
+    "ServerReadyResponse": open_inference.Ready,
+    "ServerMetadataRequest": open_inference.NoFields,
+    "ServerMetadataResponse": open_inference.ServerMetadata,
+    "ModelReadyRequest": open_inference.ModelRequest,
+    "ModelReadyResponse": open_inference.Ready,
+    "ModelMetadataRequest": open_inference.ModelRequest,
+    "TensorMetadata": open_inference.TensorMetadata,
+    "ModelMetadataResponse": open_inference.ModelMetadata,
+    "InferTensorContents": open_inference.TensorContents,
+    "InferTensor": open_inference.InferTensor,
+    "InferRequestedOutputTensor": open_inference.RequestedOutput,
+    "ModelInferRequest": open_inference.InferRequest,
+    "ModelInferResponse": open_inference.InferAnswer,
+}
+
+
+def own_class(name: str) -> Any:
+    return OURS.get(name) or getattr(messages, f"{name}Message", None) or getattr(messages, name)
+
+
+@pytest.mark.parametrize("file", PROTO_FILES)
+def test_what_is_told_is_what_we_write_and_read(file: str) -> None:
     """Of each message the dataclass has the same fields, by number and kind on the wire."""
     forms = {"double": "real", "bool": "flag", "string": "text", "bytes": "data"}
-    proto = read_proto()
-    assert proto.messages.keys() >= {"PullRequest", "PullAnswer", "DescribeAnswer", "Table"}
+    proto = read_proto(file)
+    assert proto.messages
     for name, told in proto.messages.items():
-        ours = getattr(messages, f"{name}Message", None) or getattr(messages, name)
+        ours = own_class(name)
         kinds = {each.name: each.metadata["kind"] for each in dataclasses.fields(ours)}
         expected = {
             name: (kind.number, kind.form, kind.is_repeated) for name, kind in kinds.items()
@@ -86,21 +140,32 @@ def test_what_is_told_is_what_we_write_and_read() -> None:
             for each in told
         } == expected, name
     for name, enumerators in proto.enums.items():
-        ours = getattr(messages, name)
-        assert {each.name: int(each) for each in ours} == enumerators, name
-    assert set(proto.methods) >= {"Pull", "Describe", "Refresh"}
+        ours = getattr(messages, name, None) or getattr(open_inference, name)
+        assert {each.name: int(each) for each in ours}.items() <= enumerators.items(), name
 
 
-def test_protoc_makes_the_same(tmp_path: Path) -> None:
+def test_the_methods_that_are_told_are_served(tables: MemoryTables) -> None:
+    told = [(each.service, name) for each in map(read_proto, PROTO_FILES) for name in each.methods]
+    assert len(told) == 18
+    with serve(tables) as server, grpc.insecure_channel(server.address) as channel:
+        for service, name in told:
+            call = channel.unary_unary(f"/{service}/{name}").future(b"", timeout=5)
+            assert call.details() != "Method not found!", name
+
+
+@pytest.mark.parametrize("file", PROTO_FILES)
+def test_protoc_makes_the_same(file: str, tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="compares with protoc of grpcio-tools")
     from google.protobuf import descriptor_pb2
 
     folder = files("sparring_serve.wire")
-    made = tmp_path / "lookup.desc"
-    command = ["protoc", f"-I{folder}", f"--descriptor_set_out={made}", "lookup.proto"]
+    made = tmp_path / "made.desc"
+    command = ["protoc", f"-I{folder}", f"--descriptor_set_out={made}", file]
     assert protoc.main(command) == 0
     [expected] = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file
     for each in (field for message in expected.message_type for field in message.field):
         each.ClearField("json_name")
-    found = descriptor_pb2.FileDescriptorProto.FromString(_described(descriptor_pb2, read_proto()))
+    found = descriptor_pb2.FileDescriptorProto.FromString(
+        _described(descriptor_pb2, read_proto(file))
+    )
     assert found == expected

@@ -106,7 +106,7 @@ def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
             lambda: storage.erase([1]),
             storage.clear,
         ):
-            with pytest.raises(UnsupportedError, match="train with another storage, and publish"):
+            with pytest.raises(UnsupportedError, match="option role='parameters', or with another"):
                 write()
         for refused in (lambda: storage.touch([1]), lambda: storage.evict(1)):
             with pytest.raises(UnsupportedError):
@@ -130,6 +130,23 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
             open_storage("remote", ITEM, **options)
     with pytest.raises(StorageIOError, match="no replica answered"):
         open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)
+
+
+@pytest.mark.parametrize("is_looked_up_before", [False, True])
+def test_an_optimizer_is_refused_with_what_to_do(
+    server: LookupServer, is_looked_up_before: bool
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    storage = {"backend": "remote", "target": server.address, "deadline_seconds": 9}
+    module = sparring_torch.Embedding(4, name="item", seed=3, storage=storage)
+    if is_looked_up_before:
+        with torch.no_grad():
+            module(torch.tensor([1]))
+    with pytest.raises(InvalidArgumentError, match="give the option role='parameters'"):
+        sparring_torch.Optimizer(module, torch.optim.Adagrad, lr=0.1)
+    with torch.no_grad():
+        assert module(torch.tensor([7])).tolist() == [[1, 7, -7, 0.5]]
 
 
 def test_an_inference_module_asks_the_service(server: LookupServer) -> None:

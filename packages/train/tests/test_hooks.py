@@ -11,8 +11,8 @@ from sparring import make_plugin_manager
 from sparring.contracts import Descriptor
 from sparring.errors import PluginError
 from sparring_train import hookspecs
-from sparring_train.hookspecs import TrainerDescriptor
-from sparring_train.trainers import trainer_of
+from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
+from sparring_train.registered_kinds import trainer_of
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
 
@@ -45,6 +45,12 @@ def test_the_reference_page_has_every_hook_with_its_exact_signature() -> None:
 
 
 def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
-    own = set(TrainerDescriptor.__dataclass_fields__) - set(Descriptor.__dataclass_fields__)
-    assert own == {"train", "evaluate", "export"}
-    assert all(f"| `{name}` | trainers |" in PAGE for name in own)
+    fields = {
+        "trainers": (TrainerDescriptor, {"train", "open", "export"}),
+        "data": (DataDescriptor, {"section", "open", "read"}),
+        "models": (ModelDescriptor, {"section", "build"}),
+    }
+    for kind, (descriptor, expected) in fields.items():
+        own = set(descriptor.__dataclass_fields__) - set(Descriptor.__dataclass_fields__)
+        assert own == expected
+        assert all(f"| `{name}` | {kind} |" in PAGE for name in own)

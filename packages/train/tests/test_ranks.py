@@ -7,13 +7,17 @@ import pytest
 
 from sparring.contracts.collective import Collective
 from sparring_testing.rank_threads import run_ranks
-from sparring_train.data.batches import RatingBatch, concatenate
+from sparring_train.data.columns import Column, ColumnBatch
 from sparring_train.ranks import Ranks
 
 
-def batch_of(size: int) -> RatingBatch:
+def batch_of(size: int) -> ColumnBatch:
+    """Each example has its number as its id, and a bag of up to two ids."""
     ids = np.arange(size, dtype=np.int64)
-    return RatingBatch(ids, ids * 7, ids.astype(np.float32))
+    lengths = ids % 3
+    bags = Column(np.arange(lengths.sum()), lengths)
+    numbers = np.empty((size, 0), np.float32)
+    return ColumnBatch({"one": Column(ids), "some": bags}, numbers, ids.astype(np.float32))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
@@ -21,18 +25,21 @@ def batch_of(size: int) -> RatingBatch:
 def test_the_parts_of_all_ranks_are_the_batch(world_size: int, size: int) -> None:
     batch = batch_of(size)
 
-    def body(collective: Collective) -> tuple[RatingBatch, np.ndarray]:
+    def body(collective: Collective) -> tuple[ColumnBatch, np.ndarray]:
         ranks = Ranks(collective)
         part = ranks.part(batch)
-        return part, ranks.gathered(part.ratings * 2)
+        assert part.num_examples == size
+        return part, ranks.gathered(part.labels * 2)
 
     results = run_ranks(world_size, body)
-    joined = concatenate([part for part, _ in results])
-    np.testing.assert_array_equal(joined.users, batch.users)
+    joined = ColumnBatch.joined([part for part, _ in results])
+    for name, column in batch.ids.items():
+        np.testing.assert_array_equal(joined.ids[name].ids, column.ids)
+        np.testing.assert_array_equal(joined.ids[name].counts, column.counts)
     sizes = [len(part) for part, _ in results]
     assert max(sizes) - min(sizes) <= 1
     for _, gathered in results:
-        np.testing.assert_array_equal(gathered, batch.ratings * 2)
+        np.testing.assert_array_equal(gathered, batch.labels * 2)
 
 
 def test_means_have_the_same_bits_on_all_ranks() -> None:

@@ -35,7 +35,7 @@ class OpenDatabase {
   OpenDatabase(const std::string& folder, uint64_t block_cache_bytes, uint64_t write_buffer_bytes,
                uint64_t block_bytes, double bloom_bits_per_key, const std::string& compression,
                bool direct_io, uint64_t rate_limit_bytes_per_second, int max_open_files,
-               int background_threads, const std::string& recovery) {
+               int background_threads, const std::string& recovery, bool secondary) {
     const py::gil_scoped_release without_gil;
     database_ = Database::open(
         folder, {.block_cache_bytes = block_cache_bytes,
@@ -47,7 +47,8 @@ class OpenDatabase {
                  .rate_limit_bytes_per_second = rate_limit_bytes_per_second,
                  .max_open_files = max_open_files,
                  .background_threads = background_threads,
-                 .recovery = recovery});
+                 .recovery = recovery,
+                 .secondary = secondary});
   }
 
   Database& get() const {
@@ -113,11 +114,12 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<OpenDatabase>(module, "Database")
       .def(py::init<const std::string&, uint64_t, uint64_t, uint64_t, double, const std::string&,
-                    bool, uint64_t, int, int, const std::string&>(),
+                    bool, uint64_t, int, int, const std::string&, bool>(),
            py::arg("folder"), py::kw_only(), py::arg("block_cache_bytes"),
            py::arg("write_buffer_bytes"), py::arg("block_bytes"), py::arg("bloom_bits_per_key"),
            py::arg("compression"), py::arg("direct_io"), py::arg("rate_limit_bytes_per_second"),
-           py::arg("max_open_files"), py::arg("background_threads"), py::arg("recovery"))
+           py::arg("max_open_files"), py::arg("background_threads"), py::arg("recovery"),
+           py::arg("secondary") = false)
       .def("label", [](const OpenDatabase& self, const std::string& table) {
         return self.get().label(table);
       })

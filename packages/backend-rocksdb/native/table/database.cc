@@ -25,6 +25,7 @@ constexpr const char* kFormatKey = "format";
 constexpr const char* kFormat = "sparring-rocksdb 1";
 constexpr auto kPause = 50ms;
 constexpr auto kMostWaiting = 8000ms;
+constexpr int kMostCatchUps = 20;
 const std::string kLabelPrefix = "label/";
 const std::string kNotePrefix = "note/";
 const std::string kFamilyPrefix = "table/";
@@ -72,10 +73,16 @@ void mind_forks() {
   throw StatusError(SPARRING_INVALID_ARGUMENT, message);
 }
 
-// One spelling for one folder. Makes it.
-std::string settle(const std::string& folder) {
+// One spelling for one folder. Makes it, but not for a secondary.
+std::string settle(const std::string& folder, bool secondary) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  if (!secondary) {
+    std::filesystem::create_directories(folder, error);
+  } else if (!std::filesystem::exists(std::filesystem::path(folder) / "CURRENT", error)) {
+    throw StatusError(SPARRING_IO, folder +
+                                       ": there is no database to read as a secondary; have the process "
+                                       "that writes open it first, or leave the option secondary out");
+  }
   std::filesystem::path path;
   if (!error) path = std::filesystem::canonical(folder, error);
   if (!error && !std::filesystem::is_directory(path, error) && !error) {
@@ -93,7 +100,9 @@ std::string settle(const std::string& folder) {
 
 std::shared_ptr<Database> Database::open(const std::string& folder,
                                          const DatabaseOptions& options) {
-  const std::string place = settle(folder);
+  const std::string folder_path = settle(folder, options.secondary);
+  // Both may be open in one process.
+  const std::string place = folder_path + (options.secondary ? " as a secondary" : "");
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   auto found = all.entries.find(place);
@@ -102,7 +111,7 @@ std::shared_ptr<Database> Database::open(const std::string& folder,
   }
   mind_forks();
   if (found == all.entries.end()) {
-    std::unique_ptr<Database> made(new Database(place, options));
+    std::unique_ptr<Database> made(new Database(folder_path, options));
     found = all.entries.emplace(place, Registry::Entry{std::move(made), 0}).first;
   } else if (!(found->second.database->options_ == options)) {
     refuse(place + " is open in this process already, with other options: " +
@@ -125,7 +134,9 @@ Database::Database(std::string folder, const DatabaseOptions& options)
       cache_(rocksdb::NewLRUCache(options.block_cache_bytes)),
       family_options_(family_options(options, cache_)) {
   rocksdb::DBOptions db_options = database_options(options);
-  db_options.info_log = std::make_shared<PlainLog>(folder_);
+  // A secondary has no folder of its own: what it would log there is left out.
+  const std::string own = options.secondary ? folder_ + "/secondary" : folder_;
+  db_options.info_log = std::make_shared<PlainLog>(own);
   std::vector<std::string> names;
   std::error_code error;
   if (std::filesystem::exists(folder_ + "/CURRENT", error)) {
@@ -137,7 +148,10 @@ Database::Database(std::string folder, const DatabaseOptions& options)
   for (const std::string& name : names) wanted.emplace_back(name, family_options_);
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* db = nullptr;
-  check(rocksdb::DB::Open(db_options, folder_, wanted, &handles, &db), asked("open the tables"));
+  check(options.secondary
+            ? rocksdb::DB::OpenAsSecondary(db_options, folder_, own, wanted, &handles, &db)
+            : rocksdb::DB::Open(db_options, folder_, wanted, &handles, &db),
+        asked("open the tables"));
   db_.reset(db);
   for (size_t i = 0; i < names.size(); ++i) families_[names[i]] = handles[i];
   try {
@@ -154,7 +168,7 @@ void Database::close() noexcept {
   if (db_ == nullptr) return;
   // Writes acknowledged before a close should not depend on the page cache. A caller that must
   // know that it succeeded calls flush.
-  db_->FlushWAL(true).PermitUncheckedError();
+  if (!is_secondary()) db_->FlushWAL(true).PermitUncheckedError();
   for (const auto& [name, handle] : families_) {
     db_->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
   }
@@ -170,6 +184,7 @@ void Database::check_format() {
     const std::unique_ptr<rocksdb::Iterator> records(db_->NewIterator({}, catalogue()));
     records->SeekToFirst();
     check(records->status(), asked("read the catalogue"));
+    check_writable("open a database without tables");
     if (records->Valid() || families_.size() > 1) {
       refuse(folder_ + " holds a RocksDB database that sparring did not make; name another folder");
     }
@@ -183,6 +198,25 @@ void Database::check_format() {
     refuse(folder_ + " was written in the format '" + found + "', this is '" + kFormat +
            "'; open it with the version of sparring-rocksdb that wrote it");
   }
+}
+
+void Database::catch_up() const {
+  if (!is_secondary()) return;
+  const std::lock_guard lock(catching_up_);
+  rocksdb::Status status = db_->TryCatchUpWithPrimary();
+  // A file that its list names may be gone before it is opened: a newer list has what it became.
+  for (int tried = 1; !status.ok() && tried < kMostCatchUps; ++tried) {
+    std::this_thread::sleep_for(kPause);
+    status = db_->TryCatchUpWithPrimary();
+  }
+  check(status, asked("read what another process wrote"));
+}
+
+void Database::check_writable(const char* what) const {
+  if (!is_secondary()) return;
+  throw StatusError(SPARRING_UNSUPPORTED, asked(what) +
+                                              ": it was opened with secondary=true, to read what another "
+                                              "process writes; write there, or leave secondary out");
 }
 
 std::optional<std::string> Database::label(const std::string& table) const {
@@ -206,6 +240,7 @@ std::vector<std::string> Database::tables() const {
 
 std::optional<std::string> Database::read_note(const std::string& table,
                                                const std::string& name) const {
+  catch_up();
   std::string found;
   const rocksdb::Status status = db_->Get({}, catalogue(), note_key(table, name), &found);
   if (status.IsNotFound()) return std::nullopt;
@@ -215,6 +250,7 @@ std::optional<std::string> Database::read_note(const std::string& table,
 
 void Database::write_note(const std::string& table, const std::string& name,
                           const std::optional<std::string>& text) {
+  check_writable("write a note");
   const std::string what = asked("write note '" + name + "' of table '" + table + "'");
   const std::string key = note_key(table, name);
   rocksdb::WriteBatch batch;
@@ -237,6 +273,7 @@ rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std:
            "' meanwhile, asked was '" + label + "'; open it again");
   }
   const std::string name = kFamilyPrefix + table;
+  if (!found.has_value() || !families_.contains(name)) check_writable("make a table");
   rocksdb::ColumnFamilyHandle*& family = families_[name];
   if (family == nullptr) {
     const rocksdb::Status status = db_->CreateColumnFamily(family_options_, name, &family);
@@ -309,6 +346,7 @@ rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::W
 }
 
 void Database::checkpoint(const std::string& folder) const {
+  check_writable("checkpoint");
   const std::string what = asked("checkpoint") + " to " + folder;
   std::error_code error;
   const std::filesystem::path target = std::filesystem::absolute(folder).lexically_normal();
@@ -328,6 +366,7 @@ void Database::checkpoint(const std::string& folder) const {
 }
 
 void Database::purge(const std::string& table) const {
+  check_writable("purge");
   const std::string what = asked("purge of table " + table);
   std::vector<rocksdb::ColumnFamilyHandle*> all;
   {

@@ -49,6 +49,7 @@ struct DatabaseOptions {
   int max_open_files = -1;                   // -1: all of them
   int background_threads = 2;
   std::string recovery = "strict";  // or "point_in_time"
+  bool secondary = false;  // reads what another process writes, and writes nothing
 
   friend bool operator==(const DatabaseOptions&, const DatabaseOptions&) = default;
   // What differs, as "block_cache_bytes 1 and 2, …".
@@ -62,6 +63,7 @@ class Database {
   // SPARRING_INVALID_ARGUMENT where it is open with other options, or holds
   // something else; SPARRING_IO (another process has it open, also one that forked
   // this one; no space, …), SPARRING_CORRUPT.
+  // As a secondary it makes nothing, and another process may have the folder open.
   static std::shared_ptr<Database> open(const std::string& folder, const DatabaseOptions& options);
 
   ~Database();
@@ -71,6 +73,13 @@ class Database {
   // This is a child that was forked since: threads of RocksDB are not in it, its locks may be held
   // for ever, and what it wrote would spoil what the parent writes. So it is left as it is.
   bool is_of_parent() const { return owner_ != ::getpid(); }
+
+  bool is_secondary() const { return options_.secondary; }
+  // Of a secondary: takes over what the other process wrote before this was called. Otherwise nothing.
+  // Throws StatusError: SPARRING_IO, also where files went away meanwhile, time and again.
+  void catch_up() const;
+  // Throws StatusError (SPARRING_UNSUPPORTED) where it is a secondary.
+  void check_writable(const char* what) const;
 
   const std::string& folder() const { return folder_; }
   rocksdb::DB& db() const { return *db_; }
@@ -129,6 +138,7 @@ class Database {
   rocksdb::ColumnFamilyOptions family_options_;
   std::unique_ptr<rocksdb::DB> db_;
   std::atomic<bool> has_failed_{false};  // the last write did
+  mutable std::mutex catching_up_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<std::string, rocksdb::ColumnFamilyHandle*> families_;
   std::set<std::string> taken_;

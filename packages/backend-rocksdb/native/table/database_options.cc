@@ -54,9 +54,10 @@ std::string DatabaseOptions::difference(const DatabaseOptions& other) const {
 
 rocksdb::DBOptions database_options(const DatabaseOptions& options) {
   rocksdb::DBOptions made;
-  made.create_if_missing = true;
-  made.create_missing_column_families = true;
-  made.max_open_files = options.max_open_files;
+  made.create_if_missing = !options.secondary;
+  made.create_missing_column_families = !options.secondary;
+  // A secondary holds all files open: what the other process removes stays readable.
+  made.max_open_files = options.secondary ? -1 : options.max_open_files;
   made.max_background_jobs = options.background_threads;
   made.use_direct_reads = options.direct_io;
   made.use_direct_io_for_flush_and_compaction = options.direct_io;

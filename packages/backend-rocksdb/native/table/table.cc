@@ -108,6 +108,7 @@ void Table::close() {
 }
 
 void Table::find(SparringFind& call) {
+  database_->catch_up();
   read(in_order(call.keys, call.count), call.call.executor,
        {static_cast<char*>(call.rows), call.row_stride, call.columns, call.found});
 }
@@ -183,6 +184,7 @@ std::vector<uint8_t> Table::find_new(const Codes& codes, const SparringExecutor*
 }
 
 void Table::upsert(SparringUpsert& call) {
+  database_->check_writable("upsert");
   const Codes codes = in_order(call.keys, call.count);
   write(codes, find_new(codes, call.call.executor), static_cast<const char*>(call.rows),
         call.row_stride);
@@ -209,6 +211,7 @@ void Table::write(const Codes& codes, const std::vector<uint8_t>& is_new, const 
 }
 
 void Table::update(SparringUpdate& call) {
+  database_->check_writable("update");
   const Codes codes = in_order(call.keys, call.count);
   const auto n = static_cast<size_t>(call.count);
   // Position by position, as the callbacks count.
@@ -254,6 +257,7 @@ void Table::update(SparringUpdate& call) {
 }
 
 void Table::erase(SparringErase& call) {
+  database_->check_writable("erase");
   const Codes codes = in_order(call.keys, call.count);
   const std::vector<uint8_t> is_new = find_new(codes, call.call.executor);
   rocksdb::WriteBatch batch;
@@ -272,6 +276,7 @@ void Table::erase(SparringErase& call) {
 }
 
 void Table::clear() {
+  database_->check_writable("clear");
   // Behind the last key, which is 8 bytes of 0xff.
   const std::string end(9, '\xff');
   rocksdb::WriteBatch batch;
@@ -307,6 +312,7 @@ void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
 void Table::scan(SparringScan& call) {
   border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
                 call.cursor[1]);
+  if (call.cursor[0] == 0) database_->catch_up();
   rocksdb::ReadOptions options;
   options.fill_cache = false;  // a pass over everything would push out what is read often
   const std::unique_ptr<rocksdb::Iterator> rows(database_->db().NewIterator(options, family_));
@@ -339,12 +345,19 @@ void Table::scan(SparringScan& call) {
 void Table::stat(SparringStat& call) {
   call.capabilities = SPARRING_CONCURRENT_READS | SPARRING_PERSISTENT;
   call.row_bytes = options_.row_bytes;
+  if (database_->is_secondary()) {
+    database_->catch_up();
+    num_rows_ = database_->read_num_rows(options_.name);
+  }
   call.size = num_rows_;
   call.capacity = -1;
   call.memory_bytes = database_->memory_bytes(family_) + known_.memory_bytes();
 }
 
-void Table::flush() { check_done("flush", database_->db().FlushWAL(/*sync=*/true)); }
+void Table::flush() {
+  if (database_->is_secondary()) return;
+  check_done("flush", database_->db().FlushWAL(/*sync=*/true));
+}
 
 void Table::check_done(const char* what, const rocksdb::Status& status) const {
   if (!status.ok()) check(status, asked(what));

@@ -35,6 +35,7 @@ class Database:
         max_open_files: int,
         background_threads: int,
         recovery: str,
+        secondary: bool = False,
     ) -> None: ...
     def label(self, table: str) -> str | None:
         """What the rows of a table are; None where there is no such table."""

@@ -143,6 +143,7 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
         max_open_files=-1 if options.max_open_files is None else options.max_open_files,
         background_threads=options.background_threads,
         recovery=options.recovery,
+        **({"secondary": True} if options.secondary else {}),
     )
 
 

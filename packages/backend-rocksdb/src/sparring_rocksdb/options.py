@@ -28,7 +28,8 @@ class RocksdbOptions(Options):
 
     path: Path
     """The folder, made if it is missing. Several tables may share it; one process at a time may
-    have it open. ``{rank}``, ``{world_size}`` and ``{table}`` stand for what they say."""
+    have it open, and others as `secondary`. ``{rank}``, ``{world_size}`` and ``{table}`` stand for
+    what they say."""
     block_cache_bytes: ByteCount = Field(default=256 << 20, ge=0)
     """Memory for blocks of rows that were read, indexes and bloom filters included; shared by the
     tables of the folder."""
@@ -61,6 +62,9 @@ class RocksdbOptions(Options):
     recovery: Literal["strict", "point_in_time"] = "strict"
     """Handling of a log that is damaged before its end. ``strict``: refuse to open.
     ``point_in_time``: open with what was written before the damage; the rest is lost."""
+    secondary: bool = False
+    """Read only: rows that another process of this machine writes meanwhile, as it has written them
+    when a call begins. The folder and the table are there already."""
 
     @field_validator("path")
     @classmethod

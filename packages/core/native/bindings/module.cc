@@ -12,6 +12,7 @@ void bind_exchange(pybind11::module_& module);
 void bind_bloom(pybind11::module_& module);
 void bind_key_set(pybind11::module_& module);
 void bind_streams(pybind11::module_& module);
+void bind_strings(pybind11::module_& module);
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The native core of sparring. Use the Python modules that wrap it.";
@@ -26,4 +27,5 @@ PYBIND11_MODULE(_native, module) {
   bind_bloom(module);
   bind_key_set(module);
   bind_streams(module);
+  bind_strings(module);
 }

@@ -13,6 +13,7 @@ from sparring._loader import load_native
 if TYPE_CHECKING:
     from sparring._version import __version__
     from sparring.cli.context import context_of
+    from sparring.cli.machine import inspect_machine, installed_versions
     from sparring.cli.output import make_console, print_json, print_warning
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.local import LocalGroup
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         partition,
         rounding_seed,
     )
+    from sparring.kernels.strings import hash_strings
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.apart import ApartRendezvous
@@ -116,6 +118,7 @@ _name = names_from(
     {
         "sparring._version": "__version__",
         "sparring.cli.context": "context_of",
+        "sparring.cli.machine": "inspect_machine installed_versions",
         "sparring.cli.output": "make_console print_json print_warning",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.local": "LocalGroup",
@@ -148,6 +151,7 @@ _name = names_from(
         "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
         "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
+        "sparring.kernels.strings": "hash_strings",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.apart": "ApartRendezvous",
@@ -215,13 +219,14 @@ __all__ = [
     "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
     "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
     "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
-    "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "header_bytes",
-    "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus", "interrupted_load",
-    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_console",
-    "make_plugin_manager", "membership_from", "merged_chunks", "num_threads", "open_change_log",
-    "open_place", "open_snapshot", "open_storage", "own_chunks", "partition", "print_json",
-    "print_warning", "read_document", "read_note", "reading", "reply_bytes", "resolve_method",
-    "resolved_backends", "restore", "retain", "rounding_seed", "state_without_keys", "suggestion",
-    "update_rows", "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
+    "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",
+    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
+    "inspect_machine", "installed_versions", "interrupted_load", "join_job", "latest_snapshot",
+    "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
+    "merged_chunks", "num_threads", "open_change_log", "open_place", "open_snapshot",
+    "open_storage", "own_chunks", "partition", "print_json", "print_warning", "read_document",
+    "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
+    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
+    "workload_of", "write_metrics_file", "write_note"
 ]
 # fmt: on

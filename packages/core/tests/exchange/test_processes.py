@@ -79,12 +79,16 @@ def check_ranks(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    "world_size",
+    [size if size == 3 else pytest.param(size, marks=pytest.mark.long) for size in WORLD_SIZES],
+)
 def test_processes_train_as_one_does(check_ranks: CheckRanks, world_size: int, method: str) -> None:
     """Its batches hold ranks without samples, and steps where one rank has all ids."""
     check_ranks(Scenario(world_size, method))
 
 
+@pytest.mark.long  # of short runs, native tables try a function over rows
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES if LARGEST_WORLD > 3 else [3])
 def test_processes_with_a_function_over_rows_train_as_one_does(

@@ -14,7 +14,7 @@ from sparring_tf.registration import register_with_tensorflow
 
 if TYPE_CHECKING:
     from sparring_tf.anchors import trained_table
-    from sparring_tf.dense_ranks import broadcast
+    from sparring_tf.dense_ranks import broadcast, gather_over_ranks
     from sparring_tf.early_stopping import EarlyStopping
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
@@ -53,6 +53,7 @@ __all__ = [
     "distribute",
     "distribution_report",
     "export_program",
+    "gather_over_ranks",
     "gather_state",
     "load_program",
     "own_errors",
@@ -81,6 +82,7 @@ _HOMES = {
     "distribute": "transpiler.program",
     "distribution_report": "transpiler.program",
     "export_program": "program.export",
+    "gather_over_ranks": "dense_ranks",
     "gather_state": "saved_state",
     "load_program": "program.bundle",
     "own_errors": "exchanged_lookup",

@@ -1,4 +1,5 @@
-"""Ordinary variables on several ranks: equal at the start, and by mean gradients ever after."""
+"""On several ranks: ordinary variables, equal at the start, and by mean gradients ever after; and tensors
+of all ranks together."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sparring.adapter import StepContainer
 from sparring.contracts import Collective, Reduction
 from sparring_tf.exchanged_lookup import in_order
 
-__all__ = ["averaged", "broadcast"]
+__all__ = ["averaged", "broadcast", "gather_over_ranks"]
 
 
 def broadcast(variables: Sequence[Any], collective: Collective) -> None:
@@ -56,3 +58,41 @@ def averaged(
     for place, own, part in zip(known, dense, parts, strict=True):
         pairs[place] = (tf.reshape(tf.cast(part, own.dtype), own.shape), pairs[place][1])
     return pairs
+
+
+def gather_over_ranks(tensor: Any, container: StepContainer) -> Any:
+    """Tensors of all ranks, one after the other; all ranks call it, in graphs in the same order.
+
+    Its gradient is summed over ranks, and each rank has that of its own part.
+
+    Args:
+        tensor: ``(n, …)``; n may differ from rank to rank and be 0.
+        container: has the ranks.
+    """
+    collective = container.collective
+    if collective.world_size == 1:
+        return tensor
+
+    def all_parts(own: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        container.quiesce()
+        parts = collective.all_gather(np.ascontiguousarray(own))
+        first = sum(len(part) for part in parts[: collective.rank])
+        return [np.concatenate(parts), np.array(first, np.int64)]
+
+    def summed(gradient: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        container.quiesce()
+        return [collective.all_reduce(np.ascontiguousarray(gradient))]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def gathered(own: Any) -> Any:
+        whole, first = in_order(all_parts, [own], [own.dtype, tf.int64])
+        whole = tf.ensure_shape(whole, [None, *own.shape[1:]])
+        count = tf.shape(own, tf.int64)[0]
+
+        def gradient(upstream: Any) -> Any:
+            (total,) = in_order(summed, [upstream], [upstream.dtype])
+            return tf.ensure_shape(total[first : first + count], own.shape)
+
+        return whole, gradient
+
+    return gathered(tensor)

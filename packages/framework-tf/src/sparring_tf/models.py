@@ -271,13 +271,17 @@ class DeepFM(_OverCollection):
             inputs: as of `DLRM`.
             training: whether a gradient will come.
         """
+        return tf.sigmoid(self.logits(inputs, training))
+
+    def logits(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """The same before the sigmoid, ``(b, 1)``."""
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
         everything = tf.concat([dense, *self._embedded(ids, training, dense.dtype)], axis=1)
         squares = tf.reduce_sum(tf.square(everything), axis=1, keepdims=True)
         of_sum = tf.square(tf.reduce_sum(everything, axis=1, keepdims=True))
         parts = [dense, self.deep(everything), (of_sum - squares) / 2]
-        return tf.sigmoid(self.over_arch(tf.concat(parts, axis=1)))
+        return self.over_arch(tf.concat(parts, axis=1))
 
 
 @keras.saving.register_keras_serializable("sparring_tf")

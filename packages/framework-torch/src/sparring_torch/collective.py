@@ -20,8 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sparring.adapter import Failure
-from sparring.contracts import Array, Collective, Membership, Work
+from sparring.contracts import Array, Collective, Failure, Membership, Work
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 from sparring_torch.device_collective import with_devices
 from sparring_torch.distributed_options import TorchCollectiveOptions

@@ -15,12 +15,57 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
 
-__all__ = ["CombinedOptimizer"]
+__all__ = ["CombinedOptimizer", "OptimizerOfParts"]
 
 _Loss = TypeVar("_Loss")
 
 
-class CombinedOptimizer(torch.optim.Optimizer):
+class OptimizerOfParts(torch.optim.Optimizer):
+    """Optimizer whose methods call those of its parts."""
+
+    _parts: dict[str, torch.optim.Optimizer]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
+
+    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
+        """Steps each part.
+
+        Args:
+            closure: computes the loss again, with gradients, and returns it; called once.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._write_groups()
+        # The rows first: they may refuse a step, and then no parameter has moved.
+        for part in sorted(self._parts.values(), key=lambda part: not isinstance(part, Optimizer)):
+            part.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, of each part."""
+        for part in self._parts.values():
+            part.zero_grad(set_to_none)
+
+    def _write_groups(self) -> None:
+        """Brings hyper-parameters, as they are in `param_groups`, to the parts: here, they are theirs."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Name → `state_dict` of that part."""
+        self._write_groups()
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def __repr__(self) -> str:
+        parts = (f"{name}: {part!r}" for name, part in self._parts.items())
+        return "\n".join([f"{type(self).__name__} of", *parts])
+
+
+class CombinedOptimizer(OptimizerOfParts):
     """Several optimizers as one: each method calls that of every part.
 
     Use::
@@ -56,10 +101,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
                     group["params"] = [p for p in group["params"] if not isinstance(p, Anchor)]
         if not self._parts:
             raise InvalidArgumentError("CombinedOptimizer needs at least one optimizer, found none")
-        self._in_order = sorted(
-            self._parts.values(), key=lambda part: not isinstance(part, Optimizer)
-        )
+        self._is_made = False
         super().__init__(self.param_groups, {})
+        self._is_made = True
         self.defaults = {}
         for part in reversed(self._parts.values()):
             self.defaults.update(part.defaults)
@@ -104,47 +148,18 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def state(self, state: object) -> None:
         """Ignores what torch's constructor sets: the state is that of the parts."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
-
-    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
-        """Steps each part.
-
-        Args:
-            closure: computes the loss again, with gradients, and returns it; called once.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self._in_order:
-            part.step()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, of each part."""
-        for part in self._parts.values():
-            part.zero_grad(set_to_none)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: a group belongs to one of the parts.
 
         Raises:
             UnsupportedError: always, once the optimizer is made.
         """
-        if hasattr(self, "_in_order") and any(param_group is each for each in self.param_groups):
+        if not self._is_made:
             return  # torch's constructor
         raise UnsupportedError(
             "add_param_group: a CombinedOptimizer has no groups of its own; add the group to one of "
             f"its optimizers, {', '.join(self._parts)}, before it is combined or after"
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Name → `state_dict` of that part."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Gives each part back what `state_dict` had of it.
@@ -167,7 +182,3 @@ class CombinedOptimizer(torch.optim.Optimizer):
             "a CombinedOptimizer is not copied or pickled, as it belongs to its model; make another for "
             "the copy of the model, and give it load_state_dict(optimizer.state_dict())"
         )
-
-    def __repr__(self) -> str:
-        parts = (f"{name}: {part!r}" for name, part in self._parts.items())
-        return "\n".join([f"{type(self).__name__} of", *parts])

@@ -1,7 +1,8 @@
 """`DistributedModelParallel`: a model on all ranks of its job.
 
 tables                 sharded over ranks by the container; the exchange moves rows and gradients
-ordinary parameters    alike on all ranks: from rank 0 at first, then by averaged gradients
+ordinary parameters    alike on all ranks: from rank 0 at first, then by averaged gradients; or cut over
+                       ranks by FSDP2
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,12 +27,14 @@ from sparring.adapter import (
     plan_of_job,
 )
 from sparring.errors import InvalidArgumentError
+from sparring_torch.cut_tensors import cut_as
+from sparring_torch.fully_sharded import FullySharded, check_shardable
 from sparring_torch.gradient_average import RankAveraging, broadcast
 from sparring_torch.row_gradients import Anchor, dense_parameters
 from sparring_torch.table_module import agents_of, table_modules
 from sparring_torch.table_workloads import workloads_of
 
-__all__ = ["DistributedModelParallel"]
+__all__ = ["DistributedModelParallel", "check_dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class DistributedModelParallel(nn.Module):
     Tables stay in the container that they share with all ranks. Ordinary parameters and buffers
     are those of rank 0 at first. Where `torch.distributed` is initialised, or torchrun started the
     ranks, `torch.nn.parallel.DistributedDataParallel` averages their gradients over the default
-    group; otherwise the collective of the container does.
+    group; otherwise the collective of the container does. With ``dense="fsdp2"``, FSDP2 of torch keeps a
+    share of each on each rank, of its gradient and its optimizer state too.
 
     `parameters`, `state_dict` and the like are those of the module, without a prefix; rows are no
     parameters and are not among them.
@@ -74,12 +79,14 @@ class DistributedModelParallel(nn.Module):
         deadline_seconds: the longest that one exchange may take, if the job is joined.
         find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
             batches only.
+        dense: ordinary parameters on several ranks: ``ddp``: whole on each; ``fsdp2``: cut over them.
         plugin_manager: where backends are looked up; None looks through the installed plugins.
 
     Raises:
         InvalidArgumentError: no tables in `module`; its tables live in another container; the
-            ranks of `torch.distributed` are others than those of the launcher; or the plan names
-            another table or rank.
+            ranks of `torch.distributed` are others than those of the launcher; the plan names
+            another table or rank; or another value of `dense`, or one that does not go with the rest.
+        UnsupportedError: ``fsdp2``, and a parameter that cannot be cut.
         CapacityError: ``auto``, and the tables do not fit the memory.
         PluginError: a backend or sharding kind that no plugin offers, or that cannot run here.
         DeadlineError: not all ranks came.
@@ -94,9 +101,13 @@ class DistributedModelParallel(nn.Module):
         plan: PlanLike = None,
         deadline_seconds: float = 60.0,
         find_unused_parameters: bool = False,
+        dense: str = "ddp",
         plugin_manager: PluginManager | None = None,
     ) -> None:
         super().__init__()
+        check_dense(dense, find_unused_parameters=find_unused_parameters)
+        if dense == "fsdp2":
+            check_shardable(module)
         agents = agents_of(module)
         given = {id(each.container): each.container for each in agents if each.is_container_given}
         if container is None and len(given) == 1:
@@ -123,7 +134,19 @@ class DistributedModelParallel(nn.Module):
         has_parameters = any(each.requires_grad for _, each in dense_parameters(module))
         if collective.world_size == 1:
             return
-        if dist.is_available() and dist.is_initialized() and has_parameters:
+        is_initialized = dist.is_available() and dist.is_initialized()
+        if dense == "fsdp2" and has_parameters:
+            if not is_initialized:
+                self.container.close()
+                raise InvalidArgumentError(
+                    "dense='fsdp2' needs the ranks of torch.distributed, and this job has others; start "
+                    "them by torchrun, or give dense='ddp'"
+                )
+            self.container.quiesce()
+            broadcast(module, collective)
+            self._wrapped = FullySharded(module)
+            return
+        if is_initialized and has_parameters:
             anchors = [name for name, each in module.named_parameters() if isinstance(each, Anchor)]
             ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
             ignore(module, anchors)
@@ -139,27 +162,53 @@ class DistributedModelParallel(nn.Module):
     def module(self) -> nn.Module:
         """The model itself, as it was given."""
         wrapped = self._wrapped
-        if isinstance(wrapped, DistributedDataParallel):
+        if isinstance(wrapped, (DistributedDataParallel, FullySharded)):
             inner: nn.Module = wrapped.module
             return inner
         return wrapped
 
+    @property
+    def sharded(self) -> FullySharded | None:
+        """The wrapper that cuts ordinary parameters over ranks; None: each rank has all of them."""
+        return self._wrapped if isinstance(self._wrapped, FullySharded) else None
+
+    def undo_sharding(self) -> None:
+        """Gives ordinary parameters back to the module, whole and plain. All ranks call it.
+
+        They are no longer averaged then.
+        """
+        if self.sharded is not None:
+            self.sharded.undo()
+            self._wrapped = self.module
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Output of the model."""
-        return self._wrapped(*arguments, **named)
+        output = self._wrapped(*arguments, **named)
+        if not torch.is_grad_enabled():
+            self._release()
+        return output
+
+    def _release(self) -> None:
+        if self.sharded is not None:
+            self.sharded.release()
 
     def close(self) -> None:
         """Leaves the job and closes the tables' storages. A second call does nothing."""
         self.container.close()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """That of the module."""
+        """That of the module. Of parameters that FSDP2 cut it has `DTensor`s."""
+        self._release()
         return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Into the module; all ranks load the same."""
+        """Into the module; all ranks load the same. Where FSDP2 cuts parameters, whole ones are cut."""
+        self._release()
+        if self.sharded is not None:
+            own = dict(self.module.named_parameters(remove_duplicate=False))
+            state_dict = {name: cut_as(each, own.get(name)) for name, each in state_dict.items()}
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def named_parameters(
@@ -173,6 +222,21 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, Tensor]]:
         """Those of the module."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+
+def check_dense(dense: str, *, find_unused_parameters: bool = False) -> None:
+    """Refuses what `dense` cannot be.
+
+    Raises:
+        InvalidArgumentError: always then.
+    """
+    if dense not in ("ddp", "fsdp2"):
+        raise InvalidArgumentError(f"dense: found {dense!r}; give 'ddp' or 'fsdp2'")
+    if dense == "fsdp2" and find_unused_parameters:
+        raise InvalidArgumentError(
+            "find_unused_parameters is for dense='ddp'; with 'fsdp2' each parameter takes part in a "
+            "batch on all ranks or on none"
+        )
 
 
 def _joined(

@@ -10,8 +10,7 @@ from collections import deque
 import torch
 import torch.distributed as dist
 
-from sparring.adapter import Failure
-from sparring.contracts import Collective, Work, WorkContext
+from sparring.contracts import Collective, Failure, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring_torch.group_watch import FOREVER, GroupWatch
 

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.adapter import StepContainer, TableState, TableUpdate, give_states, storage_device
+from sparring.adapter import (
+    StepContainer,
+    TableState,
+    TableUpdate,
+    give_states,
+    storage_device,
+    suggestion,
+)
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
@@ -44,6 +51,8 @@ class NativeUpdater:
         tables: their names.
         native: the optimizer class.
         hyperparameters: of `native`.
+        by_table: hyper-parameters of single tables, which override these; where there are any, each
+            table has a param_group of its own, whose ``table`` is its name.
         given: the storages that were given open, by table.
         may_fuse: whether the fused route may be taken.
     """
@@ -54,20 +63,34 @@ class NativeUpdater:
         tables: Sequence[str],
         native: type[torch.optim.Optimizer],
         hyperparameters: dict[str, Any],
+        by_table: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Storage],
         *,
         may_fuse: bool,
     ) -> None:
         self._container = container
         hyperparameters = without_fused(native, hyperparameters)
-        layouts = _layouts(container, tables, native, hyperparameters)
-        self._known: KnownOptimizer | str = "update='shadow' was given"
-        if may_fuse:
-            self._known = _uncounted_steps(container, tables, layouts) or known_optimizer(
-                native, hyperparameters, layouts
-            )
+        by_table = {name: without_fused(native, dict(own)) for name, own in by_table.items()}
+        groups = _groups(tables, hyperparameters, by_table)
+        layouts: dict[str, RowState] = {}
+        self._known: list[KnownOptimizer | str] = []
+        """For each param_group."""
+        for names, values in groups:
+            found = _layouts(container, names, native, values)
+            layouts |= {name: found[_kind(container, name)] for name in names}
+            known: KnownOptimizer | str = "update='shadow' was given"
+            if may_fuse:
+                known = _uncounted_steps(container, names, found) or known_optimizer(
+                    native, values, found
+                )
+            self._known.append(known)
         self._shadows = _make_shadows(container, tables, native, layouts, given)
-        self.parameters = [shadow.parameter for shadow in self._shadows.values()]
+        self.parameters: list[Any] = [shadow.parameter for shadow in self._shadows.values()]
+        if by_table:
+            self.parameters = [
+                {"params": [self._shadows[name].parameter], "table": name, **values}
+                for (name,), values in groups
+            ]
         self._native = native(self.parameters, **hyperparameters)
         # The hooks of `Optimizer` run already.
         self._native_step = unhooked_step(self._native)
@@ -83,8 +106,8 @@ class NativeUpdater:
         self._block_bytes = BLOCK_BYTES if takes_blocks else None
 
         self._route = ""
-        form = self._form()
-        self._note("shadow: " + form if isinstance(form, str) else form.method.name)
+        forms = self._forms()
+        self._note("shadow: " + forms if isinstance(forms, str) else _methods(forms))
 
     @property
     def routes(self) -> dict[str, str]:
@@ -97,26 +120,32 @@ class NativeUpdater:
         Args:
             why_not_fused: why this step may not take the fused route; None where it may.
         """
-        form = why_not_fused or self._form()
-        if isinstance(form, str):
-            self._note("shadow: " + form)
+        forms = why_not_fused or self._forms()
+        if isinstance(forms, str):
+            self._note("shadow: " + forms)
             self._container.apply(self._update)
             return
-        self._note(form.method.name)
+        self._note(_methods(forms))
         num_steps = self._container.state.counters.steps
-        choices = {
-            name: MethodChoice(form.method, form.hyper, shadow.num_steps(num_steps) + 1)
-            for name, shadow in self._shadows.items()
-        }
+        choices = {}
+        for name, form in forms.items():
+            step = self._shadows[name].num_steps(num_steps) + 1
+            choices[name] = MethodChoice(form.method, form.hyper, step)
         for name in self._container.apply_methods(choices):
             self._shadows[name].count_step()
 
-    def _form(self) -> FusedForm | str:
-        if isinstance(self._known, str):
-            return self._known
-        if len(self.param_groups) != 1:
-            return "it has several param_groups"
-        return self._known.form_of(self.param_groups[0])
+    def _forms(self) -> dict[str, FusedForm] | str:
+        """The update method of each table; or why one of them has none."""
+        forms: dict[str, FusedForm] = {}
+        for known, group in zip(self._known, self.param_groups, strict=True):
+            form = known if isinstance(known, str) else known.form_of(group)
+            if isinstance(form, str):
+                return form
+            forms |= dict.fromkeys(self._tables_of(group), form)
+        return forms
+
+    def _tables_of(self, group: Mapping[str, Any]) -> list[str]:
+        return [group["table"]] if "table" in group else list(self._shadows)
 
     def _note(self, route: str) -> None:
         if route != self._route:
@@ -157,7 +186,7 @@ class NativeUpdater:
 
     def saved_groups(self) -> list[dict[str, Any]]:
         """The param_groups with table names in place of parameters."""
-        return [{**group, "params": list(self._shadows)} for group in self.param_groups]
+        return [{**group, "params": self._tables_of(group)} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
         """State that is kept for each table as a whole."""
@@ -167,6 +196,27 @@ class NativeUpdater:
         """Takes over what `scalars` gave."""
         for name, shadow in self._shadows.items():
             shadow.set_scalars(scalars[name])
+
+
+def _methods(forms: Mapping[str, FusedForm]) -> str:
+    return ", ".join(dict.fromkeys(form.method.name for form in forms.values()))
+
+
+def _groups(
+    tables: Sequence[str],
+    hyperparameters: dict[str, Any],
+    by_table: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[Sequence[str], dict[str, Any]]]:
+    """Tables and hyper-parameters of each param_group."""
+    for name in by_table:
+        if name not in tables:
+            raise InvalidArgumentError(
+                f"tables: this optimizer updates no table {name!r}; {suggestion(name, tables)}",
+                table=name,
+            )
+    if not by_table:
+        return [(tables, hyperparameters)]
+    return [([name], {**hyperparameters, **by_table.get(name, {})}) for name in tables]
 
 
 _Kind = tuple[torch.dtype, torch.device]
@@ -208,17 +258,18 @@ def _make_shadows(
     container: StepContainer,
     tables: Sequence[str],
     native: type[torch.optim.Optimizer],
-    layouts: Mapping[_Kind, RowState],
+    layouts: Mapping[str, RowState],
     given: Mapping[str, Storage],
 ) -> dict[str, ShadowParameter]:
     states, shadows = {}, {}
     for name in tables:
         table = container.tables[name]
-        dtype, device = kind = _kind(container, name)
-        initial = np.array(layouts[kind].initial_row(table.dim), table.computing_dtype)
-        states[name] = TableState(native.__name__, initial, layouts[kind].why_coupled)
+        dtype, device = _kind(container, name)
+        layout = layouts[name]
+        initial = np.array(layout.initial_row(table.dim), table.computing_dtype)
+        states[name] = TableState(native.__name__, initial, layout.why_coupled)
         # As wide as the blocks, where columns of the table are divided.
         width = table.dim // container.layout(name).num_blocks
-        shadows[name] = ShadowParameter(width, dtype, layouts[kind], device)
+        shadows[name] = ShadowParameter(width, dtype, layout, device)
     give_states(container.state, states, given, native.__name__)
     return shadows

@@ -81,7 +81,7 @@ class Optimizer(torch.optim.Optimizer):
         non_finite_gradients: ``raise``: a NaN or infinite gradient raises
             `NonFiniteGradientError` before any row changes; ``skip``: the rows concerned stay as
             they are and are counted. None leaves it to the container, which raises.
-        tables: for update methods: table → hyper-parameters of its own.
+        tables: table → hyper-parameters of its own; with these, each table has a param_group.
         update: ``auto``; or ``shadow``: a class of torch updates rows by its own code always.
         **hyperparameters: those of `native`.
 
@@ -126,16 +126,12 @@ class Optimizer(torch.optim.Optimizer):
         given = given_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
         if isinstance(native, type):
-            if tables is not None:
-                raise InvalidArgumentError(
-                    f"Optimizer: hyper-parameters of single tables come with update methods; "
-                    f"{native.__name__} has one set for all"
-                )
             self._updater = NativeUpdater(
                 self.container,
                 self._names,
                 native,
                 hyperparameters,
+                tables or {},
                 given,
                 may_fuse=update == "auto",
             )

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from sparring.adapter import StepContainer, sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import UnsupportedError
+from sparring_torch.cut_tensors import is_cut, replicated
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
 
@@ -70,6 +71,9 @@ class Anchor(_Norm):
 
     owner: weakref.ref[nn.Module] | None = None
     """The module; a copy has none."""
+
+    mesh: Any = None
+    """Over which FSDP2 cut the other parameters; a norm is a `DTensor` then, as theirs are."""
 
     @property
     def grad(self) -> Tensor | None:
@@ -139,6 +143,7 @@ class RowGradients:
             anchor.gradients = own.gradients = self
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
+        self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []
 
@@ -162,6 +167,8 @@ class RowGradients:
         norm = self._norms[place]
         if norm is not None and norm.device != device and device.type != "meta":
             norm = self._norms[place] = norm.to(device)
+        if norm is not None and self._mesh is not None and not is_cut(norm):
+            norm = self._norms[place] = replicated(norm, self._mesh)
         return norm
 
     def set_norm(self, place: int, value: Tensor | None) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparring.adapter import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.cut_tensors import cut_state, whole
 from sparring_torch.rows_in_state import without_rows
 
 __all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
@@ -37,6 +38,8 @@ def gather_state(**parts: _Stateful) -> State:
 
     Of a `sparring_torch.Optimizer` this is what it keeps for whole tables; rows, and the state of
     each row, are saved with the tables.
+
+    Where FSDP2 cut parameters over ranks, all ranks call it: the copy has the whole of each.
 
     Args:
         **parts: by name, whatever has `state_dict` and `load_state_dict`.
@@ -71,6 +74,10 @@ def restore_state(state: State, **parts: _Stateful) -> None:
         restored[name] = _unpacked(state.values[name], state.arrays)
     with without_rows():
         for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer) and {"state", "param_groups"} <= set(
+                restored[name]
+            ):
+                restored[name] = cut_state(restored[name], part)
             part.load_state_dict(restored[name])
 
 
@@ -112,7 +119,7 @@ def _packed_tensor(value: Tensor, place: str, arrays: dict[str, npt.NDArray[Any]
     if value.is_sparse or value.is_complex() or value.is_quantized:
         raise _refused(place, f"a tensor of {value.dtype}, {value.layout}")
     name = f"{place[:150]}.{len(arrays)}"
-    plain = value.detach().cpu().contiguous()
+    plain = whole(value.detach()).cpu().contiguous()
     dtype = str(plain.dtype).removeprefix("torch.")
     # NumPy has no bfloat16.
     shown = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain

@@ -111,12 +111,21 @@ MappedFile::MappedFile(const Folder& folder, const std::string& name, uint64_t s
   }
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) refuse_io(what);
+  // The first answers of a file that is not in memory need a few pages, and none around them; the
+  // first page is read next.
+  ::madvise(data, size_, MADV_RANDOM);
+  ::posix_fadvise(file.get(), 0, 1, POSIX_FADV_WILLNEED);
+  data_ = static_cast<const uint8_t*>(data);
+}
+
+void MappedFile::read_ahead() const {
+  void* const data = const_cast<uint8_t*>(data_);
+  ::madvise(data, size_, MADV_NORMAL);
 #if defined(MADV_HUGEPAGE)
   // Rows are read in no order, a page each: with pages of 2 MiB, where the file system has them,
-  // the processor knows most of them. A file that is not in memory is then read in such pieces.
+  // the processor knows most of them.
   ::madvise(data, size_, MADV_HUGEPAGE);
 #endif
-  data_ = static_cast<const uint8_t*>(data);
 }
 
 MappedFile::~MappedFile() { ::munmap(const_cast<uint8_t*>(data_), size_); }

@@ -48,6 +48,10 @@ class MappedFile {
   const uint8_t* data() const { return data_; }
   uint64_t size() const { return size_; }
 
+  // From now on a part that is not in memory is read with what is around it, 2 MiB at a time
+  // where the file system can; before, each page alone. Any thread may call it at any time.
+  void read_ahead() const;
+
  private:
   const uint8_t* data_ = nullptr;
   uint64_t size_;

@@ -121,6 +121,7 @@ std::shared_ptr<const Version> load_version(const std::string& path, const LoadO
       next.manifest = base_of(found, folder);
     }
     layers.push_back(map_layer(found.path, std::move(found.manifest), options.partitions));
+    if (!known.empty()) layers.back()->read_ahead();  // rows of it are asked for at once
     if (options.verifies_all) layers.back()->verify();
     if (base != nullptr) layers.insert(layers.end(), base->layers.begin(), base->layers.end());
     if (layers.size() > kMostLayers) {

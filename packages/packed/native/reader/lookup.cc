@@ -139,6 +139,41 @@ int64_t grain_of(const Table& table) {
   return std::max<int64_t>(kGroup, (64 << 10) / (table.row_bytes + 64) / kGroup * kGroup);
 }
 
+uint64_t stride_of(const Table& table, int32_t dtype) {
+  return static_cast<uint64_t>(dtype == SPARRING_PACKED_STORED ? table.row_bytes
+                                                               : 4 * table.entry.dim);
+}
+
+// The row of `id` as `options` ask for it, from its stored row, or NULL: there is none.
+void write_row(const Table& table, const LookupOptions& options, int64_t id, const void* stored,
+               void* out) {
+  const int64_t dim = table.entry.dim;
+  const bool is_stored = options.dtype == SPARRING_PACKED_STORED;
+  if (stored != nullptr && is_stored) {
+    std::memcpy(out, stored, static_cast<size_t>(table.row_bytes));
+    return;
+  }
+  if (stored == nullptr && options.missing == SPARRING_PACKED_ZEROS) {
+    std::memset(out, 0, static_cast<size_t>(stride_of(table, options.dtype)));
+    return;
+  }
+  // Few rows come here, of which some are not aligned as floats.
+  std::vector<float> values(static_cast<size_t>(dim));
+  if (stored != nullptr) {
+    row_loops().widen[table.entry.dtype]({&stored, 1, dim, values.data(), dim, false});
+  } else {
+    initial_embedding(table.initial, id, dim, values.data());
+  }
+  if (!is_stored) {
+    std::memcpy(out, values.data(), static_cast<size_t>(4 * dim));
+  } else if (!encode_row(table.entry.dtype, values.data(), dim, static_cast<uint8_t*>(out))) {
+    throw StatusError(SPARRING_UNSUPPORTED,
+                      "the initial value of id " + std::to_string(id) + " of table " +
+                          table.entry.name + " is beyond " +
+                          std::string(kDtypeNames[table.entry.dtype]) + "; ask for float32 rows");
+  }
+}
+
 struct Output {
   char* rows;
   uint64_t stride;
@@ -161,11 +196,6 @@ void write_group(const Table& table, const LookupOptions& options, const Group& 
     write_row(table, options, group.ids[i], group.rows[i],
               first + static_cast<uint64_t>(i) * output.stride);
   }
-}
-
-uint64_t stride_of(const Table& table, int32_t dtype) {
-  return static_cast<uint64_t>(dtype == SPARRING_PACKED_STORED ? table.row_bytes
-                                                               : 4 * table.entry.dim);
 }
 
 // ---- sums --------------------------------------------------------------------
@@ -297,35 +327,6 @@ void note_found(const SparringPackedRequest& request, int64_t at, const Group& g
 }
 
 }  // namespace
-
-void write_row(const Table& table, const LookupOptions& options, int64_t id, const void* stored,
-               void* out) {
-  const int64_t dim = table.entry.dim;
-  const bool is_stored = options.dtype == SPARRING_PACKED_STORED;
-  if (stored != nullptr && is_stored) {
-    std::memcpy(out, stored, static_cast<size_t>(table.row_bytes));
-    return;
-  }
-  if (stored == nullptr && options.missing == SPARRING_PACKED_ZEROS) {
-    std::memset(out, 0, static_cast<size_t>(stride_of(table, options.dtype)));
-    return;
-  }
-  // Few rows come here, of which some are not aligned as floats.
-  std::vector<float> values(static_cast<size_t>(dim));
-  if (stored != nullptr) {
-    row_loops().widen[table.entry.dtype]({&stored, 1, dim, values.data(), dim, false});
-  } else {
-    initial_embedding(table.initial, id, dim, values.data());
-  }
-  if (!is_stored) {
-    std::memcpy(out, values.data(), static_cast<size_t>(4 * dim));
-  } else if (!encode_row(table.entry.dtype, values.data(), dim, static_cast<uint8_t*>(out))) {
-    throw StatusError(SPARRING_UNSUPPORTED,
-                      "the initial value of id " + std::to_string(id) + " of table " +
-                          table.entry.name + " is beyond " +
-                          std::string(kDtypeNames[table.entry.dtype]) + "; ask for float32 rows");
-  }
-}
 
 void prefetch_buckets(const Version& version, const SparringPackedRequest& request) {
   for_newest(version, request, [](const FileView&, const Bucket& bucket, uint64_t) {

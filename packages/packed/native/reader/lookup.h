@@ -29,10 +29,6 @@ void prefetch_records(const Version& version, const SparringPackedRequest& reque
 // layers where none has.
 size_t layer_of(const Table& table, int64_t id);
 
-// The row of `id` as `options` ask for it, from its stored row, or NULL: there is none.
-void write_row(const Table& table, const LookupOptions& options, int64_t id, const void* stored,
-               void* out);
-
 }  // namespace sparring::packed
 
 #endif  // SPARRING_PACKED_READER_LOOKUP_H_

@@ -2,6 +2,7 @@
 #include "sparring_packed.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -12,7 +13,9 @@
 #include "reader/counted_state.h"
 #include "reader/lookup.h"
 #include "reader/version.h"
+#include "rows/select.h"
 #include "rows/simd.h"
+#include "sparring/hash_string.h"
 #include "sparring/storage_border.h"
 #include "writer/pack.h"
 
@@ -20,6 +23,9 @@ using sparring::border::check_given;
 using sparring::border::refuse;
 using sparring::border::StatusError;
 using namespace sparring::packed;  // the definitions here are C's, in no namespace
+
+// Ids that are looked up before files are read ahead: so few wait less for a page each.
+constexpr int64_t kSingleReads = 256;
 
 // What is open. `state` is what readers hold: the versions that are kept.
 struct SparringPacked {
@@ -33,6 +39,7 @@ struct SparringPacked {
   LoadOptions options;
   size_t keep_versions;
   std::vector<std::string> names;  // of tables, by number
+  std::atomic<int64_t> single_reads{kSingleReads};  // ids until files are read ahead; 0: they are
 };
 
 namespace {
@@ -41,6 +48,9 @@ using Hold = CountedState<SparringPacked::State>::Hold;
 
 // Ids of a request, on average, that are too few to fill the time that memory takes.
 constexpr int64_t kFewIds = 8;
+
+// Rows that a scan widens at once.
+constexpr int64_t kWidened = 64;
 
 constexpr char kOutOfMemory[] = "out of memory; nothing was changed";
 
@@ -164,6 +174,17 @@ void check_bags(const SparringPackedRequest& request, const Table& table) {
   }
 }
 
+// Counts ids that are about to be read; many are worth reading ahead.
+void note_reads(SparringPacked& packed, const SparringPacked::State& state, int64_t num_ids) {
+  const int64_t left = packed.single_reads.load(std::memory_order_relaxed);
+  if (left == 0) return;
+  packed.single_reads.store(std::max<int64_t>(left - num_ids, 0), std::memory_order_relaxed);
+  if (left > num_ids) return;
+  for (const auto& version : state.versions) {
+    for (const auto& layer : version->layers) layer->read_ahead();
+  }
+}
+
 void note_version(SparringPackedLookup& arguments, const Version& version) {
   arguments.step = version.manifest().step;
   arguments.published = version.manifest().published;
@@ -199,6 +220,7 @@ void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool ar
       sparring::border::check_array(request.rows, request.count, "rows");
     }
   });
+  note_reads(packed, *state, num_ids);
   if (arguments.num_requests > 1 && num_ids <= kFewIds * arguments.num_requests) {
     // Their reads of memory go on at the same time.
     for_requests([&](const SparringPackedRequest& each) { prefetch_buckets(version, each); });
@@ -208,10 +230,34 @@ void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool ar
   note_version(arguments, version);
 }
 
+void widen_rows(const SparringPackedWiden& arguments) {
+  sparring::border::check_count(arguments.count);
+  sparring::border::check(is_dtype(arguments.dtype), "dtype must be a stored one, 0 to 4", arguments.dtype);
+  sparring::border::check(arguments.dim >= 1, "dim must be at least 1", arguments.dim);
+  sparring::border::check_array(arguments.rows, arguments.count, "rows");
+  sparring::border::check_array(arguments.out, arguments.count, "out");
+  const int64_t dim = arguments.dim;
+  const int64_t row_bytes = row_bytes_of(arguments.dtype, dim);
+  if (arguments.num_bytes / static_cast<uint64_t>(row_bytes) != static_cast<uint64_t>(arguments.count) ||
+      arguments.num_bytes % static_cast<uint64_t>(row_bytes) != 0) {
+    refuse(std::to_string(arguments.count) + " rows of dim " + std::to_string(dim) + " as " +
+           std::string(kDtypeNames[arguments.dtype]) + " have " + std::to_string(row_bytes) +
+           " bytes each; found " + std::to_string(arguments.num_bytes) + " bytes");
+  }
+  const auto widen = row_loops().widen[arguments.dtype];
+  const auto* const first = static_cast<const uint8_t*>(arguments.rows);
+  constexpr int64_t kGroup = 256;
+  const void* rows[kGroup];
+  for (int64_t at = 0; at < arguments.count; at += kGroup) {
+    const int64_t count = std::min(kGroup, arguments.count - at);
+    for (int64_t i = 0; i < count; ++i) rows[i] = first + (at + i) * row_bytes;
+    widen({rows, count, dim, arguments.out + at * dim, dim, false});
+  }
+}
+
 // One chunk of a scan: the cursor is the layer and file, and the record.
 void scan(const Version& version, SparringPackedScan& arguments) {
   const Table& table = numbered_table(version, arguments.table);
-  const LookupOptions options{nullptr, arguments.dtype, SPARRING_PACKED_ZEROS};
   const auto stride = static_cast<uint64_t>(
       arguments.dtype == SPARRING_PACKED_STORED ? table.row_bytes : 4 * table.entry.dim);
   arguments.count = 0;
@@ -219,6 +265,23 @@ void scan(const Version& version, SparringPackedScan& arguments) {
   uint64_t layer = arguments.cursor[0] >> 32;
   uint64_t place = arguments.cursor[0] & 0xffffffffu;
   uint64_t record = arguments.cursor[1];
+  // Rows are widened some at a time; of those that are counted, the first `num_written` are.
+  const void* found_rows[kWidened];
+  int64_t num_written = 0;
+  const auto write_found = [&] {
+    char* const out = static_cast<char*>(arguments.rows) + static_cast<uint64_t>(num_written) * stride;
+    const int64_t count = arguments.count - num_written;
+    num_written = arguments.count;
+    if (arguments.rows == nullptr) return;
+    if (arguments.dtype == SPARRING_PACKED_FLOAT32) {
+      row_loops().widen[table.entry.dtype](
+          {found_rows, count, table.entry.dim, reinterpret_cast<float*>(out), table.entry.dim, false});
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(out + static_cast<uint64_t>(i) * stride, found_rows[i], stride);
+      }
+    }
+  };
   for (; layer < table.layers.size(); ++layer, place = 0) {
     const auto& files = table.layers[layer]->rows.files();
     for (; place < files.size(); ++place, record = 0) {
@@ -227,21 +290,20 @@ void scan(const Version& version, SparringPackedScan& arguments) {
         if (arguments.count == arguments.capacity) {
           arguments.cursor[0] = layer << 32 | place;
           arguments.cursor[1] = record;
+          write_found();
           return;
         }
         const uint8_t* const found = file.record(record);
         const int64_t id = key_of(found);
         if (!version.partitions.has(partition_of(id))) continue;
         if (layer != 0 && layer_of(table, id) != layer) continue;
-        if (arguments.rows != nullptr) {
-          write_row(table, options, id, PackedFile::row_of(found),
-                    static_cast<char*>(arguments.rows) +
-                        static_cast<uint64_t>(arguments.count) * stride);
-        }
+        found_rows[arguments.count - num_written] = PackedFile::row_of(found);
         arguments.ids[arguments.count++] = id;
+        if (arguments.count - num_written == kWidened) write_found();
       }
     }
   }
+  write_found();
   arguments.cursor[0] = layer << 32;
   arguments.cursor[1] = 0;
   arguments.is_done = 1;
@@ -343,12 +405,25 @@ SparringStatus sparring_packed_scan(SparringPacked* packed, SparringPackedScan* 
                             arguments->capacity);
     check_given(arguments->ids != nullptr, "ids");
     const Hold state(packed->state);
+    note_reads(*packed, *state, arguments->capacity);
     scan(named_version(*state, arguments->version), *arguments);
   });
 }
 
 SparringStatus sparring_packed_pack(SparringPackedPack* arguments) {
   return guard(arguments, [&] { pack(*arguments); });
+}
+
+int64_t sparring_hash_string(const char* bytes, size_t size) {
+  return sparring::hash_string(bytes, size);
+}
+
+SparringStatus sparring_packed_widen(SparringPackedWiden* arguments) {
+  return guard(arguments, [&] { widen_rows(*arguments); });
+}
+
+SparringStatus sparring_packed_select(SparringPackedSelect* arguments) {
+  return guard(arguments, [&] { select(*arguments); });
 }
 
 const char* sparring_packed_simd_level(void) {

@@ -15,17 +15,16 @@ namespace {
 
 }  // namespace
 
-PackedFile::PackedFile(const Folder& folder, const FileEntry& entry, const TableEntry& table)
-    : file_(folder, entry.name, entry.size_bytes),
-      path_(folder.path() + "/" + entry.name),
-      hash_(entry.hash) {
-  if (file_.size() < sizeof(Header)) refuse(path_, "it has no header");
-  std::memcpy(&header_, file_.data(), sizeof header_);
+PackedFile::PackedFile(std::unique_ptr<const MappedFile> file, const std::string& path,
+                       const FileEntry& entry, const TableEntry& table)
+    : file_(std::move(file)), path_(path), hash_(entry.hash) {
+  if (file_->size() < sizeof(Header)) refuse(path_, "it has no header");
+  std::memcpy(&header_, file_->data(), sizeof header_);
   check(entry, table);
   const Sections sections =
       sections_of(header_.num_keys, header_.num_buckets, header_.record_bytes);
-  view_ = {reinterpret_cast<const Bucket*>(file_.data() + sections.buckets),
-           file_.data() + sections.records,
+  view_ = {reinterpret_cast<const Bucket*>(file_->data() + sections.buckets),
+           file_->data() + sections.records,
            header_.num_buckets,
            header_.salt,
            header_.num_keys,
@@ -60,14 +59,15 @@ void PackedFile::check(const FileEntry& entry, const TableEntry& table) const {
         "what must be zero");
   const Sections sections =
       sections_of(header_.num_keys, header_.num_buckets, header_.record_bytes);
-  if (sections.file_bytes != file_.size()) {
+  if (sections.file_bytes != file_->size()) {
     refuse(path_, "its header gives " + std::to_string(sections.file_bytes) + " bytes, it has " +
-                      std::to_string(file_.size()));
+                      std::to_string(file_->size()));
   }
 }
 
 void PackedFile::verify() const {
-  const std::string found = xxh3_128(file_.data(), file_.size());
+  read_ahead();
+  const std::string found = xxh3_128(file_->data(), file_->size());
   if (found != hash_) refuse(path_, "it hashes to " + found + ", its manifest says " + hash_);
 }
 

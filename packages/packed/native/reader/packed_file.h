@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "format/layout.h"
@@ -77,15 +78,19 @@ struct FileView {
 
 class PackedFile {
  public:
-  // Maps the file, and checks all that its header says against its manifest and its length.
-  // Throws StatusError: SPARRING_CORRUPT naming the file, SPARRING_IO.
-  PackedFile(const Folder& folder, const FileEntry& entry, const TableEntry& table);
+  // Checks all that the header of a file says against its manifest and its length.
+  // Throws StatusError(SPARRING_CORRUPT) naming the file, which is at `path`.
+  PackedFile(std::unique_ptr<const MappedFile> file, const std::string& path,
+             const FileEntry& entry, const TableEntry& table);
+
+  // As MappedFile.
+  void read_ahead() const { file_->read_ahead(); }
 
   // Hashes all bytes. Throws StatusError(SPARRING_CORRUPT) where they are others.
   void verify() const;
 
   uint64_t num_keys() const { return header_.num_keys; }
-  uint64_t size() const { return file_.size(); }
+  uint64_t size() const { return file_->size(); }
   const std::string& path() const { return path_; }
 
   const FileView& view() const { return view_; }
@@ -109,7 +114,7 @@ class PackedFile {
  private:
   void check(const FileEntry& entry, const TableEntry& table) const;
 
-  MappedFile file_;
+  std::unique_ptr<const MappedFile> file_;
   std::string path_;
   std::string hash_;
   Header header_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "format/hash.h"
 #include "format/xxh3.h"
 #include "sparring_packed.h"
 #include "sparring_program.h"
@@ -210,8 +211,44 @@ void wrong_arguments_are_refused_with_a_message() {
   sparring_packed_close(nullptr);
 }
 
+// A number of a file's header.
+template <class Number>
+Number number_at(const std::vector<char>& file, int64_t offset) {
+  Number number;
+  std::copy_n(file.begin() + offset, sizeof number, reinterpret_cast<char*>(&number));
+  return number;
+}
+
+constexpr int64_t kSaltAt = 48;
+constexpr int64_t kMostInBucketAt = 56;
+
+// A file of erased ids of partitions [0, partition_end).
+std::vector<char> packed_ids(const std::vector<int64_t>& ids, int32_t partition_end) {
+  auto pack = new_arguments<SparringPackedPack>();
+  pack.table = "item";
+  pack.count = static_cast<int64_t>(ids.size());
+  pack.ids = ids.data();
+  pack.dim = kDim;
+  pack.partition_end = partition_end;
+  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+  std::vector<char> file(pack.file_bytes);
+  pack.file = file.data();
+  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
+  return file;
+}
+
+void ids_of_some_partitions_are_spread_over_all_buckets() {
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; ids.size() < 4096; ++id) {
+    if (sparring::packed::partition_of(id) < 1024) ids.push_back(id);
+  }
+  // 16 in the mean.
+  CHECK(number_at<uint32_t>(packed_ids(ids, 1024), kMostInBucketAt) < 45);
+}
+
 void ids_that_were_chosen_to_collide_are_packed() {
-  // With salt 0 all have one hash value but for the last bits: undone mix64 of 1, 2, …
+  // With the first salt all have one hash value but for the last bits: undone mix64 of 1, 2, …
+  const auto salt = number_at<uint64_t>(packed_ids({1, 2}, 4096), kSaltAt);
   std::vector<int64_t> ids;
   for (uint64_t i = 1; i <= 300; ++i) {
     uint64_t bits = i;
@@ -220,22 +257,20 @@ void ids_that_were_chosen_to_collide_are_packed() {
     bits ^= bits >> 33;
     bits *= 0x4f74430c22a54005u;
     bits ^= bits >> 33;
-    ids.push_back(static_cast<int64_t>(bits));
+    ids.push_back(static_cast<int64_t>(bits ^ salt));
   }
+  std::vector<char> file = packed_ids(ids, 4096);
+  CHECK(number_at<uint64_t>(file, kSaltAt) != salt);
+  CHECK(number_at<uint32_t>(file, kMostInBucketAt) < 100);
+  ids[299] = ids[7];
   auto pack = new_arguments<SparringPackedPack>();
   pack.table = "item";
   pack.count = 300;
   pack.ids = ids.data();
   pack.dim = kDim;
   pack.partition_end = 4096;
-  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
-  std::vector<char> file(pack.file_bytes);
+  pack.file_bytes = file.size();
   pack.file = file.data();
-  CHECK(sparring_packed_pack(&pack) == SPARRING_OK);
-  uint32_t max_bucket = 0;
-  std::copy(file.begin() + 56, file.begin() + 60, reinterpret_cast<char*>(&max_bucket));
-  CHECK(max_bucket < 100);
-  ids[299] = ids[7];
   CHECK(sparring_packed_pack(&pack) == SPARRING_INVALID_ARGUMENT);
   CHECK(message_of(pack).find("given twice") != std::string::npos);
 }
@@ -317,6 +352,8 @@ int main() {
       {"rows are looked up and pooled on lent threads", rows_are_looked_up_and_pooled_on_lent_threads},
       {"a delta is taken and another one refused", a_delta_is_taken_and_another_one_refused},
       {"wrong arguments are refused with a message", wrong_arguments_are_refused_with_a_message},
+      {"ids of some partitions are spread over all buckets",
+       ids_of_some_partitions_are_spread_over_all_buckets},
       {"ids that were chosen to collide are packed", ids_that_were_chosen_to_collide_are_packed},
       {"programs read what they are bound to while it is refreshed",
        programs_read_what_they_are_bound_to_while_it_is_refreshed},

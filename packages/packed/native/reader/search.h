@@ -38,16 +38,17 @@ class Search {
   void next(int64_t count, const uint8_t** found) {
     if (only_file_ != nullptr) {
       const FileView view = only_file_->view();
-      advance(count, found, [&](int64_t) -> const PackedFile& { return *only_file_; },
-              [&](int64_t) -> const FileView& { return view; });
+      advance(count, found, [&](int64_t) { return only_file_; },
+              [&](const Slot&) -> const FileView& { return view; });
     } else {
-      const auto file_of = [&](int64_t i) -> const PackedFile& {
-        const PackedFile* const file = files_.file_of(keys_[i]);
+      const PackedFile* const any = files_.files().front().get();
+      const auto file_of = [&](int64_t key) {
+        const PackedFile* const file = files_.file_of(key);
         // A key of a partition without a file is in none: any will do.
-        return file != nullptr ? *file : *files_.files().front();
+        return file != nullptr ? file : any;
       };
       advance(count, found, file_of,
-              [&](int64_t i) -> const FileView& { return file_of(i).view(); });
+              [&](const Slot& slot) -> const FileView& { return slot.file->view(); });
     }
   }
 
@@ -56,6 +57,7 @@ class Search {
   static constexpr int64_t kSlots = 64;  // more than 2 kAhead
 
   struct Slot {
+    const PackedFile* file;
     uint64_t hash;
     const Bucket* bucket;
     const uint8_t* record;  // the first candidate, or NULL
@@ -70,16 +72,17 @@ class Search {
     for (int64_t i = next_; i < end; ++i) {
       if (const int64_t at = i + 2 * ahead; at < count_) {
         Slot& slot = slots_[at % kSlots];
-        const FileView& view = view_of(at);
+        slot.file = file_of(keys_[at]);
+        const FileView& view = view_of(slot);
         slot.hash = view.hash_of(keys_[at]);
         slot.bucket = view.buckets + bucket_of(slot.hash, view.num_buckets);
         __builtin_prefetch(slot.bucket);
       }
       if (const int64_t at = i + ahead; at >= 0 && at < count_) {
         Slot& slot = slots_[at % kSlots];
-        const FileView& view = view_of(at);
+        const FileView& view = view_of(slot);
         if (!view.has(*slot.bucket)) [[unlikely]] {
-          file_of(at).refuse_bucket(static_cast<uint64_t>(slot.bucket - view.buckets));
+          slot.file->refuse_bucket(static_cast<uint64_t>(slot.bucket - view.buckets));
         }
         const uint32_t matches = FileView::matches(*slot.bucket, slot.hash);
         slot.record = nullptr;
@@ -97,7 +100,7 @@ class Search {
       if (slot.record != nullptr && key_of(slot.record) == keys_[i]) continue;
       // Another key with this digest, or a bucket with more keys than digests.
       if (slot.record != nullptr || slot.bucket->count > kBucketDigests) {
-        found[i - first] = view_of(i).find(*slot.bucket, keys_[i], slot.hash);
+        found[i - first] = view_of(slot).find(*slot.bucket, keys_[i], slot.hash);
       }
     }
     next_ = end;

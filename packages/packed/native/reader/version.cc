@@ -1,6 +1,7 @@
 #include "reader/version.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sparring/storage_border.h"
 
@@ -48,12 +49,21 @@ void FileSet::add(std::unique_ptr<PackedFile> file, int32_t begin, int32_t end) 
   covers_all_ = begin == 0 && end == kNumPartitions;
 }
 
-void Layer::verify() const {
+template <class Body>
+void Layer::for_files(const Body& body) const {
   for (const auto& table : tables) {
     if (table == nullptr) continue;
-    for (const auto& file : table->rows.files()) file->verify();
-    for (const auto& file : table->erased.files()) file->verify();
+    for (const auto& file : table->rows.files()) body(*file);
+    for (const auto& file : table->erased.files()) body(*file);
   }
+}
+
+void Layer::verify() const {
+  for_files([](const PackedFile& file) { file.verify(); });
+}
+
+void Layer::read_ahead() const {
+  for_files([](const PackedFile& file) { file.read_ahead(); });
 }
 
 Manifest read_manifest(const std::string& path) {
@@ -74,17 +84,22 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
   layer->name = path.substr(path.find_last_of('/') + 1);
   const std::vector<TableEntry>& tables = layer->manifest.tables;
   layer->tables.resize(tables.size());
+  // All are mapped before one is read: first pages that are not in memory come at the same time.
+  std::vector<std::pair<const FileEntry*, std::unique_ptr<const MappedFile>>> mapped;
   for (const FileEntry& entry : layer->manifest.files) {
-    const bool is_erased = entry.kind == "erased";
-    if (!is_erased && entry.kind != "rows") continue;
+    if (entry.kind != "rows" && entry.kind != "erased") continue;
     if (entry.partition_end <= partitions.begin || entry.partition_begin >= partitions.end) continue;
-    const size_t place = place_of(tables, entry.table);
-    auto file = std::make_unique<PackedFile>(folder, entry, tables[place]);
-    layer->mapped_bytes += file->size();
+    mapped.emplace_back(&entry, std::make_unique<MappedFile>(folder, entry.name, entry.size_bytes));
+  }
+  for (auto& [entry, bytes] : mapped) {
+    const size_t place = place_of(tables, entry->table);
+    layer->mapped_bytes += bytes->size();
+    auto file = std::make_unique<PackedFile>(std::move(bytes), path + "/" + entry->name, *entry,
+                                             tables[place]);
     auto& table = layer->tables[place];
     if (table == nullptr) table = std::make_unique<TableLayer>();
-    (is_erased ? table->erased : table->rows)
-        .add(std::move(file), entry.partition_begin, entry.partition_end);
+    (entry->kind == "erased" ? table->erased : table->rows)
+        .add(std::move(file), entry->partition_begin, entry->partition_end);
   }
   return layer;
 }

@@ -62,6 +62,11 @@ struct Layer {
   uint64_t mapped_bytes = 0;
 
   void verify() const;
+  void read_ahead() const;  // as MappedFile, of all files
+
+ private:
+  template <class Body>
+  void for_files(const Body& body) const;
 };
 
 struct Table {

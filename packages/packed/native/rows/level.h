@@ -9,7 +9,7 @@
 //      compiler (-ffp-contract=off).
 //   2. These files include no header with inline functions of the standard library: the
 //      linker keeps one copy of each, and could keep the one for the newer CPU.
-//   3. Pointers are not checked. Rows may be read up to 64 bytes beyond their end.
+//   3. Pointers are not checked. Rows are read up to their end, and no further.
 #ifndef SPARRING_PACKED_ROWS_LEVEL_H_
 #define SPARRING_PACKED_ROWS_LEVEL_H_
 
@@ -44,11 +44,13 @@ struct PoolArguments {
   int64_t stride;           // elements
 };
 
-// Loops of one level, by stored dtype.
+// Loops of one level; the first three by stored dtype.
 struct RowLoops {
   void (*widen[5])(const WidenArguments&);
   void (*sum[5])(const SumArguments&);
   void (*pool[5])(const PoolArguments&);
+  // The place of the first of `count` scores that is at least `bound`, or `count`. NaN never is.
+  int64_t (*first_at_least)(const float* scores, int64_t count, float bound);
 };
 
 extern const RowLoops kPortableLoops;

@@ -19,6 +19,9 @@ inline void stream(float* to, Floats value) { _mm256_stream_ps(to, value); }
 inline Floats broadcast(float value) { return _mm256_set1_ps(value); }
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline unsigned at_least(Floats a, Floats b) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+}
 inline Floats widen_half(const uint8_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }

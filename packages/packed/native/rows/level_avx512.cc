@@ -21,6 +21,7 @@ inline void stream(float* to, Floats value) { _mm512_stream_ps(to, value); }
 inline Floats broadcast(float value) { return _mm512_set1_ps(value); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline unsigned at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 inline Floats widen_half(const uint8_t* from) {
   return _mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }

@@ -22,6 +22,11 @@ inline Floats fused(Floats a, Floats b, Floats c) {
   for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
 }
+inline unsigned at_least(Floats a, Floats b) {
+  unsigned lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= (a[i] >= b[i] ? 1u : 0u) << i;
+  return lanes;
+}
 Floats widen_half(const uint8_t* from);
 inline Floats widen_bfloat(const uint8_t* from) {
   uint16_t halves[kLanes];

@@ -39,12 +39,17 @@ Directory directory_for(const SparringPackedPack& arguments, uint64_t num_bucket
   return directory;
 }
 
+// Never 0: the highest bits of mix64 are the partition, of which a file has a range, and its ids would
+// fall into as small a part of the buckets.
+constexpr uint64_t salt_of(int number) {
+  return mix64(static_cast<uint64_t>(number + 1) * 0x9e3779b97f4a7c15u);
+}
+
 // Ids that were chosen to fall into one bucket do not with another salt.
 Directory best_directory(const SparringPackedPack& arguments, uint64_t num_buckets) {
-  Directory best = directory_for(arguments, num_buckets, 0);
+  Directory best = directory_for(arguments, num_buckets, salt_of(0));
   for (int i = 1; i < kMostSalts && best.max_bucket > kFewKeys; ++i) {
-    Directory other =
-        directory_for(arguments, num_buckets, mix64(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u));
+    Directory other = directory_for(arguments, num_buckets, salt_of(i));
     if (other.max_bucket < best.max_bucket) best = std::move(other);
   }
   return best;
@@ -127,7 +132,7 @@ class RowWriter {
       : arguments_(arguments),
         values_(static_cast<size_t>(arguments.dim)),
         stored_(static_cast<size_t>(arguments.dim)),
-        row_(static_cast<size_t>(row_bytes_of(arguments.dtype, arguments.dim)) + 64) {}
+        row_(static_cast<size_t>(row_bytes_of(arguments.dtype, arguments.dim))) {}
 
   void write(int64_t at, uint8_t* row) {
     const auto* source = static_cast<const uint8_t*>(arguments_.embeddings) +
@@ -140,7 +145,7 @@ class RowWriter {
              std::string(kDtypeNames[arguments_.dtype]) +
              " cannot hold it; store the table as fp32 or bf16");
     }
-    std::memcpy(row, row_.data(), row_.size() - 64);
+    std::memcpy(row, row_.data(), row_.size());
     if (arguments_.dtype == arguments_.source_dtype) return;
     const void* const stored = row_.data();
     kPortableLoops.widen[arguments_.dtype]({&stored, 1, dim, stored_.data(), dim, false});
@@ -157,7 +162,7 @@ class RowWriter {
   SparringPackedPack& arguments_;
   std::vector<float> values_;
   std::vector<float> stored_;
-  std::vector<uint8_t> row_;  // with room for vectors that read beyond it
+  std::vector<uint8_t> row_;
 };
 
 }  // namespace

@@ -13,6 +13,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_packed.faiss_index import FaissIndex
+    from sparring_packed.library import widen_rows
     from sparring_packed.manifest import (
         ServingFile,
         ServingManifest,
@@ -28,20 +30,24 @@ if TYPE_CHECKING:
         Pulled,
         open,  # noqa: A004 - it is read as sparring_packed.open
     )
+    from sparring_packed.top_k_search import TopK, TopKSearch, top_k
     from sparring_packed.warm_up import WarmedUp, WarmUp
     from sparring_packed.writer import WriteOptions, Written, write
 
 _HOMES = {
-    "sparring_packed.library": "library_path set_simd_level simd_level",
+    "sparring_packed.faiss_index": "FaissIndex",
+    "sparring_packed.library": "library_path set_simd_level simd_level widen_rows",
     "sparring_packed.manifest": "ServingFile ServingManifest ServingTable read_manifest",
     "sparring_packed.options": "PackedOptions",
     "sparring_packed.storage": "PackedStorage",
     "sparring_packed.tables": "PackedTable PackedTables PackedVersion Pulled open",
+    "sparring_packed.top_k_search": "TopK TopKSearch top_k",
     "sparring_packed.warm_up": "WarmUp WarmedUp",
     "sparring_packed.writer": "WriteOptions Written write",
 }
 
 __all__ = [
+    "FaissIndex",
     "PackedOptions",
     "PackedStorage",
     "PackedTable",
@@ -51,12 +57,16 @@ __all__ = [
     "ServingFile",
     "ServingManifest",
     "ServingTable",
+    "TopK",
+    "TopKSearch",
     "WarmUp",
     "WarmedUp",
     "WriteOptions",
     "Written",
     "open",
     "read_manifest",
+    "top_k",
+    "widen_rows",
     "write",
 ]
 

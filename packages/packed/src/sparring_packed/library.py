@@ -23,6 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sparring.errors import (
     ClosedError,
     CorruptDataError,
@@ -43,14 +46,17 @@ __all__ = [
     "Refresh",
     "Request",
     "Scan",
+    "Select",
     "Table",
     "Verify",
     "Version",
+    "Widen",
     "call",
     "library",
     "library_path",
     "set_simd_level",
     "simd_level",
+    "widen_rows",
 ]
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
@@ -185,6 +191,35 @@ class Scan(_Arguments):
     ]
 
 
+class Select(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("num_queries", c_int64),
+        ("num_rows", c_int64),
+        ("ids", c_void_p),
+        ("scores", c_void_p),
+        ("excluded", c_void_p),
+        ("excluded_offsets", c_void_p),
+        ("k", c_int64),
+        ("capacity", c_int64),
+        ("best", c_void_p),
+        ("counts", c_void_p),
+        ("is_last", c_int32),
+    ]
+
+
+class Widen(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("dtype", c_int32),
+        ("dim", c_int32),
+        ("count", c_int64),
+        ("rows", c_void_p),
+        ("num_bytes", c_uint64),
+        ("out", c_void_p),
+    ]
+
+
 class Pack(_Arguments):
     _fields_ = [
         ("call", _Call),
@@ -231,17 +266,18 @@ def library() -> CDLL:
     """
     try:
         opened = CDLL(str(library_path()))
-    except OSError as error:
+        for name in ("refresh", "verify", "version", "table", "lookup", "pool", "scan"):
+            getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p, c_void_p]
+        for name in ("open", "close", "pack", "widen"):
+            getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p]
+        opened.sparring_packed_close.restype = None
+        opened.sparring_packed_simd_level.restype = c_char_p
+    except (OSError, AttributeError) as error:
+        # AttributeError: it is of another release than this file.
         raise CorruptDataError(
             f"the library of sparring-packed cannot be loaded: {error}; install it again: "
             "pip install --force-reinstall sparring-packed"
         ) from error
-    for name in ("refresh", "verify", "version", "table", "lookup", "pool", "scan"):
-        getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p, c_void_p]
-    for name in ("open", "close", "pack"):
-        getattr(opened, f"sparring_packed_{name}").argtypes = [c_void_p]
-    opened.sparring_packed_close.restype = None
-    opened.sparring_packed_simd_level.restype = c_char_p
     return opened
 
 
@@ -282,3 +318,34 @@ def set_simd_level(name: str) -> None:
         raise InvalidArgumentError(
             f"SIMD level {name!r} is not available here; choose portable, avx2 or avx512"
         )
+
+
+def widen_rows(
+    stored: bytes | bytearray | memoryview, dtype: str, out: npt.NDArray[np.float32]
+) -> None:
+    """Fills ``(n, dim)`` float32 from rows as they are stored, one after the other.
+
+    Args:
+        stored: their bytes, as ``docs/format/packed.md`` has rows of `dtype`.
+        dtype: one of `DTYPES`.
+        out: C-contiguous.
+
+    Raises:
+        InvalidArgumentError: too few or too many bytes, or another argument is not as it should be.
+    """
+    if dtype not in DTYPES:
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
+    if out.ndim != 2 or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"out must be a C-contiguous (n, dim) array of float32, found {out.dtype} {out.shape}"
+        )
+    content = np.frombuffer(stored, np.uint8)
+    arguments = Widen(
+        dtype=DTYPES.index(dtype),
+        dim=out.shape[1],
+        count=len(out),
+        rows=content.ctypes.data,
+        num_bytes=len(content),
+        out=out.ctypes.data,
+    )
+    call("widen", arguments)

@@ -45,7 +45,7 @@ class PackedStorage(Storage):
 
     def __init__(self, table: TableConfig, options: PackedOptions) -> None:
         super().__init__(table)
-        self._tables = PackedTables(options.path, verify=options.verify)
+        self._tables = PackedTables(options.path, verify=options.verify, cache=options.cache)
         try:
             self._check_fits()
         except BaseException:
@@ -126,7 +126,7 @@ class PackedStorage(Storage):
 def found_table(table: TableConfig, options: PackedOptions) -> TableConfig | None:
     """The table whose rows a serving snapshot has; None where there is none."""
     try:
-        with PackedTables(options.path, verify="open") as tables:
+        with PackedTables(options.path, verify="open", cache=options.cache) as tables:
             return table.with_state(0) if table.name in tables.tables else None
     except SnapshotError:
         return None

@@ -23,6 +23,7 @@ from sparring.errors import ClosedError, InvalidArgumentError, SparringError, Un
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
 from sparring_packed.mirror import Mirror
+from sparring_packed.top_k_search import BLOCK_ROWS, Jagged, Metric, TopK, TopKSearch
 from sparring_packed.warm_up import WarmedUp, WarmUp, warm
 
 __all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
@@ -277,7 +278,7 @@ class PackedTables(Closable):
             keys = _checked_ids(given, name)
             table = self._tables[number]
             rows[name] = (
-                np.empty((len(keys), table.dim), np.float32)
+                _aligned((len(keys), table.dim))
                 if code == 0
                 else np.empty((len(keys), table.row_bytes), np.uint8)
             )
@@ -396,6 +397,35 @@ class PackedTables(Closable):
         count, (first, second) = arguments.count, arguments.cursor
         following = None if arguments.is_done else (int(first), int(second))
         return ScannedRows(ids[:count], rows[:count], following)
+
+    def top_k(
+        self,
+        table: str,
+        queries: npt.ArrayLike,
+        k: int,
+        *,
+        exclude: Jagged | None = None,
+        metric: Metric = "dot",
+        version: str | None = None,
+    ) -> TopK:
+        """The ids of the k best rows for each query, over all rows of a table of one version.
+
+        Args:
+            table: its name.
+            queries: ``(q, dim)``.
+            k: at least 1.
+            exclude: ids that each query does not want, ``(ids, offsets)``.
+            metric: see `sparring_packed.top_k`.
+            version: as `pull`. It must be kept until the end.
+
+        Raises:
+            SparringError: as `lookup`, and as `sparring_packed.top_k`.
+        """
+        search = TopKSearch(queries, k, exclude=exclude, metric=metric)
+        search.check_dim(self._tables[self._number(table)].dim, f"rows of table {table!r}")
+        for keys, rows in self.scan(table, BLOCK_ROWS, version=version):
+            search.add(keys, rows)
+        return search.result()
 
     # -- newer versions -----------------------------------------------------------
 
@@ -603,6 +633,6 @@ def _local_path(url: str | os.PathLike[str]) -> str:
     if scheme != "file":
         raise InvalidArgumentError(
             f"serving snapshot {text}: files are mapped, which takes local ones; name a folder "
-            "for copies with cache, server.cache of a service"
+            "for copies with cache=…; of a service with server.cache"
         )
     return path

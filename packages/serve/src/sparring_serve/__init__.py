@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparring_serve.client.answer import Answer, AnsweredVersion, RowStatus
     from sparring_serve.client.failures import AccessError, ReplicasFailedError, StaleRowsError
     from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
+    from sparring_serve.client.recommending import Recommendations
     from sparring_serve.config import (
         ClientConfig,
         ServerConfig,
@@ -59,6 +60,7 @@ __all__ = [
     "LookupService",
     "Place",
     "Quality",
+    "Recommendations",
     "ReplicasFailedError",
     "RowStatus",
     "ServerConfig",
@@ -90,6 +92,7 @@ _HOMES = {
     "PushFailedError": "parameters.pushing",
     "Pushed": "parameters.pushing",
     "Quality": "hookspecs",
+    "Recommendations": "client.recommending",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",

@@ -10,19 +10,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 from pydantic import Field, field_validator
 
 from sparring import (
     CachedStorage,
-    Columns,
     DocumentModel,
     NotesBase,
     StorageChoice,
     TableConfig,
     checked_options,
-    dedup,
-    initial_rows,
     make_plugin_manager,
     open_change_log,
     open_storage,
@@ -30,13 +26,13 @@ from sparring import (
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_serve.parameters.declaration import StorageDeclaration
 from sparring_serve.tables import (
-    Found,
     Ids,
     Looked,
     Scanned,
     TableShape,
     Version,
     VersionGoneError,
+    found_rows,
     initial_values,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
@@ -156,7 +152,10 @@ class BackendTables:
                 f"version {version} was asked for, but these tables are read where they are trained, and "
                 "no version of them is kept; set client.consistency=newest, or serve snapshots"
             )
-        found = [self._found(name, ids, missing) for name, ids in asked]
+        found = [
+            found_rows(self._storages[name], self._tables[name], ids, missing)
+            for name, ids in asked
+        ]
         return Looked(self.versions()[0], found)
 
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
@@ -164,21 +163,6 @@ class BackendTables:
             "tables that are read where they are trained are not scanned by the service: scan the "
             "backend, or serve snapshots"
         )
-
-    def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
-        table = self._tables[name]
-        if not len(ids):
-            return Found(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
-        once = dedup(ids)
-        result = self._storages[name].find(once.keys, Columns(0, table.dim))
-        rows = result.rows.astype(np.float32, copy=False)
-        unseen = np.flatnonzero(~result.found)
-        if missing == Missing.INITIAL and len(unseen):
-            rows[unseen] = initial_rows(once.keys[unseen], table)
-        if len(once.keys) == len(ids):
-            # Keys come in the order of ids where none repeats.
-            return Found(rows, result.found)
-        return Found(rows[once.inverse], result.found[once.inverse])
 
     def refresh(self) -> bool:
         taken = [each.refresh() for each in self._storages.values()]

@@ -115,6 +115,12 @@ class ServerConfig(DocumentModel):
     most_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0, description="A call with a longer deadline, or with none, is refused."
     )
+    most_queries: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        1_024, description="Queries of a call for recommendations."
+    )
+    most_k: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        1_000, description="Rows for each query of a call for recommendations."
+    )
     drain_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         10.0, description="How long calls under way may take after SIGTERM."
     )

@@ -21,12 +21,16 @@ class Limits:
         most_tables: of one call.
         most_bytes: of a request, and of an answer.
         most_deadline_seconds: a longer deadline is refused.
+        most_queries: of a call for recommendations.
+        most_k: rows for each of them.
     """
 
     most_ids: int = 1_000_000
     most_tables: int = 1_024
     most_bytes: int = 64 << 20
     most_deadline_seconds: float = 10.0
+    most_queries: int = 1_024
+    most_k: int = 1_000
 
 
 class Admission:

@@ -16,6 +16,9 @@ HELP = {
     "pull_seconds": "Time of a call in the service, without its transport",
     "ids_total": "Ids that were asked for",
     "found_total": "Ids that had a row",
+    "recommends_total": "Calls for recommendations, by table and status of gRPC",
+    "recommend_seconds": "Time of a call for recommendations in the service, without its transport",
+    "queries_total": "Queries of calls for recommendations",
     "version_step": "Step of training of the newest version",
     "staleness_seconds": "Time since the newest version was published",
     "refreshes_total": "Looks for a newer version: taken, unchanged or refused",
@@ -62,6 +65,11 @@ class ServingMetrics:
         counter = self._counter
         self._pulls = counter("pulls_total", "table", "code")
         self._seconds = self.registry.histogram(_PREFIX + "pull_seconds", HELP["pull_seconds"])
+        self._recommends = counter("recommends_total", "table", "code")
+        self._recommend_seconds = self.registry.histogram(
+            _PREFIX + "recommend_seconds", HELP["recommend_seconds"]
+        )
+        self._queries = counter("queries_total")
         self._ids, self._found = counter("ids_total"), counter("found_total")
         self._refreshes = counter("refreshes_total", "result")
         self._rejected = counter("rejected_total", "reason")
@@ -86,6 +94,12 @@ class ServingMetrics:
         self._ids.add(ids[0])
         self._found.add(ids[1])
         self._seconds.observe(seconds)
+
+    def note_recommend(self, table: str, code: str, num_queries: int, seconds: float) -> None:
+        """Counts one call for recommendations; `table` is empty where there is no such table."""
+        self._recommends.add(table=table, code=code)
+        self._queries.add(num_queries)
+        self._recommend_seconds.observe(seconds)
 
     def count_rejected(self, reason: str) -> None:
         self._rejected.add(reason=reason)

@@ -109,8 +109,9 @@ class RemoteStorage(Storage):
 
     def _refuse(self, operation: str) -> NoReturn:
         raise UnsupportedError(
-            f"{operation} on table {self.table.name!r}: rows of a lookup service are read only; train "
-            "with another storage, and publish its snapshots",
+            f"{operation} on table {self.table.name!r}: rows of the role inference are read only; train "
+            "through servers of the role parameters, with the option role='parameters', or with another "
+            "storage whose snapshots are published",
             table=self.table.name,
             operation=operation,
         )
@@ -123,8 +124,8 @@ class RemoteStorage(Storage):
         if table.has_other_state(served):
             raise InvalidArgumentError(
                 f"table {table.name!r}: the service has rows of {served.row_label!r}, asked were rows of "
-                f"{table.row_label!r}; for tables that learn use the role parameters and the "
-                "update method of the service, and for inference none",
+                f"{table.row_label!r}; for tables that learn give the option role='parameters' and the "
+                "update method of the service, and for role='inference' no optimizer",
                 table=table.name,
             )
 

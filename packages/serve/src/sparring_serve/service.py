@@ -18,7 +18,15 @@ from sparring_serve.metrics import ServingMetrics
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.release import release
 from sparring_serve.shard_ranges import ShardReplicas
-from sparring_serve.tables import Found, Ids, Looked, ServingTables, TableShape, VersionGoneError
+from sparring_serve.tables import (
+    Found,
+    Ids,
+    Looked,
+    Scanned,
+    ServingTables,
+    TableShape,
+    VersionGoneError,
+)
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import (
     DescribeAnswer,
@@ -192,16 +200,7 @@ class LookupService:
                 reason="message",
             )
         with self.admission.of(most_rows * bytes_of_row):
-            try:
-                found = self.tables.scan(
-                    request.table, bytes(request.cursor), most_rows, request.version
-                )
-            except VersionGoneError as error:
-                raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
-            except InvalidArgumentError as error:
-                raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
-            except UnsupportedError as error:
-                raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
+            found = self.scanned(request.table, bytes(request.cursor), most_rows, request.version)
             return encode(
                 ScanAnswer(
                     as_bytes(found.ids),
@@ -210,6 +209,17 @@ class LookupService:
                     version_message(found.version),
                 )
             )
+
+    def scanned(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        """A chunk of rows, as `ServingTables.scan`; its errors as refusals."""
+        try:
+            return self.tables.scan(table, cursor, most_rows, version)
+        except VersionGoneError as error:
+            raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+        except InvalidArgumentError as error:
+            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+        except UnsupportedError as error:
+            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
 
     def describe(self) -> DescribeAnswer:
         """Tables, versions, limits and the shard map."""

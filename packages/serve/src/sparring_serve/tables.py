@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sparring import Columns, Storage, dedup, initial_rows
 from sparring.contracts import Initializer, TableConfig
 from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
@@ -26,6 +27,7 @@ __all__ = [
     "TableShape",
     "Version",
     "VersionGoneError",
+    "found_rows",
     "initial_values",
 ]
 
@@ -153,6 +155,29 @@ class ServingTables(Protocol):
 
     def close(self) -> None:
         """Frees everything. No other call may be under way, and none may follow."""
+
+
+def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing) -> Found:
+    """Embeddings of a storage, and what ids without a row read as.
+
+    Args:
+        storage: of the table.
+        table: its declaration.
+        ids: they may repeat.
+        missing: INITIAL; otherwise the storage's zeros are given.
+    """
+    if not len(ids):
+        return Found(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
+    once = dedup(ids)
+    result = storage.find(once.keys, Columns(0, table.dim))
+    rows = result.rows.astype(np.float32, copy=False)
+    unseen = np.flatnonzero(~result.found)
+    if missing == Missing.INITIAL and len(unseen):
+        rows[unseen] = initial_rows(once.keys[unseen], table)
+    if len(once.keys) == len(ids):
+        # Keys come in the order of ids where none repeats.
+        return Found(rows, result.found)
+    return Found(rows[once.inverse], result.found[once.inverse])
 
 
 def initial_values(table: TableConfig) -> InitialValues:

@@ -134,7 +134,7 @@ def test_lr_is_of_a_push_and_other_hyper_parameters_are_of_the_table(
     gradients = {"item": ([1, 2], np.ones((2, 4), np.float32))}
     for shards, lr in ((slow, 0.01), (fast, 0.1)):
         with shards.client() as client:
-            client.push(gradients, hyper={"lr": lr, "eps": 1e-10}, wait="applied")
+            client.push(gradients, hyper={"lr": np.float64(lr), "eps": 1e-10}, wait="applied")
     before = make_shards(1).rows(np.array([1]))["item"]
     moved = [each.rows(np.array([1]))["item"] - before for each in (slow, fast)]
     assert np.allclose(10 * moved[0], moved[1], rtol=1e-4)
@@ -161,6 +161,13 @@ ONES = np.ones((2, 8), np.float32)
             InvalidArgumentError,
             "no hyper-parameter 'bta1'",
         ),
+        (
+            {"user": TablePush([1, 2], ONES, hyper={"lr": object()})},
+            InvalidArgumentError,
+            "must be a mapping of names to values",
+        ),
+        ({"user": None}, InvalidArgumentError, "a tuple of ids and gradients, found NoneType"),
+        ({"user": ([1, 2], ONES, ONES)}, InvalidArgumentError, "found 3 values"),
         ({}, InvalidArgumentError, "no table"),
     ],
 )
@@ -174,6 +181,13 @@ def test_bad_pushes_are_refused_before_any_row_changes(
         client.push({**good, **pushed}, wait="applied")
     assert_same_rows(shards, before)
     assert all(each.shard.steps == 0 for each in shards.services.values())
+
+
+def test_a_token_is_that_of_another_push(make_shards: MakeShards) -> None:
+    with make_shards(1).client() as client:
+        wrong: Any = "3e9f:7"
+        with pytest.raises(InvalidArgumentError, match="must be that of an earlier push"):
+            client.push({"user": ([1, 2], ONES)}, token=wrong)
 
 
 def test_keys_whose_gradients_are_not_finite_are_left_out_where_that_is_asked(
@@ -272,3 +286,11 @@ def test_tables_that_learn_are_read_by_a_snapshot_and_not_scanned(make_shards: M
         pytest.raises(InvalidArgumentError, match=r"save \(ParameterClient\.save\), and read"),
     ):
         next(client.scan("user"))
+
+
+def test_tables_that_learn_give_no_recommendations(make_shards: MakeShards) -> None:
+    with (
+        make_shards(2).client() as client,
+        pytest.raises(InvalidArgumentError, match="or publish it and serve that"),
+    ):
+        client.recommend("item", np.ones((1, 4)))

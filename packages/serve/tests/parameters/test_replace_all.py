@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from sparring import TableConfig, open_storage
 from sparring.contracts import Columns, SupportsReplaceAll
@@ -29,7 +29,7 @@ def test_rows_of_all_tables_are_replaced_or_none(tmp_path: Path) -> None:
     }
     with open_parameter_server(config, address="127.0.0.1:0") as server:
         file = tmp_path / "serving.yaml"
-        file.write_text(yaml.safe_dump({"shards": [[server.address]], "parameters": parameters}))
+        file.write_text(json.dumps({"shards": [[server.address]], "parameters": parameters}))
         options = {"config": str(file), "role": "parameters", "deadline_seconds": 9}
         with open_storage("remote", ITEM, **options) as storage:
             assert isinstance(storage, SupportsReplaceAll)

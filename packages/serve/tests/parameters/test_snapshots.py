@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,6 +163,23 @@ def test_snapshots_elsewhere_are_refused(make_shards: MakeShards, tmp_path: Path
                 call(str(tmp_path / "theirs" / "a"))
         with pytest.raises(SnapshotError, match=r"none"):
             client.load("none")
+        number: Any = 7
+        with pytest.raises(InvalidArgumentError, match="a name, a path or a URL, found 7"):
+            client.save(number)
+        assert client.save(tmp_path / "ours" / "a").url == str(tmp_path / "ours" / "a")
+
+
+def test_a_server_that_cannot_begin_names_the_key_and_the_snapshot(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    with make_shards(1, folders=[str(tmp_path)]).client() as client:
+        client.save("a")
+    other = {**TABLES, "user": {**TABLES["user"], "dim": 16}}
+    shards = make_shards(1, folders=[str(tmp_path)], start="newest", tables=other)
+    with pytest.raises(
+        SnapshotError, match=r"parameters.start=newest, which is .*/a: .*dim 8 .*null"
+    ):
+        shards.services["shard:0"].shard.start()
 
 
 def test_pushes_go_on_while_a_save_runs_and_are_not_in_it(

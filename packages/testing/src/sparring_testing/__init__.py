@@ -1,4 +1,4 @@
-"""The conformance kits: what every storage backend, collective and sharding kind is proven with.
+"""The conformance kits for storage backends, collectives, framework adapters, data and sharding kinds.
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -10,13 +10,23 @@
         def run_ranks(self):
             return my_way_to_run_a_function_on_each_of_some_ranks
 
+    class TestMyFramework(FrameworkTests):
+        @pytest.fixture
+        def make_model(self):
+            return MyModel
+
+    class TestMyData(DatasetTests):
+        @pytest.fixture
+        def open_dataset(self):
+            return lambda request: MyDataset(section, request)
+
     class TestMyKind(ShardingKindTests):
         @pytest.fixture
         def kind(self):
             return "my_kind"
 
-See ``docs/how-to/write-a-backend.md``, and ``docs/reference/storage.md`` and
-``docs/reference/collectives.md`` for each promise.
+See ``docs/how-to/write-a-backend.md`` and ``write-a-framework-adapter.md``; and ``storage.md``,
+``collectives.md`` and ``hooks.md`` of ``docs/reference`` for each promise.
 """
 
 from __future__ import annotations
@@ -25,6 +35,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_testing.collective_tests import CollectiveTests
+    from sparring_testing.dataset_tests import DatasetRequest, DatasetTests
+    from sparring_testing.framework_tests import FrameworkTests
     from sparring_testing.guard import overrides_kit
     from sparring_testing.rank_processes import RankProcesses
     from sparring_testing.sharding_kind_tests import ShardingKindTests
@@ -32,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CollectiveTests",
+    "DatasetRequest",
+    "DatasetTests",
+    "FrameworkTests",
     "RankProcesses",
     "ShardingKindTests",
     "StorageTests",
@@ -47,6 +62,8 @@ def __getattr__(name: str) -> object:
     try:
         from sparring_testing import (
             collective_tests,
+            dataset_tests,
+            framework_tests,
             guard,
             rank_processes,
             sharding_kind_tests,
@@ -59,6 +76,9 @@ def __getattr__(name: str) -> object:
             f'the test kit needs {error.name}: pip install "sparring[testing]"', name=error.name
         ) from error
     globals()["CollectiveTests"] = collective_tests.CollectiveTests
+    globals()["DatasetRequest"] = dataset_tests.DatasetRequest
+    globals()["DatasetTests"] = dataset_tests.DatasetTests
+    globals()["FrameworkTests"] = framework_tests.FrameworkTests
     globals()["RankProcesses"] = rank_processes.RankProcesses
     globals()["ShardingKindTests"] = sharding_kind_tests.ShardingKindTests
     globals()["StorageTests"] = storage_tests.StorageTests

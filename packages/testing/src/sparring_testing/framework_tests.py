@@ -160,7 +160,7 @@ class FrameworkTests:
             rule.step(ids, targets)
             keys = np.unique(ids)
             rows = container.storage(table.name).find(keys).rows
-            assert container.tables[table.name].state_method == "Adagrad"
+            assert container.tables[table.name].state_method.casefold() == "adagrad"
         sums = np.stack([rule.sums[int(key)] for key in keys])
         np.testing.assert_allclose(rows[:, _DIM:], sums, rtol=1e-5)
 
@@ -245,7 +245,7 @@ class FrameworkTests:
             make_model(table, container, "adam", 0.1).step(_FAR_APART, targets)
             container.save(url)
             make_model(table, other, "adagrad", 0.1)
-            with pytest.raises(SparringError, match="Adam"):
+            with pytest.raises(SparringError, match=r"(?i)adam"):
                 other.load(url)
             assert other.num_rows(table.name) == 0
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparring_train.config.loader import load_config, parse_config
     from sparring_train.config.printer import config_as_yaml
     from sparring_train.config.run import CollectiveConfig, RendezvousConfig, RunConfig
+    from sparring_train.data.table.strings import strings_of
     from sparring_train.metrics_files.writer import MetricsWriter
     from sparring_train.result import TrainResult
 
@@ -25,6 +26,7 @@ __all__ = [
     "config_as_yaml",
     "load_config",
     "parse_config",
+    "strings_of",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "config_as_yaml": "config.printer",
     "load_config": "config.loader",
     "parse_config": "config.loader",
+    "strings_of": "data.table.strings",
 }
 
 

@@ -1,4 +1,4 @@
-"""The hooks of sparring-train: which frameworks can train what a configuration describes.
+"""The hooks of sparring-train: frameworks that train, kinds of data, kinds of models.
 
 A plugin implements them with ``@hookimpl(optionalhook=True)``, so that it also loads where
 sparring-train is not installed.
@@ -9,18 +9,34 @@ sparring-train is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sparring.contracts import Descriptor, hookspec
 
 if TYPE_CHECKING:
-    from sparring import PluginManager
+    from sparring import PluginManager, StepContainer, StorageChoice
+    from sparring.contracts import TableConfig
+    from sparring_train.config.kinds import DataSection, ModelSection
     from sparring_train.config.run import RunConfig
+    from sparring_train.data.columns import ColumnBatch, Schema
+    from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.result import Progress, TrainResult
 
-__all__ = ["ProgramRequest", "TrainerDescriptor", "sparring_register_trainers"]
+__all__ = [
+    "DataDescriptor",
+    "ModelDescriptor",
+    "ModelRequest",
+    "OpenedModel",
+    "ProgramRequest",
+    "SavedModel",
+    "TrainerDescriptor",
+    "sparring_register_data",
+    "sparring_register_models",
+    "sparring_register_trainers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,27 @@ class ProgramRequest:
     """It may read later versions of its tables, too."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """A model to open."""
+
+    snapshot_url: str
+    """The snapshot with its ordinary parameters."""
+    rows: Literal["snapshot", "storage"] = "snapshot"
+    """Place of its rows: the same snapshot, or the storage of the configuration."""
+
+
+class OpenedModel(Protocol):
+    """A model that is asked. It changes nothing."""
+
+    @property
+    def source(self) -> Any:
+        """The `ColumnSource` of the run: its data are opened when they are asked for."""
+
+    def predict(self, batch: ColumnBatch) -> Any:
+        """See `sparring_train.loop.model.Predict`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerDescriptor(Descriptor):
     """How one framework trains. `name` is the framework's.
@@ -45,19 +82,80 @@ class TrainerDescriptor(Descriptor):
     evaluation, and writes the report that the configuration asks for. Backends come from the
     plugin manager; it tells `progress` of its progress and prints nothing itself.
 
-    `evaluate(config, plugin_manager, snapshot_url)` returns the metrics on the test samples of the
-    model with ordinary parameters of the snapshot, and rows that the configuration's storage has. It
-    changes nothing. None: this trainer evaluates only what it trains.
+    `open(config, plugin_manager, saved)` makes the model of a saved run, to be asked: a context
+    manager. None: this trainer asks only what it trains.
 
     `export(config, plugin_manager, request)` writes a saved model as a program that runs without
     Python over serving snapshots. None: this trainer exports none.
     """
 
     train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
-    evaluate: Callable[[RunConfig, PluginManager, str], Mapping[str, float]] | None = None
+    open: (
+        Callable[[RunConfig, PluginManager, SavedModel], AbstractContextManager[OpenedModel]] | None
+    ) = None
     export: Callable[[RunConfig, PluginManager, ProgramRequest], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataDescriptor(Descriptor):
+    """A kind of data: `name` is what `data.kind` says.
+
+    `section` is the pydantic model of the `data` section of this kind; its field `kind` is
+    ``Literal[name]``. `open(section, request)` opens the files.
+
+    `read(section, path)` gives all examples of another file of the same columns, in its order, for
+    predictions: labels and weights may be missing. None: examples of this kind are those of the
+    section alone.
+    """
+
+    section: type[DataSection]
+    open: Callable[[Any, OpenRequest], Dataset]
+    read: Callable[[Any, str], Iterator[ColumnBatch]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A model to build."""
+
+    section: Any
+    """The `model` section of the configuration."""
+    schema: Schema
+    """Columns of the data that it is trained on."""
+    tables: Mapping[str, TableConfig]
+    """Name → table that the section wants, with the settings of `tables` in the configuration."""
+    storage: StorageChoice
+    container: StepContainer
+    """Where the tables live."""
+    label_range: LabelRange | None
+    """Of the labels to train on, where it is known."""
+    seed: int
+    """Of initial values; a framework may have set its own by it already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescriptor(Descriptor):
+    """A kind of model: `name` is what `model.kind` says.
+
+    `section` is the pydantic model of the `model` section of this kind; its field `kind` is
+    ``Literal[name]``. `build` has, for each framework that it can be trained with, what makes the
+    model of a `ModelRequest`; what that has to offer is up to the framework's trainer, see
+    ``docs/how-to/bring-data-or-a-model.md``.
+    """
+
+    section: type[ModelSection]
+    build: Mapping[str, Callable[[ModelRequest], Any]]
 
 
 @hookspec
 def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
     """Trainers that this plugin offers, one for each framework."""
+
+
+@hookspec
+def sparring_register_data() -> Sequence[DataDescriptor]:
+    """Kinds of data that this plugin can read."""
+
+
+@hookspec
+def sparring_register_models() -> Sequence[ModelDescriptor]:
+    """Kinds of models that this plugin can build."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
     from sparring import PluginManager
     from sparring_serve import EvaluatorDescriptor
     from sparring_train.config.run import RunConfig
-    from sparring_train.hookspecs import ProgramRequest, TrainerDescriptor
+    from sparring_train.hookspecs import (
+        DataDescriptor,
+        ModelDescriptor,
+        OpenedModel,
+        ProgramRequest,
+        SavedModel,
+        TrainerDescriptor,
+    )
     from sparring_train.result import Progress, TrainResult
 
 
@@ -27,10 +35,22 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_train,
         ),
         CommandDescriptor(
+            name="init",
+            api_version=API_VERSION,
+            summary="Write a configuration for files of examples.",
+            register=_add_init,
+        ),
+        CommandDescriptor(
             name="config",
             api_version=API_VERSION,
             summary="Show or check a configuration.",
             register=_add_config,
+        ),
+        CommandDescriptor(
+            name="report",
+            api_version=API_VERSION,
+            summary="Compare two runs.",
+            register=_add_report,
         ),
         CommandDescriptor(
             name="get",
@@ -43,6 +63,30 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             api_version=API_VERSION,
             summary="Remove ids from everything that a run has left.",
             register=_add_erase,
+        ),
+        CommandDescriptor(
+            name="evaluate",
+            api_version=API_VERSION,
+            summary="Print the metrics of a saved model on the test examples of its run.",
+            register=_add_evaluate,
+        ),
+        CommandDescriptor(
+            name="predict",
+            api_version=API_VERSION,
+            summary="Print or write a prediction for each example of a file.",
+            register=_add_predict,
+        ),
+        CommandDescriptor(
+            name="recommend",
+            api_version=API_VERSION,
+            summary="Print the best items for a user.",
+            register=_add_recommend,
+        ),
+        CommandDescriptor(
+            name="neighbours",
+            api_version=API_VERSION,
+            summary="Print the keys whose embeddings are nearest to that of one key.",
+            register=_add_neighbours,
         ),
         CommandDescriptor(
             name="export-program",
@@ -63,7 +107,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             api_version=API_VERSION,
             summary="DLRM and matrix factorisation with torch's own optimizers.",
             train=_train_with_torch,
-            evaluate=_evaluate_with_torch,
+            open=_open_in_torch,
             export=_export_from_torch,
         ),
         TrainerDescriptor(
@@ -71,10 +115,24 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             api_version=API_VERSION,
             summary="DLRM and matrix factorisation with Keras 3's optimizers.",
             train=_train_with_keras,
-            evaluate=_evaluate_with_keras,
+            open=_open_in_keras,
             export=_export_from_keras,
         ),
     ]
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_data() -> Sequence[DataDescriptor]:
+    from sparring_train.built_in_kinds import data_kinds
+
+    return data_kinds()
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_models() -> Sequence[ModelDescriptor]:
+    from sparring_train.built_in_kinds import model_kinds
+
+    return model_kinds()
 
 
 @hookimpl(optionalhook=True)
@@ -98,10 +156,22 @@ def _add_train(app: typer.Typer) -> None:
     add_train(app)
 
 
+def _add_init(app: typer.Typer) -> None:
+    from sparring_train.cli.init import add_init
+
+    add_init(app)
+
+
 def _add_config(app: typer.Typer) -> None:
     from sparring_train.cli.config import add_config
 
     add_config(app)
+
+
+def _add_report(app: typer.Typer) -> None:
+    from sparring_train.cli.report import add_report
+
+    add_report(app)
 
 
 def _add_get(app: typer.Typer) -> None:
@@ -114,6 +184,30 @@ def _add_erase(app: typer.Typer) -> None:
     from sparring_train.cli.erase import add_erase
 
     add_erase(app)
+
+
+def _add_evaluate(app: typer.Typer) -> None:
+    from sparring_train.cli.evaluate import add_evaluate
+
+    add_evaluate(app)
+
+
+def _add_predict(app: typer.Typer) -> None:
+    from sparring_train.cli.evaluate import add_predict
+
+    add_predict(app)
+
+
+def _add_recommend(app: typer.Typer) -> None:
+    from sparring_train.cli.recommend import add_recommend
+
+    add_recommend(app)
+
+
+def _add_neighbours(app: typer.Typer) -> None:
+    from sparring_train.cli.neighbours import add_neighbours
+
+    add_neighbours(app)
 
 
 def _add_export_program(app: typer.Typer) -> None:
@@ -134,12 +228,12 @@ def _train_with_keras(config: RunConfig, manager: PluginManager, progress: Progr
     return train(config, manager, progress)
 
 
-def _evaluate_with_torch(
-    config: RunConfig, manager: PluginManager, snapshot_url: str
-) -> Mapping[str, float]:
-    from sparring_train.pytorch.trainer import evaluate
+def _open_in_torch(
+    config: RunConfig, manager: PluginManager, saved: SavedModel
+) -> AbstractContextManager[OpenedModel]:
+    from sparring_train.pytorch.trainer import open_model
 
-    return evaluate(config, manager, snapshot_url)
+    return open_model(config, manager, saved)
 
 
 def _export_from_torch(config: RunConfig, manager: PluginManager, request: ProgramRequest) -> None:
@@ -154,9 +248,9 @@ def _export_from_keras(config: RunConfig, manager: PluginManager, request: Progr
     export(config, manager, request)
 
 
-def _evaluate_with_keras(
-    config: RunConfig, manager: PluginManager, snapshot_url: str
-) -> Mapping[str, float]:
-    from sparring_train.keras.trainer import evaluate
+def _open_in_keras(
+    config: RunConfig, manager: PluginManager, saved: SavedModel
+) -> AbstractContextManager[OpenedModel]:
+    from sparring_train.keras.trainer import open_model
 
-    return evaluate(config, manager, snapshot_url)
+    return open_model(config, manager, saved)

@@ -7,6 +7,7 @@ dtype of predictions, while scikit-learn wants all samples at once and sums floa
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,11 @@ import numpy.typing as npt
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
+    "BinaryQuality",
     "CollectedPredictions",
     "MeanLogLoss",
+    "NumberQuality",
+    "Quality",
     "RootMeanSquareError",
     "auc",
     "log_loss",
@@ -151,6 +155,47 @@ class CollectedPredictions:
         if not self._scores:
             return math.nan
         return auc(np.concatenate(self._scores), np.concatenate(self._labels))
+
+
+class Quality(Protocol):
+    """Metrics of samples that come batch by batch."""
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch; both are ``(b,)``."""
+
+    def metrics(self) -> dict[str, float]:
+        """Name → value over all samples."""
+
+
+class BinaryQuality:
+    """AUC and log loss of probabilities; see `CollectedPredictions` for the memory it takes."""
+
+    def __init__(self) -> None:
+        self._collected, self._mean_log_loss = CollectedPredictions(), MeanLogLoss()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        self._collected.update(predictions, labels)
+        self._mean_log_loss.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """``auc`` and ``log_loss``."""
+        return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
+
+
+class NumberQuality:
+    """Root mean squared error of numbers."""
+
+    def __init__(self) -> None:
+        self._error = RootMeanSquareError()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        self._error.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """``rmse``."""
+        return {"rmse": self._error.value}
 
 
 def _columns(

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring import TierCounters
 from sparring.contracts import Collective, Reduction
-from sparring_train.data.batches import Columnar, take
+from sparring_train.data.columns import ColumnBatch
 
 __all__ = ["Ranks", "sum_over_ranks"]
-
-Batch = TypeVar("Batch", bound=Columnar)
 
 
 class Ranks:
     """This rank among the others.
 
     Args:
-        collective: this rank's place in the group. All ranks call `gathered`, `mean`, `means` and
-            `total` at the same time.
+        collective: this rank's place in the group. All ranks call `gathered`, `largest`, `mean`,
+            `means`, `sum` and `total` at the same time.
         wait: returns when nothing else uses the collective; called before each use.
     """
 
@@ -42,12 +40,9 @@ class Ranks:
         """Whether this is the rank that talks to people."""
         return self.rank == 0
 
-    def part(self, batch: Batch) -> Batch:
+    def part(self, batch: ColumnBatch) -> ColumnBatch:
         """This rank's samples of a batch; none where there are fewer than ranks."""
-        if self.world_size == 1:
-            return batch
-        ends = [len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1)]
-        return take(batch, slice(*ends))
+        return batch if self.world_size == 1 else batch.part(self.rank, self.world_size)
 
     def gathered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Arrays of all ranks, one after the other: the results for the parts of one batch.
@@ -93,6 +88,13 @@ class Ranks:
             return values
         self._wait()
         return self._collective.all_reduce(values, Reduction.SUM)
+
+    def largest(self, value: int) -> int:
+        """The largest of all ranks."""
+        if self.world_size == 1:
+            return value
+        self._wait()
+        return int(self._collective.all_reduce(np.array([value], np.int64), Reduction.MAX)[0])
 
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The sums over ranks of counts of the same names."""

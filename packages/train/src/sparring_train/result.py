@@ -34,6 +34,9 @@ class TrainResult:
     stacks of storages only. See ``docs/reference/metrics.md``."""
     resumed_steps: int = 0
     """Of `steps`, those that were taken before the run was resumed; `seconds` is without them."""
+    peak_memory_bytes: int = 0
+    """The most memory that a process of the run has had resident, the largest of all ranks; 0 where
+    that is unknown."""
     rank: int = 0
     """Rank that returns this result; all ranks have the same, and the first one shows it."""
 

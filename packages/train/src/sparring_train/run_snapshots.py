@@ -29,7 +29,6 @@ from sparring import (
 )
 from sparring.contracts import Collective, Reduction
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
-from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig
 from sparring_train.same_run import RUN, check_same_run, described_run
 from sparring_train.stored_rows import place_name
@@ -70,6 +69,8 @@ class RunSnapshots:
         self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed concurrently with steps."""
+        self.last_url: str | None = None
+        """Of the newest that this run has committed, or was resumed from; as far as `check` knows."""
 
     def check_folder(self) -> None:
         """Refuses a folder in which nothing can be saved, before any step is made.
@@ -159,7 +160,7 @@ class RunSnapshots:
             return
         self._task = None
         try:
-            task.result()
+            self.last_url = task.result().url
         except Exception as error:
             self._note_failure(task.name, error)
 
@@ -210,13 +211,17 @@ class RunSnapshots:
                 raise
             self._note_failure(f"save of {url}", error)
             return
-        self._task = None if isinstance(saved, Saved) else saved
+        if isinstance(saved, Saved):
+            self.last_url = saved.url
+        else:
+            self._task = saved
 
     def _embedding_parts(self) -> dict[str, State]:
-        model = self._config.model
-        if not isinstance(model, MatrixFactorizationModel):
+        parts = self._config.model.embedding_parts
+        if not parts:
             return {}
-        return {EMBEDDING_PARTS: State(model.embedding_parts)}
+        names = [table.name for table in self._config.wanted_tables()]
+        return {EMBEDDING_PARTS: State(dict.fromkeys(names, parts))}
 
     def _described(self) -> dict[str, object]:
         # Names: folders may be moved.
@@ -272,6 +277,7 @@ class RunSnapshots:
             self._note_damaged(loaded)
             self._since_full = len(open_snapshot(url).chain)
             self._saved_step = loaded.step
+            self.last_url = url
             self._tell(f"resumed from {url}, after step {loaded.step}")
             return loaded
         if damaged is not None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sparring.errors import UnsupportedError
 from sparring_serve import Quality
 from sparring_train.config.loader import load_config
-from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import StorageConfig
-from sparring_train.trainers import trainer_of
+from sparring_train.hookspecs import SavedModel
+from sparring_train.loop.column_source import MAIN_METRICS
+from sparring_train.loop.evaluation import evaluated
+from sparring_train.registered_kinds import trainer_of
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -21,7 +23,7 @@ __all__ = ["served_quality"]
 def served_quality(
     config_path: str, snapshot_url: str, storage: Mapping[str, Any], manager: PluginManager
 ) -> Quality:
-    """RMSE of a matrix factorisation, AUC of a model of clicks; see `EvaluatorDescriptor`.
+    """The first metric of the model's loss: AUC, RMSE, recall; see `EvaluatorDescriptor`.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -29,15 +31,16 @@ def served_quality(
         SparringError: its data or the snapshot cannot be read, or do not fit.
     """
     config = load_config(config_path, plugin_manager=manager)
-    evaluate = trainer_of(config.framework, manager).evaluate
-    if evaluate is None:
+    open_model = trainer_of(config.framework, manager).open
+    if open_model is None:
         raise UnsupportedError(
             f"{config_path}: the trainer of framework {config.framework!r} does not evaluate "
             "snapshots; publish without --evaluate"
         )
     options = {name: value for name, value in storage.items() if name != "backend"}
     rows = StorageConfig(backend=storage["backend"], options=options)
-    metrics = evaluate(config.model_copy(update={"storage": rows}), manager, snapshot_url)
-    is_rating = isinstance(config.model, MatrixFactorizationModel)
-    metric = "rmse" if is_rating else "auc"
-    return Quality(metric, metrics[metric], is_higher_better=not is_rating)
+    chosen = config.model_copy(update={"storage": rows})
+    with open_model(chosen, manager, SavedModel(snapshot_url, "storage")) as model:
+        metrics = evaluated(model)
+    metric = MAIN_METRICS[config.model.loss]
+    return Quality(metric, metrics[metric], is_higher_better=metric != "rmse")

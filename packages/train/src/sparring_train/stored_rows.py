@@ -49,17 +49,17 @@ def open_run_storages(
         InvalidArgumentError: the run has no such table.
         SparringError: a storage cannot be opened, as where the run goes on.
     """
-    if table not in config.model.table_names:
+    wanted = {each.name: each for each in config.wanted_tables()}
+    if table not in wanted:
         raise InvalidArgumentError(
-            f"table {table!r}: the model of this run has {', '.join(config.model.table_names)}",
-            table=table,
+            f"table {table!r}: the model of this run has {', '.join(wanted)}", table=table
         )
     url = config.snapshots.url
     snapshot = None if url is None else latest_snapshot(url)
     if snapshot is not None and table in snapshot.tables:
         declared = replace(snapshot.tables[table].config, state_width=0, state_method="")
     else:
-        declared = TableConfig(table, config.model.row_dim, config.tables.dtype)
+        declared = TableConfig(table, wanted[table].dim, config.tables.dtype)
     count = ranks or (1 if snapshot is None else snapshot.world_size)
     choice = StorageChoice(config.storage.backend, config.storage.options)
     places = [choice.on(rank, count, table) for rank in range(count)]

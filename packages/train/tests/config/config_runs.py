@@ -34,14 +34,28 @@ from sparring.snapshot.retention import latest_snapshot
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.config.schema import shape_of
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.data.synthetic import write_synthetic
 from sparring_train.hookspecs import TrainerDescriptor
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult
-from sparring_train.trainers import trainer_of
 
-__all__ = ["CLICKS", "FILES", "RATINGS", "Effects", "Ran", "Runs", "all_keys", "made_runs"]
+from ..data.criteo_files import write_synthetic
+from ..data.visits import VisitsPlugin
+
+__all__ = [
+    "CLICKS",
+    "FILES",
+    "RATINGS",
+    "VISITS",
+    "Effects",
+    "Ran",
+    "Runs",
+    "all_keys",
+    "is_of_ranking",
+    "made_runs",
+]
 
 RATINGS = """
 seed: 3
@@ -60,6 +74,16 @@ data: {kind: synthetic_criteo, samples: 96, test_samples: 64, batch_size: 32, ma
 model: {kind: dlrm, embedding_dim: 2, bottom_mlp: [3], top_mlp: [3]}
 storage: {backend: memory}
 """
+
+
+VISITS = """
+seed: 3
+threads: 1
+data: {kind: visits}
+model: {kind: two_towers, embedding_dim: 4}
+storage: {backend: memory}
+"""
+"""See `VisitsData`."""
 
 
 FILES = "data={kind: criteo, path: clicks/train.tsv, batch_size: 16, test_fraction: 0.25}"
@@ -185,6 +209,7 @@ class Runs:
         self.parts = Parts()
         self.manager = make_plugin_manager()
         self.manager.load(PluginSource("effects", "sparring-effects", "1", lambda: self.parts))
+        self.manager.load(PluginSource("visits", "sparring-visits", "1", VisitsPlugin))
         self._made: dict[tuple[str, ...], list[Ran]] = {}
         random = np.random.default_rng(5)
         self._write("ratings.csv", random.integers(0, 10, 60), random.integers(0, 12, 60))
@@ -192,7 +217,7 @@ class Runs:
         self._write("once.csv", np.arange(240), np.arange(240))
         for name, count in (("clicks", 48), ("fewer", 24)):
             planted = PlantedModel(max_ids=9)
-            write_synthetic(folder / name, planted, num_train=count, num_test=count // 3)
+            write_synthetic(folder / name, planted, count, count // 3)
 
     def _write(self, name: str, users: npt.NDArray[Any], items: npt.NDArray[Any]) -> None:
         lines = [
@@ -209,15 +234,19 @@ class Runs:
         """A run over clicks by one process."""
         return self._run(CLICKS, overrides)[0]
 
-    def ranks(self, *overrides: str) -> list[Ran]:
-        """A run over ratings by two ranks, which are threads."""
-        return self._run(RATINGS, ("collective.backend=threads", *overrides), 2)
+    def visits(self, *overrides: str) -> Ran:
+        """A run over visits by one process."""
+        return self._run(VISITS, overrides)[0]
+
+    def ranks(self, *overrides: str, text: str = RATINGS, world_size: int = 2) -> list[Ran]:
+        """A run by ranks, which are threads."""
+        return self._run(text, ("collective.backend=threads", *overrides), world_size)
 
     def _run(self, text: str, overrides: tuple[str, ...], world_size: int = 1) -> list[Ran]:
         key = (text, str(world_size), *overrides)
         if key not in self._made:
             places = [
-                f"rendezvous={{backend: threads, options: {{rank: {rank}, world_size: 2}}}}"
+                f"rendezvous={{backend: threads, options: {{rank: {rank}, world_size: {world_size}}}}}"
                 for rank in range(world_size)
             ]
             given = [[*overrides, *([place] if world_size > 1 else [])] for place in places]
@@ -300,7 +329,13 @@ class Effects(dict[str, Effect]):
 def all_keys() -> list[str]:
     """Every key that a file may have, once for each model that has it: ``data:criteo.path`` is a key of
     the section of that kind, ``optimizer.sparse.*`` any that the section hands on."""
-    return list(_keys_below("", RunConfig, {RunConfig}))
+    return list(_keys_below("", run_type(), {run_type()}))
+
+
+def is_of_ranking(key: str) -> bool:
+    """Whether a key is one of the models that rank items."""
+    own = ("model:package.module:Class.user", "model:package.module:Class.item")
+    return key in own or key.startswith(("model:two_towers.", "model:sequence."))
 
 
 def _keys_below(prefix: str, model: type[BaseModel], known: set[type[BaseModel]]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Every key of a configuration has an effect on `sparring train`: data, model, tables, optimizers.
 
-The other keys are in `test_effects_running`.
+The other keys are in `test_effects_ranking` and `test_effects_running`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.errors import CapacityError, InvalidArgumentError, PeerFailure
+from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, PeerFailure
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from .config_runs import FILES, Effects, Ran, Runs, all_keys, made_runs
+from . import table_effects
+from .config_runs import FILES, Effects, Ran, Runs, all_keys, is_of_ranking, made_runs
 
 EFFECTS = Effects()
+table_effects.register(EFFECTS)
 
 SECTIONS = (
     "framework",
@@ -31,7 +33,11 @@ SECTIONS = (
     "storage",
     "optimizer",
 )
-KEYS = [key for key in all_keys() if key.split(".")[0].split(":")[0] in SECTIONS]
+KEYS = [
+    key
+    for key in all_keys()
+    if key.split(".")[0].split(":")[0] in SECTIONS and not is_of_ranking(key)
+]
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +189,108 @@ def _(runs: Runs) -> None:
 def _(runs: Runs) -> None:
     for name in ("embedding_l2", "bias_l2"):
         assert runs.ratings(f"model.{name}=10000").losses[0] > 2 * runs.ratings().losses[0]
+
+
+@EFFECTS.of("model:matrix_factorization.user", "model:matrix_factorization.item")
+def _(runs: Runs) -> None:
+    swapped = runs.ratings("model.user=item", "model.item=user")
+    assert swapped.result is not None
+    assert list(swapped.result.rows) == ["item", "user"]
+    for key in ("user", "item"):
+        with pytest.raises(
+            ConfigError, match=f"model.{key} is 'film', the features of the data are"
+        ):
+            runs.ratings(f"model.{key}=film")
+
+
+OWN = "model={kind: 'package_of_ones_own:Logits'}"
+"""For `runs.clicks`: one layer over all bags and numbers."""
+
+
+def write_own_model(runs: Runs) -> None:
+    text = """
+import torch
+
+class Logits(torch.nn.Module):
+    def __init__(self, embeddings, num_numbers, factor=1.0):
+        super().__init__()
+        self.embeddings, self.factor = embeddings, factor
+        dims = sum(each.embedding_dim for each in embeddings.embedding_bag_configs())
+        self.layer = torch.nn.Linear(dims + num_numbers, 1)
+
+    def forward(self, numbers, features):
+        pooled = self.embeddings(features).values()
+        return self.factor * self.layer(torch.cat([pooled, numbers], 1))
+"""
+    (runs.folder / "package_of_ones_own.py").write_text(text)
+
+
+@EFFECTS.of(
+    "model:package.module:Class.kind",
+    "model:package.module:Class.embedding_dim",
+    "model:package.module:Class.dims",
+    "model:package.module:Class.trained_for",
+    "model:package.module:Class.options",
+)
+def _(runs: Runs) -> None:
+    write_own_model(runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.folder)
+        made = runs.clicks(
+            OWN, "model.embedding_dim=3", "model.dims={cat_2: 5}", "snapshots.url=own"
+        )
+        tables = runs.snapshot("own").tables
+        assert {name: tables[name].dim for name in ("cat_1", "cat_2")} == {"cat_1": 3, "cat_2": 5}
+        assert made.result is not None
+        assert set(made.result.metrics) == {"auc", "log_loss"}
+        larger = runs.clicks(OWN, "model.embedding_dim=3", "model.options={factor: 1000}")
+        assert larger.losses[0] > made.losses[0]
+        with pytest.raises(ConfigError, match="expected labels that are numbers"):
+            runs.clicks(OWN, "model.trained_for=squared_error")
+        for kind, reason in (
+            ("package_of_ones_own:Others", "cannot be found: module 'package_of_ones_own' has no"),
+            ("no_package:Logits", "cannot be found: No module named 'no_package'"),
+            ("collections:ChainMap", "expected a torch.nn.modules.module.Module"),
+        ):
+            with pytest.raises(ConfigError, match=reason):
+                runs.clicks(f"model={{kind: '{kind}'}}")
+        with pytest.raises(ConfigError, match=r"the options many: .*unexpected keyword argument"):
+            runs.clicks(OWN, "model.options={many: 1}")
+        with pytest.raises(ConfigError, match=r"model\.dims names film; the tables are cat_1"):
+            runs.clicks(OWN, "model.dims={film: 5}")
+
+
+@EFFECTS.of(
+    "model:deepfm.kind",
+    "model:deepfm.embedding_dim",
+    "model:deepfm.hidden_layer",
+    "model:deepfm.deep_layer",
+)
+def _(runs: Runs) -> None:
+    deepfm = "model={kind: deepfm, hidden_layer: 3, deep_layer: 5, embedding_dim: 2}"
+    runs.clicks(deepfm, "snapshots.url=deepfm")
+    runs.clicks(deepfm, "model.hidden_layer=7", "snapshots.url=hidden")
+    runs.clicks(deepfm, "model.deep_layer=11", "model.embedding_dim=4", "snapshots.url=deep")
+    widths = {}
+    for folder in ("deepfm", "hidden", "deep"):
+        arrays = runs.snapshot(folder).state("torch").arrays.values()
+        widths[folder] = {array.shape[0] for array in arrays if array.ndim}
+    assert 3 in widths["deepfm"] - widths["hidden"]
+    assert 7 in widths["hidden"]
+    assert 11 in widths["deep"] - widths["deepfm"]
+    dims = [runs.snapshot(folder).tables["cat_1"].dim for folder in ("deepfm", "deep")]
+    assert dims == [2, 4]
+
+
+@EFFECTS.of("model:dlrm.pooling", "model:deepfm.pooling")
+def _(runs: Runs) -> None:
+    for model in ("kind: dlrm, bottom_mlp: [3], top_mlp: [3]", "kind: deepfm"):
+        found = [
+            runs.visits(f"model={{{model}, pooling: {pooling}}}", "data.label=binary")
+            for pooling in ("sum", "mean")
+        ]
+        assert found[0].losses != found[1].losses  # histories are of several ids
+        assert found[0].end.metrics.keys() == {"auc", "log_loss"}
 
 
 @EFFECTS.of("model:dlrm.embedding_dim", "model:dlrm.bottom_mlp", "model:dlrm.top_mlp")

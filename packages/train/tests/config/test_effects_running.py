@@ -31,12 +31,12 @@ from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from .config_runs import RATINGS, Effects, Runs, all_keys, made_runs
+from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking, made_runs
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
 
-KEYS = [key for key in all_keys() if key not in ELSEWHERE]
+KEYS = [key for key in all_keys() if key not in ELSEWHERE and not is_of_ranking(key)]
 
 
 @pytest.fixture(scope="module")

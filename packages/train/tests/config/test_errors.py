@@ -67,8 +67,8 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "unknown kind": (
         RATINGS.replace("movielens", "movilens"),
         [
-            "run.yaml:2:9: data.kind is wrong (found 'movilens', expected movielens, criteo or "
-            "synthetic_criteo; did you mean movielens?)"
+            "run.yaml:2:9: data.kind is wrong (found 'movilens', expected movielens, criteo, "
+            "synthetic_criteo or table; did you mean movielens?)"
         ],
     ),
     "wrong type": (
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS.replace("matrix_factorization", "dlrm"),
         [
             "run.yaml:2:9: data.kind: model dlrm cannot be trained on this data (found movielens, "
-            "expected criteo or synthetic_criteo)"
+            "with labels that are numbers, expected labels of 0 and 1)"
         ],
     ),
     "key given twice": (

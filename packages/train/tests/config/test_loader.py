@@ -17,7 +17,7 @@ from sparring.errors import ConfigError
 from sparring.exchange.options import ExchangeOptions, WireDtype
 from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.printer import config_as_yaml
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.config.tables import TablesConfig
 
 RATINGS = """\
@@ -161,7 +161,7 @@ def test_what_is_shown_reads_back_the_same() -> None:
 @settings(max_examples=50, deadline=None)
 @given(path=st.text(min_size=1, max_size=30), seed=st.integers(0, 2**63 - 1))
 def test_any_text_survives_the_way_to_yaml_and_back(path: str, seed: int) -> None:
-    config = RunConfig.model_validate(
+    config = run_type().model_validate(
         {
             "seed": seed,
             "data": {"kind": "movielens", "path": path},

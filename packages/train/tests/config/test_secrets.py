@@ -15,7 +15,8 @@ from sparring.engine.container import StepContainer
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring.storage.open import open_storage
 from sparring_train.config.loader import load_config
-from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.config.run import StorageConfig
+from sparring_train.config.run_type import run_type
 
 SECRET = "hunter2hunter2"
 BASE = """\
@@ -104,7 +105,7 @@ def test_a_secret_is_named_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: RunConfig(
+        lambda: run_type()(
             data={"kind": "movielens", "path": "r"},  # type: ignore[arg-type]
             model={"kind": "matrix_factorization"},  # type: ignore[arg-type]
             snapshots={"url": f"s3://key:{SECRET}@b"},  # type: ignore[arg-type]

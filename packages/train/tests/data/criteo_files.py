@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+from pyarrow import csv, parquet
 
-from sparring_train.data.batches import ClickBatch
+from sparring_train.data.batches import ClickBatch, concatenate
+from sparring_train.data.click_log import ClickLog
 from sparring_train.data.criteo_format import COLUMNS
+from sparring_train.data.planted_model import PlantedModel, SyntheticPart
 
-__all__ = ["Refused", "line", "parse_slowly", "write_lines"]
+__all__ = ["Refused", "line", "parse_slowly", "synthetic_log", "write_lines", "write_synthetic"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,36 @@ def line(label: object = 0, integers: object = 7, ids: str = "0000000a", **chang
 def write_lines(path: Path, *lines: str) -> Path:
     path.write_text("".join(each + "\n" for each in lines), newline="")
     return path
+
+
+def synthetic_log(num_rows: int, model: PlantedModel, part: SyntheticPart = "train") -> ClickLog:
+    """The first rows of a part, in memory."""
+    return concatenate(list(model.chunks(num_rows, part)))
+
+
+def write_synthetic(
+    folder: Path, model: PlantedModel, num_train: int, num_test: int, suffix: str = "tsv"
+) -> tuple[Path, Path]:
+    """Writes the first rows of both parts as files of this suffix, and returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / f"train.{suffix}", folder / f"test.{suffix}"
+    _write_log(paths[0], synthetic_log(num_train, model, "train"))
+    _write_log(paths[1], synthetic_log(num_test, model, "test"))
+    return paths
+
+
+def _write_log(path: Path, log: ClickLog) -> None:
+    integers = zip(log.integers.T, log.is_missing_integer.T, strict=True)
+    texts = [np.array([f"{each & 0xFFFFFFFF:08x}" for each in ids]) for ids in log.ids.T.tolist()]
+    ids = zip(texts, log.is_missing_id.T, strict=True)
+    columns = [pyarrow.array(values, mask=is_missing) for values, is_missing in [*integers, *ids]]
+    labels = pyarrow.array(log.labels.astype(np.int8))
+    table = pyarrow.table([labels, *columns], names=list(COLUMNS))
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+    else:
+        layout = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+        csv.write_csv(table, path, layout)
 
 
 def parse_slowly(text: bytes) -> ClickBatch | Refused:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.data import delimited_text
 from sparring_train.data.batches import ClickBatch, concatenate
-from sparring_train.data.criteo import count_clicks, criteo_files, read_clicks
+from sparring_train.data.criteo import criteo_files, read_clicks
 from sparring_train.data.criteo_format import COLUMNS, MISSING_IDS
 
 from .criteo_files import Refused, line, parse_slowly, write_lines
@@ -191,7 +191,6 @@ def test_batches_run_over_the_borders_of_files(tmp_path: Path) -> None:
     assert [len(batch) for batch in batches] == [4, 4, 4, 1]
     order = concatenate(batches).ids[:, 0].tolist()
     assert order == [5, 6, 7, 0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
-    assert count_clicks(tmp_path) == 13
 
 
 def test_the_row_of_an_error_counts_within_its_file(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         list(read_clicks(tmp_path / "torn.gz", 1))
     (tmp_path / "not.gz").write_bytes(b"0\t1")
     with pytest.raises(DataError, match="cannot be read"):
-        count_clicks(tmp_path / "not.gz")
+        list(read_clicks(tmp_path / "not.gz", 1))
 
 
 def test_arguments_are_refused_before_any_file_is_opened(tmp_path: Path) -> None:
@@ -244,7 +243,6 @@ def test_the_last_line_counts_with_and_without_a_newline(tmp_path: Path) -> None
     path = tmp_path / "log.tsv"
     for end in ("", "\n"):
         path.write_text(line() + "\n" + line() + end)
-        assert count_clicks(path) == 2
         assert sum(map(len, read_clicks(path, 10))) == 2
 
 

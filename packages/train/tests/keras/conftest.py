@@ -16,5 +16,5 @@ def fresh_keras() -> None:
     if importlib.util.find_spec("tensorflow") is not None:
         import keras
 
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)

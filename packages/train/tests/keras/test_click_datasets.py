@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +19,20 @@ from sparring.errors import DataError, InvalidArgumentError
 from sparring_tf import DLRM, EmbeddingCollection, FeatureConfig, TableConfig
 from sparring_train.data.criteo import read_clicks
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.data.synthetic import SyntheticFiles, write_synthetic
 from sparring_train.keras.click_datasets import click_dataset
+
+from ..data.criteo_files import write_synthetic
 
 FORMATS = ["tsv", "parquet"]
 
 
-def written(folder: Path, file_format: Literal["tsv", "parquet"] = "tsv") -> SyntheticFiles:
-    if file_format == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    model = PlantedModel(seed=3, max_ids=200)
-    return write_synthetic(folder, model, num_train=1000, num_test=300, file_format=file_format)
+def written(folder: Path, suffix: str = "tsv") -> tuple[Path, Path]:
+    return write_synthetic(folder, PlantedModel(seed=3, max_ids=200), 1000, 300, suffix)
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_dataset_has_the_rows_that_core_reads(tmp_path: Path, file_format: Any) -> None:
-    path = written(tmp_path, file_format).train_path
+    path = written(tmp_path, file_format)[0]
     for part in ("all", "train", "test"):
         expected = list(read_clicks(path, 64, part=part, test_fraction=0.3, seed=5))
         dataset = click_dataset(path, 64, part=part, test_fraction=0.3, seed=5)
@@ -49,7 +47,7 @@ def test_a_dataset_has_the_rows_that_core_reads(tmp_path: Path, file_format: Any
 
 
 def test_elements_have_known_shapes_and_dtypes(tmp_path: Path) -> None:
-    (integers, ids), labels = click_dataset(written(tmp_path).train_path, 64).element_spec
+    (integers, ids), labels = click_dataset(written(tmp_path)[0], 64).element_spec
     assert integers == tf.TensorSpec([None, 13], tf.float32)
     assert ids == tf.TensorSpec([None, 26], tf.int64)
     assert labels == tf.TensorSpec([None], tf.float32)
@@ -57,7 +55,7 @@ def test_elements_have_known_shapes_and_dtypes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_model_is_fitted_from_a_log(tmp_path: Path, file_format: Any) -> None:
-    files = written(tmp_path, file_format)
+    train_path, test_path = written(tmp_path, file_format)
     tables = [TableConfig(name=f"feature_{number}", embedding_dim=4) for number in range(26)]
     features = {table.name: FeatureConfig(name=table.name, table=table) for table in tables}
     model = DLRM(EmbeddingCollection(features), 13, [8, 4], [8, 1])
@@ -66,17 +64,17 @@ def test_a_model_is_fitted_from_a_log(tmp_path: Path, file_format: Any) -> None:
         optimizer=sparring_tf.Optimizer(model, "adagrad", **rates),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
     )
-    history = model.fit(click_dataset(files.train_path, 50), epochs=3, verbose=0)
+    history = model.fit(click_dataset(train_path, 50), epochs=3, verbose=0)
     losses = history.history["loss"]
     assert losses[-1] < losses[0]
     assert sum(model.embedding_collection.num_rows().values()) > 1000
-    assert np.isfinite(model.evaluate(click_dataset(files.test_path, 50), verbose=0))
+    assert np.isfinite(model.evaluate(click_dataset(test_path, 50), verbose=0))
 
 
 def test_bad_arguments_and_files_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         click_dataset(tmp_path / "missing.tsv", 64)
-    path = written(tmp_path).train_path
+    path = written(tmp_path)[0]
     with pytest.raises(InvalidArgumentError, match="batch_size: found 0"):
         click_dataset(path, 0)
     with pytest.raises(InvalidArgumentError, match="test_fraction"):

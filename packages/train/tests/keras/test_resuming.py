@@ -19,9 +19,9 @@ from sparring import merged_chunks
 from sparring.adapter import StepContainer, make_plugin_manager
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.retention import latest_snapshot
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult
-from sparring_train.trainers import trainer_of
 
 CLICKS: dict[str, Any] = {
     "seed": 1,
@@ -75,7 +75,7 @@ def train(
         "snapshots": {"url": str(folder), "every_steps": 7, **more},
     }
     manager = make_plugin_manager()
-    config = RunConfig.model_validate(settings)
+    config = run_type().model_validate(settings)
     return trainer_of(framework, manager).train(config, manager, progress or SilentProgress())
 
 

@@ -20,11 +20,11 @@ import sparring_tf
 from sparring import StepContainer, make_plugin_manager
 from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
 from sparring.snapshot.retention import latest_snapshot
-from sparring_train.config.run import RunConfig
-from sparring_train.keras.tasks import ClickTask, RatingTask
+from sparring_train.config.run_type import run_type
+from sparring_train.keras.tasks import ColumnTask
 from sparring_train.ranks import Ranks
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult
-from sparring_train.trainers import trainer_of
 
 
 def config(**sections: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def config(**sections: Any) -> dict[str, Any]:
 
 def trained(settings: dict[str, Any]) -> TrainResult:
     manager = make_plugin_manager()
-    run = RunConfig.model_validate(settings)
+    run = run_type().model_validate(settings)
     return trainer_of("tensorflow", manager).train(run, manager, SilentProgress())
 
 
@@ -75,8 +75,8 @@ def test_a_snapshot_alone_predicts_as_the_trained_model(kind: str, tmp_path: Pat
     snapshot = latest_snapshot(sections["snapshots"]["url"])
     assert snapshot is not None
     with StepContainer() as container:
-        run = RunConfig.model_validate(config(**sections))
-        task: Any = (RatingTask if is_rating else ClickTask)(run, container)
+        run = run_type().model_validate(config(**sections))
+        task = ColumnTask(run, make_plugin_manager(), container)
         for variable in task.model.non_trainable_variables:
             variable.assign(tf.zeros_like(variable))
         state = container.load(snapshot.url).states["tensorflow"]

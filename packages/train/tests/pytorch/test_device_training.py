@@ -15,7 +15,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 from sparring import merged_chunks
 from sparring.adapter import make_plugin_manager
 from sparring.snapshot.retention import latest_snapshot
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
 from sparring_train.result import SilentProgress, TrainResult
 
@@ -71,7 +71,7 @@ def config(path: Path, storage: dict[str, Any], optimizer: str, **more: Any) -> 
 def run(chosen: dict[str, Any], interrupt_at: int = -1) -> TrainResult | None:
     manager = make_plugin_manager()
     try:
-        return train(RunConfig.model_validate(chosen), manager, Interrupting(interrupt_at))
+        return train(run_type().model_validate(chosen), manager, Interrupting(interrupt_at))
     except KeyboardInterrupt:
         return None
 

@@ -25,11 +25,13 @@ from sparring.cli.application import main
 from sparring.contracts import Storage
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot.retention import latest_snapshot
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run import ReportConfig, RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.loop import loop
-from sparring_train.loop.click_source import ClickSource
+from sparring_train.loop.column_source import ColumnSource
 from sparring_train.pytorch import trainer as torch_training
 from sparring_train.pytorch.trainer import train
+from sparring_train.report.run_data import SnapshotOfRun, read_report
 from sparring_train.result import SilentProgress, TrainResult
 
 CLICKS: dict[str, Any] = {
@@ -83,7 +85,7 @@ def config(folder: Path, optimizer: str = "native adam", **snapshots: Any) -> Ru
         "tables": {"admission": ADMISSIONS.get(optimizer)},
         "snapshots": {"url": str(folder), **snapshots},
     }
-    return RunConfig.model_validate(chosen)
+    return run_type().model_validate(chosen)
 
 
 def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, list[str]]:
@@ -154,7 +156,7 @@ def test_a_table_that_evicts_is_resumed_exactly(backend: str, policy: str, tmp_p
 
     def evicting(folder: str, **snapshots: Any) -> RunConfig:
         chosen = config(tmp_path / folder, **snapshots).model_dump(exclude_none=True)
-        return RunConfig.model_validate({**chosen, "storage": storage})
+        return run_type().model_validate({**chosen, "storage": storage})
 
     expected, _ = run(evicting("whole"))
     assert expected is not None
@@ -189,7 +191,7 @@ def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
         seen["steps"] = trainer._tables.state_dict()["state"]
 
     monkeypatch.setattr(torch_training._Trainer, "restore", restore_and_look)
-    result, messages = run(RunConfig.model_validate(changed))
+    result, messages = run(run_type().model_validate(changed))
     assert result is not None
     assert (seen["tables"]["lr"], seen["dense"]["lr"], seen["dense"]["momentum"]) == (
         0.5,
@@ -210,7 +212,7 @@ def test_another_optimizer_of_ordinary_parameters_is_refused(tmp_path: Path) -> 
     changed = began.model_dump(mode="json")
     changed["optimizer"]["dense"] = {"name": "adam", "lr": 0.01}
     with pytest.raises(ConfigError, match=r"state of optimizer.dense.name: sgd, this run has adam"):
-        run(RunConfig.model_validate(changed))
+        run(run_type().model_validate(changed))
 
 
 def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -315,6 +317,32 @@ def test_a_folder_that_nothing_can_be_saved_in_is_refused_before_the_first_step(
     assert (tmp_path / "file").read_text() == "as it was"
 
 
+def test_a_report_goes_on_with_the_curves_of_the_snapshot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+
+    def reporting(name: str, **snapshots: Any) -> RunConfig:
+        report = ReportConfig(path=str(tmp_path / f"{name}.html"))
+        return config(tmp_path / name, **snapshots).model_copy(update={"report": report})
+
+    run(reporting("whole"))
+    run(reporting("parts", every_steps=20, resume=True), interrupt_at=55)
+    held = open_snapshot(tmp_path / "parts/step-000000000040").state("report").values
+    assert (held["steps"], held["series"]["loss"]["steps"]) == (40, list(range(1, 41)))
+    run(reporting("parts", every_steps=20, resume=True))
+    whole, parts = (read_report(tmp_path / f"{name}.html") for name in ("whole", "parts"))
+    assert parts.series == whole.series
+    assert (parts.metrics, parts.resumed_steps) == (whole.metrics, 40)
+    assert whole.slices
+    assert not parts.slices
+    assert "the run was resumed" in (tmp_path / "parts.html").read_text()
+    newest = latest_snapshot(tmp_path / "parts")
+    assert newest is not None
+    assert parts.snapshot == SnapshotOfRun(
+        url=newest.url, step=newest.step, manifest_hash=newest.manifest_hash
+    )
+    assert main(["report", str(tmp_path / "whole.html"), str(tmp_path / "parts")]) == 0
+
+
 def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
     first, _ = run(config(tmp_path / "run"))
     before = everything(tmp_path / "run")
@@ -352,9 +380,9 @@ def test_data_are_opened_while_rows_come_in(
     newest = latest_snapshot(str(tmp_path / "run"))
     assert newest is not None
     shutil.rmtree(newest.url)
-    is_open, open_data = threading.Event(), ClickSource.batches
+    is_open, open_data = threading.Event(), ColumnSource.batches
 
-    def batches(source: ClickSource, epoch: int) -> Any:
+    def batches(source: ColumnSource, epoch: int) -> Any:
         for batch in open_data(source, epoch):
             is_open.set()
             yield batch
@@ -363,7 +391,7 @@ def test_data_are_opened_while_rows_come_in(
         assert is_open.wait(20), "no batch was read while rows came in"
         restore(storage, *arguments)
 
-    monkeypatch.setattr(ClickSource, "batches", batches)
+    monkeypatch.setattr(ColumnSource, "batches", batches)
     monkeypatch.setattr("sparring.engine.checkpoint.load.restore", waiting)
     result, messages = run(config(tmp_path / "run", every_steps=60, resume=True))
     assert expected is not None
@@ -406,7 +434,7 @@ def test_a_run_that_is_refused_has_changed_no_row(
     dense = {**chosen.optimizer.model_dump(), "dense": {"name": "sgd", "lr": 0.01}}
     for changed in ({"seed": 2}, {"optimizer": dense}):
         with pytest.raises(ConfigError):
-            run(RunConfig.model_validate(chosen.model_dump(exclude_none=True) | changed))
+            run(run_type().model_validate(chosen.model_dump(exclude_none=True) | changed))
     assert not loads
 
 

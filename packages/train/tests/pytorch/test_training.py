@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 import torch
 
+import sparring
 import sparring_torch
 from sparring import StepContainer, list_snapshots, make_plugin_manager
 from sparring.cli.application import main
@@ -31,14 +34,15 @@ from sparring.errors import (
 from sparring.runtime import pool as execution
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.data import SyntheticCriteoData
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.data.synthetic import write_synthetic
-from sparring_train.pytorch.click_task import ClickTask
-from sparring_train.pytorch.rating_task import RatingTask
+from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.trainer import native_optimizer, train
 from sparring_train.ranks import Ranks
+from sparring_train.report.run_data import read_report
 from sparring_train.result import SilentProgress, TrainResult
+
+from ..data.criteo_files import write_synthetic
 
 
 class Told(SilentProgress):
@@ -92,7 +96,7 @@ def rating_config(path: Path, **more: Any) -> dict[str, Any]:
 def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     written = rating_config(ratings, training={"steps": 3}, report={"trace_path": str(path)})
-    train(RunConfig.model_validate(written), make_plugin_manager(), SilentProgress())
+    train(run_type().model_validate(written), make_plugin_manager(), SilentProgress())
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
     for name in ("forward", "backward", "apply", "update"):
         assert names.count(name) == 3
@@ -162,7 +166,7 @@ def click_config(**more: Any) -> dict[str, Any]:
 
 
 def run(config: dict[str, Any], told: Told | None = None) -> TrainResult:
-    return train(RunConfig.model_validate(config), make_plugin_manager(), told or Told())
+    return train(run_type().model_validate(config), make_plugin_manager(), told or Told())
 
 
 @pytest.mark.parametrize("kind", ["ratings", "clicks"])
@@ -180,9 +184,8 @@ def test_a_snapshot_alone_predicts_as_the_trained_model(
     snapshot = latest_snapshot(snapshots["url"])
     assert snapshot is not None
     with StepContainer() as container:
-        task = (RatingTask if is_rating else ClickTask)(
-            RunConfig.model_validate(written), container
-        )
+        config = run_type().model_validate(written)
+        task = ColumnTask(config, make_plugin_manager(), container)
         for value in task.model.state_dict().values():
             value.zero_()
         state = container.load(snapshot.url).states["torch"]
@@ -302,7 +305,7 @@ def test_clicks_are_learned_and_the_best_is_known() -> None:
     assert result.extra["best_log_loss"] < result.metrics["log_loss"]
     assert list(told.metrics) == [10, 20, 24]
     assert told.total_steps == result.steps == 24
-    data = RunConfig.model_validate(click_config()).data
+    data = run_type().model_validate(click_config()).data
     assert isinstance(data, SyntheticCriteoData)
     planted = PlantedModel(
         seed=3, max_ids=500, skew=data.skew, missing_fraction=data.missing_fraction
@@ -315,10 +318,10 @@ def test_clicks_are_learned_and_the_best_is_known() -> None:
 
 @pytest.mark.parametrize("has_test_path", [False, True])
 def test_a_log_in_files_is_read(tmp_path: Path, has_test_path: bool) -> None:
-    files = write_synthetic(tmp_path, PlantedModel(max_ids=50), num_train=600, num_test=200)
-    data: dict[str, Any] = {"kind": "criteo", "path": str(files.train_path), "batch_size": 128}
+    train_path, test_path = write_synthetic(tmp_path, PlantedModel(max_ids=50), 600, 200)
+    data: dict[str, Any] = {"kind": "criteo", "path": str(train_path), "batch_size": 128}
     if has_test_path:
-        data["test_path"] = str(files.test_path)
+        data["test_path"] = str(test_path)
     told = Told()
     result = run(click_config(data=data), told)
     assert told.total_steps is None
@@ -341,6 +344,55 @@ def test_a_report_is_written_where_it_is_asked_for(ratings: Path, tmp_path: Path
     assert result.extra["report_path"] == str(path)
     assert "embedding_l2: 0.05" in page
     assert torch.__version__ in page
+    found = read_report(path)
+    assert found.metrics == result.metrics
+    assert found.rows == result.rows
+    assert found.versions["torch"] == torch.__version__
+    assert found.versions["sparring"] == sparring.__version__
+    assert found.backends == {"framework": "torch", "storage": "memory", "collective": "local"}
+    assert found.config["model"]["embedding_l2"] == 0.05
+    assert found.host is not None
+    assert found.host.name == platform.node()
+    assert (found.world_size, found.snapshot) == (1, None)
+    assert found.peak_memory_bytes == result.peak_memory_bytes > 50 << 20
+    for feature in ("user", "item"):
+        of = [each for each in found.slices if each.feature == feature]
+        visits = [each for each in of if each.name in ("first visits", "later visits")]
+        squares = sum(each.num_samples * each.metrics["rmse"] ** 2 for each in visits)
+        num_samples = sum(each.num_samples for each in visits)
+        assert (squares / num_samples) ** 0.5 == pytest.approx(result.metrics["rmse"])
+        later = sum(each.num_samples for each in of if each not in visits)
+        assert later == sum(each.num_samples for each in visits if each.name == "later visits")
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(found.started)
+    assert 0 <= age.total_seconds() < 600
+
+
+def test_ids_are_counted_once_however_often_they_are_trained_on(
+    ratings: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    path, found = tmp_path / "report.html", []
+    for epochs in (1, 3):
+        run(rating_config(ratings, report={"path": str(path)}, training={"epochs": epochs}))
+        slices = read_report(path).slices
+        found.append([(each.feature, each.name, each.num_samples) for each in slices])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("interval", [None, 1, 4])
+def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    log, _ = write_synthetic(tmp_path, PlantedModel(max_ids=50), 600, 200)
+    data = {"kind": "criteo", "path": str(log), "batch_size": 80}
+    path = tmp_path / "report.html"
+    training = {"epochs": 1, "evaluation_interval_steps": interval}
+    # How many steps there are is not known before the log has been read.
+    result = run(click_config(data=data, training=training, report={"path": str(path)}))
+    found = read_report(path)
+    assert found.series["auc"].steps == sorted(set(found.series["auc"].steps))
+    assert found.series["auc"].steps[-1] == result.steps
+    assert len({each.feature for each in found.slices}) == 2
+    assert all(set(each.metrics) == {"auc", "log_loss"} for each in found.slices)
 
 
 def test_a_bad_gradient_ends_training_before_any_row_changes() -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring_testing.devices import why_unavailable
+from sparring_train.report.run_data import read_report
 
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
@@ -92,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process reaches, by configuration."""
     folder = write_inputs(tmp_path_factory.mktemp("alone"))
-    reached = {}
+    reached: dict[str, Any] = {"folder": folder}
     for name in METRICS:
         (line,) = launched("alone", 1, [name, "--json"], folder)
         reached[name] = json.loads(line)
@@ -132,6 +133,14 @@ def test_ranks_reach_what_one_process_reaches(
     assert many["steps"] == one["steps"]
     assert many["metrics"][metric] == pytest.approx(one["metrics"][metric], rel=2e-6)
     assert (folder / "report.html").exists() is (name == "ratings.yaml")
+    if name == "ratings.yaml":
+        found = read_report(folder / "report.html")
+        assert found.world_size == num_ranks
+        expected = read_report(alone["folder"] / "report.html").slices
+        for each, one_process in zip(found.slices, expected, strict=True):
+            assert each.metrics == pytest.approx(one_process.metrics, rel=2e-6)
+            assert each.model_copy(update={"metrics": one_process.metrics}) == one_process
+        assert found.peak_memory_bytes == many["peak_memory_bytes"] > 50 << 20
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,17 +18,18 @@ from sparring.errors import DataError, InvalidArgumentError, PluginError
 from sparring_train.report.page import write_report
 from sparring_train.report.progress import RecordingProgress
 from sparring_train.report.recorder import RunRecorder
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.report.run_data import Host, Points, RunData, Slice, SnapshotOfRun, read_report
+from sparring_train.result import SilentProgress
 
 pytest.importorskip("matplotlib", reason="a report needs matplotlib: sparring[report]")
 
-RESULT = TrainResult(
-    metrics={"auc": 0.8123, "log_loss": 0.4567},
-    rows={"user": 1234, "item": 5},
-    steps=30,
-    seconds=1.5,
-    extra={"best_auc": 0.8321},
-)
+RESULT: dict[str, Any] = {
+    "metrics": {"auc": 0.8123, "log_loss": 0.4567},
+    "rows": {"user": 1234, "item": 5},
+    "steps": 30,
+    "seconds": 1.5,
+    "best": {"auc": 0.8321},
+}
 
 
 def recorded(num_steps: int = 30, num_tables: int = 2) -> RunRecorder:
@@ -43,11 +45,19 @@ def recorded(num_steps: int = 30, num_tables: int = 2) -> RunRecorder:
     return recorder
 
 
+def data_of(recorder: RunRecorder, **facts: Any) -> RunData:
+    series = {
+        name: Points(steps=each.steps, values=each.values) for name, each in recorder.series.items()
+    }
+    return RunData(**({"steps": 0, "seconds": 0.0} | facts), series=series)
+
+
 class Page(HTMLParser):
     """What a browser would make of the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        self.kinds: list[str | None] = []
         self.open: list[str] = []
         self.urls: list[str] = []
         self.tags: list[str] = []
@@ -59,51 +69,75 @@ class Page(HTMLParser):
         self.tags.append(tag)
         if tag not in ("meta", "img"):
             self.open.append(tag)
+        if tag == "script":
+            self.kinds.append(dict(attributes).get("type"))
         self.urls += [value or "" for name, value in attributes if name in ("src", "href")]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.words.append(data)
+        if self.open[-1:] != ["script"]:
+            self.words.append(data)
 
     @property
     def text(self) -> str:
         return " ".join(self.words)
 
 
-def written(path: Path, *arguments: object, **options: object) -> Page:
-    write_report(path, *(arguments or (recorded(), RESULT)), **options)  # type: ignore[arg-type]
+def written(path: Path, recorder: RunRecorder, facts: Any = None, **options: Any) -> Page:
+    given = data_of(recorder, **(RESULT if facts is None else facts))
+    write_report(path, given, recorder.id_counts(), **options)
     page = Page(path.read_text("utf-8"))
     assert page.open == []
     return page
 
 
 def test_the_report_shows_what_was_reached_beside_the_best(tmp_path: Path) -> None:
-    page = written(
-        tmp_path / "deep" / "report.html",
-        config_text="seed: 7",
-        environment={"Processor": "a fast one"},
-        title="My run",
-    )
+    facts = RESULT | {
+        "started": "2026-05-03T11:00:59+00:00",
+        "world_size": 3,
+        "threads": 2,
+        "peak_memory_bytes": 3 << 29,
+        "host": Host(name="box-7", system="Linux", processor="a fast one", usable_cores=1),
+        "versions": {"sparring-hkv": "9.8.7"},
+        "snapshot": SnapshotOfRun(url="s3://runs/step-30", step=30, manifest_hash="abc123"),
+        "backends": {"storage": "hkv over redis"},
+        "slices": [
+            Slice(
+                feature="clicked",
+                name="rare ids",
+                met="1 to 9 times",
+                num_samples=4321,
+                metrics={"auc": 0.6789},
+                one_in=4,
+            )
+        ],
+    }
+    path = tmp_path / "deep" / "report.html"
+    page = written(path, recorded(), facts, config_text="seed: 7", title="My run")
     for words in (
-        "My run", "0.8123", "0.8321", "-0.0198", "0.4567", "not known", "1,234", "1,239",
-        "seed: 7", "Processor", "a fast one", "30 steps in 1.5 seconds",
+        "My run", "0.8123", "0.8321", "-0.0198", "0.4567", "not known", "1,234", "1,239", "seed: 7",
+        "30 steps in 1.5 seconds, from 2026-05-03 11:00:59 UTC on box-7.", "a fast one, 1 core",
+        "1.5 GiB, of the rank with most", "sparring-hkv", "9.8.7", "s3://runs/step-30, after step 30",
+        "abc123", "hkv over redis", "rare ids", "1 to 9 times", "4,321", "0.6789",
+        "clicked has very many ids: one in 4 was counted",
     ):  # fmt: skip
         assert words in page.text
-    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "report.html"]
+    assert list((tmp_path / "deep").iterdir()) == [path]
+    assert read_report(path) == data_of(recorded(), **facts)
 
 
 def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
-    page = written(tmp_path / "report.html")
+    page = written(tmp_path / "report.html", recorded())
     assert all(url.startswith("data:image/svg+xml;base64,") for url in page.urls)
-    assert "script" not in page.tags
+    assert page.kinds == ["application/json"]  # which no browser runs
     assert "link" not in page.tags
     assert "@import" not in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
-    page = written(tmp_path / "report.html")
+    page = written(tmp_path / "report.html", recorded())
     titles = (
         "Loss over steps", "AUC over steps", "Rows per table over steps", "Skew of id frequencies",
     )  # fmt: skip
@@ -117,26 +151,26 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
 
 
 def test_names_and_text_are_escaped(tmp_path: Path) -> None:
-    evil = "<script>alert('1')</script>&"
+    evil = "<script>alert('1')</script><!--&"
     recorder = RunRecorder()
     recorder.record(1, "loss", 1.0)
     recorder.record(1, f"rows/{evil}$_x$", 1)
     recorder.observe_ids("_$" + evil, np.array([1]))
-    result = TrainResult({evil: 1.0}, {evil: 3}, 1, 1.0, {})
-    page = written(
-        tmp_path / "report.html",
-        recorder,
-        result,
-        config_text=evil,
-        environment={evil: evil},
-        title=evil,
-    )
-    assert "script" not in page.tags
+    facts = {
+        "metrics": {evil: 1.0},
+        "rows": {evil: 3},
+        "versions": {evil: evil},
+        "config": {evil: 1},
+    }
+    path = tmp_path / "report.html"
+    page = written(path, recorder, facts, config_text=evil, title=evil)
+    assert page.kinds == ["application/json"]
     assert page.text.count(evil) >= 5
+    assert read_report(path) == data_of(recorder, **facts)
 
 
 def test_a_run_that_recorded_nothing_still_has_a_report(tmp_path: Path) -> None:
-    page = written(tmp_path / "report.html", RunRecorder(), TrainResult({}, {}, 0, 0.0))
+    page = written(tmp_path / "report.html", RunRecorder(), {})
     assert page.urls == []
 
 
@@ -146,14 +180,17 @@ def test_numbers_that_are_not_finite_are_drawn_around(tmp_path: Path) -> None:
         recorder.record(step, "loss", loss)
         recorder.record(step, "auc", float("nan"))
     recorder.record(1, "rows/empty", 0)
-    result = TrainResult({"auc": float("nan")}, {"empty": 0}, 5, 1.0, {"best_auc": float("nan")})
-    assert "nan" in written(tmp_path / "report.html", recorder, result).text
+    path, nan = tmp_path / "report.html", float("nan")
+    facts = {"metrics": {"auc": nan}, "rows": {"empty": 0}, "best": {"auc": nan}}
+    assert "nan" in written(path, recorder, facts).text
+    found = read_report(path)
+    assert np.isnan(found.metrics["auc"])
+    assert np.isnan(found.series["loss"].values).tolist() == [False, True, True, False, False]
 
 
 def test_many_tables_are_folded_up(tmp_path: Path) -> None:
     rows = {f"table_{number}": number for number in range(40)}
-    result = TrainResult({}, rows, 30, 1.0)
-    page = written(tmp_path / "report.html", recorded(num_tables=40), result)
+    page = written(tmp_path / "report.html", recorded(num_tables=40), {"rows": rows})
     assert "details" in page.tags
     assert "All 40 tables" in page.text
 
@@ -172,15 +209,15 @@ def test_a_report_is_replaced_whole_or_not_at_all(
         with pytest.raises(
             DataError, match=r"report\.html: the report cannot be written: no space"
         ):
-            write_report(path, recorded(), RESULT)
+            write_report(path, data_of(recorded(), **RESULT))
     assert path.read_text() == "an earlier report"
     assert list(tmp_path.iterdir()) == [path]
-    assert "0.8123" in written(path).text
+    assert "0.8123" in written(path, recorded()).text
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_report(tmp_path / name, recorded(), RESULT)
+        write_report(tmp_path / name, data_of(recorded(), **RESULT))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -189,7 +226,7 @@ def test_without_matplotlib_the_line_to_install_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PluginError, match=r"pip install 'sparring\[report\]'"):
-        write_report(tmp_path / "report.html", recorded(), RESULT)
+        write_report(tmp_path / "report.html", data_of(recorded(), **RESULT))
     assert list(tmp_path.iterdir()) == []
 
 

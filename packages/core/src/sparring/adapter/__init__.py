@@ -27,28 +27,19 @@ if TYPE_CHECKING:
     from sparring.adapter.distribution_report import DistributionReport, ModuleReport, Outcome
     from sparring.adapter.model_shapes import check_factors
     from sparring.adapter.programs import (
+        Program,
         ProgramBinding,
         ProgramError,
         ProgramLibrary,
         c_reader,
         new_bundle,
         program_binding,
-        read_bundle,
     )
     from sparring.adapter.service_tables import check_alone, fill_service, service_storage
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.nccl import NcclCollective
     from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
-    from sparring.collective.notices import (
-        NO_RANK,
-        NOTICE_TAG,
-        Failure,
-        Inquiry,
-        Notice,
-        NoticeKind,
-        empty_notice,
-    )
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.apply.gradients import sum_gradients
@@ -99,15 +90,11 @@ __getattr__ = names_from(
         "sparring.adapter.distribution_report": "DistributionReport ModuleReport Outcome",
         "sparring.adapter.model_shapes": "check_factors",
         "sparring.adapter.programs": (
-            "ProgramBinding ProgramError ProgramLibrary c_reader new_bundle program_binding "
-            "read_bundle"
+            "Program ProgramBinding ProgramError ProgramLibrary c_reader new_bundle program_binding"
         ),
         "sparring.adapter.service_tables": "check_alone fill_service service_storage",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
-        "sparring.collective.notices": (
-            "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
-        ),
         "sparring.collective.nccl": "NcclCollective",
         "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
@@ -144,20 +131,20 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "DistributionReport",
-    "EnvironmentOptions", "ExchangeOptions", "Failure", "Inquiry", "Lookup", "ModuleReport",
-    "NOTICE_TAG", "NO_RANK", "NcclCollective", "Notice", "NoticeKind", "Outcome", "PlanLike",
-    "PluginManager", "PooledLookup", "Prefetch", "ProgramBinding", "ProgramError", "ProgramLibrary",
-    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
-    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
-    "TableGroup", "TableState", "TableUpdate", "attribute_reads", "bag_weight_gradients",
-    "borrow_threads", "c_reader", "check_alone", "check_factors", "check_offsets", "declared",
-    "dedup", "empty_notice", "fill_service", "gather", "give_back_threads", "give_states",
-    "given_storages", "hyper_from", "hypers_by_table", "join_job", "joined_container",
-    "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
-    "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
-    "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job", "pool", "pool_backward",
-    "pool_weight_gradient", "program_binding", "pulls_on_device", "read_bundle", "reporting",
-    "resolve_method", "rounds_alike", "segment_sum", "service_storage", "shared_settings",
-    "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable", "workload_of"
+    "EnvironmentOptions", "ExchangeOptions", "Lookup", "ModuleReport", "NcclCollective", "Outcome",
+    "PlanLike", "PluginManager", "PooledLookup", "Prefetch", "Program", "ProgramBinding",
+    "ProgramError", "ProgramLibrary", "Publication", "ResourceManager", "SaveOptions", "Snapshot",
+    "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration",
+    "TableDescription", "TableGroup", "TableState", "TableUpdate", "attribute_reads",
+    "bag_weight_gradients", "borrow_threads", "c_reader", "check_alone", "check_factors",
+    "check_offsets", "declared", "dedup", "fill_service", "gather", "give_back_threads",
+    "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
+    "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
+    "made_plan", "make_plugin_manager", "membership_from", "method_state", "new_bundle",
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
+    "pool", "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device",
+    "reporting", "resolve_method", "rounds_alike", "segment_sum", "service_storage",
+    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable",
+    "workload_of"
 ]
 # fmt: on

@@ -10,9 +10,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import xxhash
@@ -22,13 +23,13 @@ from sparring.errors import InvalidArgumentError, SparringError
 from sparring.plugins.registry import make_plugin_manager
 
 __all__ = [
+    "Program",
     "ProgramBinding",
     "ProgramError",
     "ProgramLibrary",
     "c_reader",
     "new_bundle",
     "program_binding",
-    "read_bundle",
 ]
 
 _FORMAT = "sparring-program/1"
@@ -91,6 +92,74 @@ class ProgramLibrary:
     def _call(self, name: str, *arguments: Any) -> None:
         if getattr(self._c, f"sparring_program_{name}")(*arguments):
             raise ProgramError(self._c.sparring_program_error().decode(errors="replace"))
+
+
+class Program:
+    """An exported program, and the tables that it reads; `load_program` of an adapter makes it.
+
+    Called with the inputs of the model, it returns what the model returns.
+
+    Args:
+        bundle: the folder that `export_program` wrote.
+        served: a serving snapshot, or a folder of them, of which the newest is taken.
+        framework: whose program it must be, as ``torch``.
+        library: the functions of ``sparring_program.h``, for the operators of that folder.
+        load: loads what the framework saved in that folder; what it returns is called with the inputs.
+
+    Raises:
+        InvalidArgumentError: there is no bundle, it is another framework's, or a file is damaged.
+        ProgramError: the program was exported for other tables, or for another version of them.
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        served: str | os.PathLike[str],
+        framework: str,
+        library: Callable[[Path], ProgramLibrary],
+        load: Callable[[Path], Callable[..., Any]],
+    ) -> None:
+        self._bundle = Path(bundle).absolute()
+        self.description = _read_bundle(self._bundle, framework)
+        self._library = library(self._bundle)
+        self._library.bind(self._bundle, os.fspath(served))
+        try:
+            self._call = load(self._bundle)
+        except BaseException:
+            self._library.release(self._bundle)
+            raise
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._call(*inputs)
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """Hash of the manifest of the tables that are read, and their step of training."""
+        return self._library.version(self._bundle)
+
+    def refresh(self) -> bool:
+        """Takes the newest version of the tables; returns whether there was one.
+
+        Raises:
+            ProgramError: the program is bound to one version, or the new one is refused. The one
+                before is read on.
+        """
+        return self._library.refresh(self._bundle)
+
+    def close(self) -> None:
+        """Closes the tables; the program cannot be called any more."""
+        self._library.release(self._bundle)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class ProgramBinding:
@@ -184,7 +253,7 @@ def new_bundle(
         raise
 
 
-def read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
+def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
     """Description of a bundle, with which its files are compared.
 
     Args:

@@ -20,7 +20,9 @@ import numpy as np
 from pydantic import Field
 
 from sparring.collective import failure_detector
-from sparring.collective.notices import (
+from sparring.collective.polled_work import Pause, PolledWork
+from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
+from sparring.contracts.notices import (
     NOTICE_TAG,
     Failure,
     Inquiry,
@@ -28,8 +30,6 @@ from sparring.collective.notices import (
     NoticeKind,
     empty_notice,
 )
-from sparring.collective.polled_work import Pause, PolledWork
-from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership
 from sparring.errors import (

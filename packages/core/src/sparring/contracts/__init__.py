@@ -76,6 +76,15 @@ if TYPE_CHECKING:
         Route,
     )
     from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
+    from sparring.contracts.notices import (
+        NO_RANK,
+        NOTICE_TAG,
+        Failure,
+        Inquiry,
+        Notice,
+        NoticeKind,
+        empty_notice,
+    )
     from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
     from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
     from sparring.contracts.rendezvous import Membership, Rendezvous
@@ -142,6 +151,9 @@ __getattr__ = names_from(
             "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
         ),
         "sparring.contracts.layout": "Layout LayoutRequest ShardingPlan TableSharding",
+        "sparring.contracts.notices": (
+            "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
+        ),
         "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
         "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
@@ -165,19 +177,21 @@ __getattr__ = names_from(
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
     "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Collective",
-    "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup", "Descriptor",
-    "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "FeatureWorkload", "FindResult",
-    "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer", "InnerStorage",
-    "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
-    "MethodChoice", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal", "NumEvicted", "OptionProblem",
-    "Options", "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
+    "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup",
+    "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure", "FeatureWorkload",
+    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer",
+    "InnerStorage", "Inquiry", "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest",
+    "MadePlan", "Membership", "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS",
+    "NoOptions", "Normal", "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options",
+    "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
     "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
     "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
     "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
     "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
-    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "TableBags", "TableConfig", "TableSharding",
-    "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
-    "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
-    "expiry_from", "hookimpl", "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
+    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "TableBags", "TableConfig",
+    "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
+    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
+    "Xavier", "Zeros", "admission_from", "empty_notice", "expiry_from", "hookimpl", "hookspec",
+    "may_show_secret", "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from sparring.contracts.collective import Collective
 from sparring.contracts.rendezvous import Membership, Rendezvous
+from sparring.errors import PluginError
 from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import PluginManager
 from sparring.rendezvous.environment import launcher_of
@@ -73,7 +74,7 @@ def resolved_backends(
     Args:
         rendezvous: a name, or ``auto``.
         collective: a name, or ``auto``.
-        framework: whose collective, of the same name, ranks of torchrun use.
+        framework: whose collective, of the same name, ranks of torchrun use; it may have none.
         variables: the environment; None means this process's.
     """
     launcher = launcher_of(os.environ if variables is None else variables)
@@ -115,7 +116,15 @@ def join_job(
     meeting = plugin_manager.rendezvous(names.rendezvous)
     met = meeting.factory(checked_options("rendezvous", meeting, dict(rendezvous.options)))
     membership = met.membership()
-    group = plugin_manager.collective(names.collective)
+    try:
+        group = plugin_manager.collective(names.collective)
+    except PluginError as error:
+        if collective.backend != AUTO:
+            raise
+        raise PluginError(
+            f"these ranks were not started by mpiexec, so they use the collective of {framework!r}, and "
+            f"there is none: {error}; start them with mpiexec, or name a collective that is installed"
+        ) from error
     joined = group.factory(
         membership, checked_options("collective", group, dict(collective.options)), deadline_seconds
     )

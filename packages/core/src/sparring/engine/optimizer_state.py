@@ -18,8 +18,8 @@ from sparring.contracts.updates import UpdateMethod, why_coupled
 from sparring.engine.column_blocks import check_method
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables import TableEntry
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.storage.convert import conversion_command, copy_embeddings
+from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
+from sparring.storage.convert import copy_embeddings
 from sparring.storage.load import begin_load
 
 __all__ = ["TableState", "check_state", "drop_state", "give_states", "method_state", "set_state"]
@@ -70,10 +70,16 @@ def give_states(
     quiesce(state, Purpose.RESHAPE)
     for name, each in wanted.items():
         entry = state.tables.entry(name)
+        before = entry.config, entry.whole, entry.initial_state
         set_state(state, entry, each.initial, each.method)
         # Opened now: a backend that is missing should not be found out by the first step.
-        for part in entry.parts:
-            state.tables.open(part)
+        try:
+            for part in entry.parts:
+                state.tables.open(part)
+        except SparringError:
+            if entry.storage is None and not entry.is_divided:
+                entry.config, entry.whole, entry.initial_state = before
+            raise
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:
@@ -132,18 +138,22 @@ def _replace_storage(
         old.close()
         entry.hold(None)
         return
-    if entry.choice is None or old.capabilities.persistent:
-        reason = "was given open; give one that was opened for the other state"
-        if entry.choice is not None:
-            command = conversion_command(
-                entry.choice.backend, entry.choice.options, old.table, config
-            )
-            reason = f"outlives the process; convert it: {command}"
+    if entry.choice is None:
         raise UnsupportedError(
-            f"table {config.name!r}: its storage cannot be replaced by one with other state, "
-            f"because it {reason}",
+            f"table {config.name!r}: its storage cannot be replaced by one with other state, because it "
+            "was given open; give one that was opened for the other state",
             table=config.name,
         )
+    if old.capabilities.persistent:
+        # Its backend refuses, and knows why: such rows are converted, or read only.
+        old.close()
+        entry.hold(None)
+        try:
+            entry.hold(state.tables.open_storage(entry.choice, config))
+        except SparringError:
+            entry.hold(state.tables.open_storage(entry.choice, old.table))
+            raise
+        return
     new = state.tables.open_storage(entry.choice, config)
     if half_loaded is not None:
         begin_load(new, half_loaded)  # a part stays a part

@@ -83,77 +83,76 @@ class SharedParts:
     kept: Sequence[dict[int, KeptBags]]
 
 
+@dataclass(frozen=True, slots=True)
 class _Round:
-    """One exchange with all other ranks: `question` and `service` say what travels."""
+    """One exchange with all other ranks.
 
-    kind = MessageKind.GRADIENTS
-    verb = "add up"
+    Args:
+        shared: parts of all exchanges.
+        codecs: of the rows that travel, one for each table.
+        coming: ``(world_size, columns)``: the first of them say how many rows of each table come from
+            each rank.
+        kind: of the questions.
+        verb: for traces: what a service does.
+    """
 
-    def __init__(
+    shared: SharedParts
+    codecs: Sequence[Codec]
+    coming: Counts
+    kind: MessageKind
+    verb: str
+
+    def run(
         self,
-        shared: SharedParts,
-        tables: Sequence[TableConfig],
-        coming: Counts,
-        wire_dtype: WireDtype | str,
-    ) -> None:
-        self.shared = shared
-        self.session = shared.session
-        self.rank = self.session.rank
-        self.tables = tables
-        assert isinstance(wire_dtype, WireDtype)
-        self.codecs = [Codec(each.computing_dtype, each.dim, wire_dtype) for each in tables]
-        self.coming = coming
-
-    def go(
-        self, mine: Counts, storages: Sequence[Storage | None], own: Callable[[], None]
+        mine: Counts,
+        storages: Sequence[Storage | None],
+        question: Callable[[int, str, list[int]], Question],
+        service: Callable[[int, str, list[int]], Service],
+        own: Callable[[], None],
     ) -> BaseException | None:
         """Drives it to its end; returns what failed on this rank.
 
         Args:
-            mine: ``(world_size, columns)``: the first of them say how many rows of each table go to
-                each rank, as those of `coming` say what comes from it.
+            mine: as `coming`, of what goes to each rank.
+            storages: in which the executor finds rows.
+            question: makes the message of some tables to a rank.
+            service: says how that of a rank is served.
+            own: does what this rank asks of itself.
         """
-        world_size, count = self.session.world_size, len(self.tables)
-        most = self.session.chunk_rows(self.codecs)
-        num_rows = int(self.coming[:, :count].sum() + mine[self.rank, :count].sum())
-        asked = [(self.rank + hop) % world_size for hop in range(1, world_size)]
-        served = [(self.rank - hop) % world_size for hop in range(1, world_size)]
+        session, count = self.shared.session, len(self.codecs)
+        rank, world_size = session.rank, session.world_size
+        num_rows = int(self.coming[:, :count].sum() + mine[rank, :count].sum())
+        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
+        served = [(rank - hop) % world_size for hop in range(1, world_size)]
         return Answers(
-            self.session.link,
+            session.link,
             self.shared.executor(storages, num_rows),
             self.shared.buffers,
-            self.session.options.chunks_in_flight,
+            session.options.chunks_in_flight,
             self.kind,
             self.verb,
         ).run(
-            self._made(asked, mine[:, :count], most, self.question),
-            self._made(served, self.coming[:, :count], most, self.service),
+            self._made(asked, mine[:, :count], question),
+            self._made(served, self.coming[:, :count], service),
             own,
         )
 
     def _made(
-        self,
-        peers: Sequence[int],
-        counts: Counts,
-        most: int,
-        make: Callable[[int, str, list[int]], Any],
+        self, peers: Sequence[int], counts: Counts, make: Callable[[int, str, list[int]], Any]
     ) -> Iterator[Any]:
+        most = self.shared.session.chunk_rows(self.codecs)
         for hop, peer in enumerate(peers, start=1):
             for number, group in enumerate(table_groups(counts[peer], most)):
                 yield make(peer, f"hop {hop} chunk {number}", group)
 
-    def question(self, peer: int, label: str, group: list[int]) -> Question:
-        raise NotImplementedError
 
-    def service(self, peer: int, label: str, group: list[int]) -> Service:
-        raise NotImplementedError
+def _codecs(tables: Sequence[TableConfig], wire_dtype: WireDtype | str) -> list[Codec]:
+    assert isinstance(wire_dtype, WireDtype)
+    return [Codec(each.computing_dtype, each.dim, wire_dtype) for each in tables]
 
 
-class PullRound(_Round):
+class PullRound:
     """One pull of `OwnerPooling`."""
-
-    kind = MessageKind.KEYS
-    verb = "find"
 
     def __init__(
         self,
@@ -163,8 +162,9 @@ class PullRound(_Round):
         coming: Counts,
         first_number: int | None,
     ) -> None:
-        options = shared.session.options
-        super().__init__(shared, [each.table for each in requests], coming, options.row_wire_dtype)
+        self.shared, self.coming = shared, coming
+        tables = [each.table for each in requests]
+        self.codecs = _codecs(tables, shared.session.options.row_wire_dtype)
         self.requests, self.parts, self.first_number = requests, parts, first_number
         self.outputs = [
             np.zeros((each.num_bags, each.table.dim), each.table.computing_dtype)
@@ -174,7 +174,10 @@ class PullRound(_Round):
 
     def run(self, mine: Counts) -> list[Rows]:
         """The pools of each request."""
-        error = self.go(mine, [each.storage for each in self.requests], self._pool_own)
+        storages = [each.storage for each in self.requests]
+        error = _Round(self.shared, self.codecs, self.coming, MessageKind.KEYS, "find").run(
+            mine, storages, self._question, self._service, self._pool_own
+        )
         if error is not None:
             raise error
         for part, pools, out in self.own:
@@ -186,12 +189,14 @@ class PullRound(_Round):
 
     def _pool_own(self) -> None:
         for table, request in enumerate(self.requests):
-            part = self.parts[table][self.rank]
+            part = self.parts[table][self.shared.session.rank]
             if len(part.places):
                 offsets = np.zeros(len(part.bags) + 1, np.int64)
                 np.cumsum(part.lengths, out=offsets[1:])
                 weights = None if request.weights is None else request.weights[part.places]
-                pools = self._pooled(self.rank, table, request.ids[part.places], offsets, weights)
+                pools = self._pooled(
+                    self.shared.session.rank, table, request.ids[part.places], offsets, weights
+                )
                 self.own.append((part, pools, self.outputs[table]))
 
     def _pooled(
@@ -213,7 +218,7 @@ class PullRound(_Round):
         pools: Rows = _native.pool(rows, inverse, offsets, "sum", weights, out)
         return pools
 
-    def question(self, peer: int, label: str, group: list[int]) -> Question:
+    def _question(self, peer: int, label: str, group: list[int]) -> Question:
         parts = [(self.requests[table], self.parts[table][peer]) for table in group]
         sizes = [bag_bytes(request, len(part.places), len(part.bags)) for request, part in parts]
         answer = [
@@ -238,7 +243,7 @@ class PullRound(_Round):
 
         return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
 
-    def service(self, peer: int, label: str, group: list[int]) -> Service:
+    def _service(self, peer: int, label: str, group: list[int]) -> Service:
         columns = len(self.requests)
         counts = [
             (int(self.coming[peer, table]), int(self.coming[peer, columns + table]))
@@ -272,7 +277,7 @@ class PullRound(_Round):
         return Service(peer, label, sum(sizes), serve, sum(answer) + STATUS_BYTES, write_failure)
 
 
-class PushRound(_Round):
+class PushRound:
     """One push of `OwnerPooling`."""
 
     def __init__(
@@ -283,11 +288,14 @@ class PushRound(_Round):
         coming: Counts,
         add: AddBags,
     ) -> None:
-        super().__init__(shared, tables, coming, shared.session.options.gradient_wire_dtype)
+        self.shared, self.tables, self.coming = shared, tables, coming
+        self.codecs = _codecs(tables, shared.session.options.gradient_wire_dtype)
         self.given, self.add = given, add
 
     def run(self, mine: Counts) -> BaseException | None:
-        return self.go(mine, [], self._add_own)
+        return _Round(self.shared, self.codecs, self.coming, MessageKind.GRADIENTS, "add up").run(
+            mine, [], self._question, self._service, self._add_own
+        )
 
     def _parts(self, table: int, owner: int) -> list[tuple[int, OwnerBags, Rows]]:
         return [
@@ -299,13 +307,13 @@ class PushRound(_Round):
     def _add_own(self) -> None:
         for table, config in enumerate(self.tables):
             found = [
-                (self.shared.kept[self.rank][number], _of_bags(gradient, part))
-                for number, part, gradient in self._parts(table, self.rank)
+                (self.shared.kept[self.shared.session.rank][number], _of_bags(gradient, part))
+                for number, part, gradient in self._parts(table, self.shared.session.rank)
             ]
             if found:
-                self.add(self.rank, config, found)
+                self.add(self.shared.session.rank, config, found)
 
-    def question(self, peer: int, label: str, group: list[int]) -> Question:
+    def _question(self, peer: int, label: str, group: list[int]) -> Question:
         parts = [self._parts(table, peer) for table in group]
         sizes = [
             gradient_bytes(
@@ -329,7 +337,7 @@ class PushRound(_Round):
 
         return Question(peer, label, sum(sizes), pack)
 
-    def service(self, peer: int, label: str, group: list[int]) -> Service:
+    def _service(self, peer: int, label: str, group: list[int]) -> Service:
         count = len(self.tables)
         sizes = [
             gradient_bytes(
@@ -356,10 +364,8 @@ class PushRound(_Round):
         return Service(peer, label, sum(sizes), serve)
 
 
-class WeightRound(_Round):
+class WeightRound:
     """Gradients of weights, from their owners."""
-
-    verb = "gradients of weights"
 
     def __init__(
         self,
@@ -368,10 +374,9 @@ class WeightRound(_Round):
         gradients: Sequence[Rows | None],
         coming: Counts,
     ) -> None:
-        options = shared.session.options
-        tables = [each.table for each in asked]
-        super().__init__(shared, tables, coming, options.gradient_wire_dtype)
-        self.asked = asked
+        self.shared, self.coming, self.asked = shared, coming, asked
+        self.tables = [each.table for each in asked]
+        self.codecs = _codecs(self.tables, shared.session.options.gradient_wire_dtype)
         self.gradients = [
             None if each is None else divided_gradient(bags, each)
             for bags, each in zip(asked, gradients, strict=True)
@@ -379,19 +384,22 @@ class WeightRound(_Round):
         self.outputs = [np.zeros(each.num_ids, each.table.computing_dtype) for each in asked]
 
     def run(self, mine: Counts) -> list[npt.NDArray[Any]]:
-        error = self.go(mine, [], self._take_own)
+        verb = "gradients of weights"
+        error = _Round(self.shared, self.codecs, self.coming, MessageKind.GRADIENTS, verb).run(
+            mine, [], self._question, self._service, self._take_own
+        )
         if error is not None:
             raise error
         return self.outputs
 
     def _take_own(self) -> None:
         for place, (each, gradient) in enumerate(zip(self.asked, self.gradients, strict=True)):
-            part = each.parts[self.rank]
+            part = each.parts[self.shared.session.rank]
             if gradient is not None and len(part.bags):
-                kept = self.shared.kept[self.rank][each.number]
+                kept = self.shared.kept[self.shared.session.rank][each.number]
                 self.outputs[place][part.places] = kept.of_weights(_of_bags(gradient, part))
 
-    def question(self, peer: int, label: str, group: list[int]) -> Question:
+    def _question(self, peer: int, label: str, group: list[int]) -> Question:
         parts = [self.asked[table].parts[peer] for table in group]
         sizes = [
             pool_bytes(self.codecs[table], len(part.bags))
@@ -423,7 +431,7 @@ class WeightRound(_Round):
 
         return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
 
-    def service(self, peer: int, label: str, group: list[int]) -> Service:
+    def _service(self, peer: int, label: str, group: list[int]) -> Service:
         kept = [self.shared.kept[peer][self.asked[table].number] for table in group]
         sizes = [
             pool_bytes(self.codecs[table], each.num_bags)

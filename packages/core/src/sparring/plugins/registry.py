@@ -47,7 +47,7 @@ DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
 
 EXTRAS = {
     "collective": {"torch": "torch"},
-    "framework": {"tensorflow": "tensorflow", "torch": "torch"},
+    "framework": {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"},
     "kernels": {"cuda": "hkv"},
     "planners": {"auto": "plan"},
     "rendezvous": {"redis": "redis", "torch": "torch"},

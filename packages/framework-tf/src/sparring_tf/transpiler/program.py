@@ -131,6 +131,8 @@ def restore(model: Any) -> Any:
     Raises:
         InvalidArgumentError: nothing of it was replaced by `distribute`.
     """
+    if not isinstance(model, keras.Model):
+        raise InvalidArgumentError(f"restore takes a model of Keras, found {type(model).__name__}")
     replaced = [each for each in model._flatten_layers() if isinstance(each, ReplacedEmbedding)]
     if not replaced:
         raise InvalidArgumentError(

@@ -195,10 +195,15 @@ class DeepFM(nn.Module):
             dense_features: ``(b, k)``, scaled to the order of 1.
             sparse_features: bags of ids of the f features.
         """
+        return self.logits(dense_features, sparse_features).sigmoid()
+
+    def logits(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """The same before the sigmoid, ``(b, 1)``."""
         dense = self.dense_arch(dense_features)
         embedded = self.sparse_arch(sparse_features).to(dense.dtype)
         everything = torch.cat([dense, embedded.flatten(1)], dim=1)
         squares = everything.square().sum(1, keepdim=True)
         products = (everything.sum(1, keepdim=True).square() - squares) / 2
-        clicks: Tensor = self.over_arch(torch.cat([dense, self.deep(everything), products], dim=1))
-        return clicks
+        parts = torch.cat([dense, self.deep(everything), products], dim=1)
+        logits: Tensor = self.over_arch[0](parts)
+        return logits

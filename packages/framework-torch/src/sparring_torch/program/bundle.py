@@ -3,69 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from sparring.adapter import read_bundle
+from sparring.adapter import Program
 from sparring_torch.program.library import load_library
 
-__all__ = ["PROGRAM", "Program", "load_program"]
+__all__ = ["PROGRAM", "load_program"]
 
 PROGRAM = "program.pt2"
-
-
-class Program:
-    """An exported program, and the tables that it reads. `load_program` makes it.
-
-    Called with the inputs of the module, it returns what the module returns.
-    """
-
-    def __init__(self, bundle: Path, served: str, description: Mapping[str, Any]) -> None:
-        self.description = description
-        self._bundle = bundle
-        self._library = load_library(bundle / "lib")
-        self._library.bind(bundle, served)
-        try:
-            self._call = torch._inductor.aoti_load_package(str(bundle / PROGRAM))
-        except BaseException:
-            self._library.release(bundle)
-            raise
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self._call(*inputs)
-
-    @property
-    def version(self) -> tuple[str, int]:
-        """Hash of the manifest of the tables that are read, and their step of training."""
-        return self._library.version(self._bundle)
-
-    def refresh(self) -> bool:
-        """Takes the newest version of the tables; returns whether there was one.
-
-        Raises:
-            ProgramError: the program is bound to one version, or the new one is refused. The one
-                before is read on.
-        """
-        return self._library.refresh(self._bundle)
-
-    def close(self) -> None:
-        """Closes the tables; the program cannot be called any more."""
-        self._library.release(self._bundle)
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str]) -> Program:
@@ -79,6 +27,8 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
         InvalidArgumentError: there is no bundle of torch, or a file of it is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
     """
-    folder = Path(bundle).absolute()
-    description = read_bundle(folder, "torch")
-    return Program(folder, os.fspath(served), description)
+
+    def load(folder: Path) -> Any:
+        return torch._inductor.aoti_load_package(str(folder / PROGRAM))
+
+    return Program(bundle, served, "torch", lambda folder: load_library(folder / "lib"), load)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from sparring.adapter import DistributionReport, StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.combined_optimizer import OptimizerOfParts
+from sparring_torch.cut_tensors import cut_state
 from sparring_torch.known_optimizers import KnownOptimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import Anchor
@@ -16,11 +18,10 @@ from sparring_torch.transpiler.service import hyper_of
 
 __all__ = ["JointOptimizer"]
 
-_Loss = TypeVar("_Loss")
 _OWN = ("params", "param_names")
 
 
-class JointOptimizer(torch.optim.Optimizer):
+class JointOptimizer(OptimizerOfParts):
     """One optimizer in place of one: rows and parameters take their steps together.
 
     `param_groups` are those of the user's optimizer, as many and in the same order: what is written to a
@@ -30,7 +31,7 @@ class JointOptimizer(torch.optim.Optimizer):
     Args:
         dense: the user's optimizer, from whose groups the embeddings were taken.
         rows: of the tables.
-        row_group: which group of `dense` the embeddings were in.
+        places: which group of `dense` the embeddings were in, for each group of `rows`.
         report: what became of the modules.
         known: where `rows` steps by an update method: which, for a group as it is; None: by the class
             of `dense`.
@@ -40,12 +41,13 @@ class JointOptimizer(torch.optim.Optimizer):
         self,
         dense: torch.optim.Optimizer,
         rows: Optimizer,
-        row_group: int,
+        places: Sequence[int],
         report: DistributionReport,
         known: KnownOptimizer | None = None,
     ) -> None:
         self.dense, self.rows, self.report, self._known = dense, rows, report, known
-        self._row_group = row_group
+        self._parts = {"rows": rows, "dense": dense}
+        self._places = places
         self._is_made = False
         groups = [
             {name: each for name, each in group.items() if name != "param_names"}
@@ -53,9 +55,9 @@ class JointOptimizer(torch.optim.Optimizer):
         ]
         for place, group in enumerate(groups):
             group["params"] = list(group["params"])
-            if place == row_group:
-                # Without elements: gradient scalers find the gradients of rows there.
-                group["params"] += [each for own in rows.param_groups for each in own["params"]]
+            # Without elements: gradient scalers find the gradients of rows there.
+            for own, of in zip(rows.param_groups, places, strict=True):
+                group["params"] += own["params"] if of == place else []
         super().__init__(groups, dict(dense.defaults))
         self._is_made = True
 
@@ -73,44 +75,14 @@ class JointOptimizer(torch.optim.Optimizer):
     def state(self, state: object) -> None:
         """Ignores what torch's constructor sets."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], _Loss]) -> _Loss: ...
-
-    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
-        """Steps rows and parameters.
-
-        Args:
-            closure: computes the loss again, with gradients, and returns it; called once.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._write_groups()
-        self.rows.step()
-        self.dense.step()
-        return loss
-
     def _write_groups(self) -> None:
         """Brings hyper-parameters, as they are in `param_groups`, to both parts."""
-        for place, (shown, group) in enumerate(
-            zip(self.param_groups, self.dense.param_groups, strict=True)
-        ):
+        for shown, group in zip(self.param_groups, self.dense.param_groups, strict=True):
+            group.update({name: each for name, each in shown.items() if name not in _OWN})
+        for own, place in zip(self.rows.param_groups, self._places, strict=True):
+            shown = self.param_groups[place]
             values = {name: each for name, each in shown.items() if name not in _OWN}
-            group.update(values)
-            if place == self._row_group:
-                if self._known is not None:
-                    values = hyper_of(self._known, shown)
-                for own in self.rows.param_groups:
-                    own.update(values)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, of both parts."""
-        self.rows.zero_grad()
-        self.dense.zero_grad(set_to_none)
+            own.update(values if self._known is None else hyper_of(self._known, shown))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds ordinary parameters, as torch's; what stands for rows is left out."""
@@ -122,11 +94,6 @@ class JointOptimizer(torch.optim.Optimizer):
         self.dense.add_param_group({**param_group, "params": kept})
         super().add_param_group({**param_group, "params": kept})
         return None
-
-    def state_dict(self) -> dict[str, Any]:
-        """``rows`` and ``dense``: the `state_dict` of each."""
-        self._write_groups()
-        return {"rows": self.rows.state_dict(), "dense": self.dense.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave.
@@ -140,7 +107,7 @@ class JointOptimizer(torch.optim.Optimizer):
                 "dense; one that was saved before `distribute` is loaded before it"
             )
         self.rows.load_state_dict(state_dict["rows"])
-        self.dense.load_state_dict(state_dict["dense"])
+        self.dense.load_state_dict(cut_state(state_dict["dense"], self.dense))
         for shown, group in zip(self.param_groups, self.dense.param_groups, strict=True):
             shown.update({name: each for name, each in group.items() if name not in _OWN})
 
@@ -149,6 +116,3 @@ class JointOptimizer(torch.optim.Optimizer):
             "a distributed optimizer is not copied or pickled, as it belongs to its model; save its "
             "state_dict()"
         )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} of\nrows: {self.rows!r}\ndense: {self.dense!r}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from sparring.adapter import (
     service_storage,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.cut_tensors import cut_as
+from sparring_torch.distributed_model_parallel import DistributedModelParallel, check_dense
 from sparring_torch.known_optimizers import KnownOptimizer
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
@@ -35,7 +38,7 @@ __all__ = ["distribute", "distribution_report", "restore"]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
-def distribute(
+def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
     model: nn.Module,
     optimizer: Optimizers = None,
     *,
@@ -45,6 +48,7 @@ def distribute(
     storage: StorageLike = "hkv",
     service: str | os.PathLike[str] | None = None,
     find_unused_parameters: bool = False,
+    dense: str = "ddp",
 ) -> tuple[Any, Any]:
     """Makes the program of one machine one of many ranks, in place; torchrun starts it.
 
@@ -71,6 +75,7 @@ def distribute(
             steps push and wait until that is applied. Each process is a trainer without ranks. A service
             without rows gets the weights; one with rows keeps them.
         find_unused_parameters: as of `DistributedModelParallel`.
+        dense: as of `DistributedModelParallel`.
 
     Returns:
         The model, which is wrapped where there are several ranks, and the optimizer, or as many as were
@@ -81,10 +86,14 @@ def distribute(
             ``report`` has them. Nothing was changed.
         InvalidArgumentError: another value of `semantics`, or something that is no module or optimizer.
     """
+    check_dense(dense, find_unused_parameters=find_unused_parameters)
     optimizers = _optimizers(optimizer)
-    scanned = _scan(model, optimizers, semantics, keep, is_served=service is not None)
+    is_cut = dense == "fsdp2"
+    scanned = _scan(
+        model, optimizers, semantics, keep, is_served=service is not None, is_cut=is_cut
+    )
     if service is not None:
-        _check_served(plan, storage)
+        _check_served(plan, storage, is_cut=is_cut)
         storage = service_storage(service)
     if scanned.report.refused:
         raise UnsupportedError(
@@ -97,12 +106,15 @@ def distribute(
     }
     for each in scanned.found:
         _put(model, each.paths, made[id(each.module)])
+    before = [each for _, each in dense_parameters(model)]
+    wrapped = None
     try:
         wrapped = DistributedModelParallel(
             model,
             plan=plan,
             container=None if service is None else StepContainer(),
             find_unused_parameters=find_unused_parameters,
+            dense=dense,
         )
         rows, known = _row_optimizer(scanned, made, optimizers, is_served=service is not None)
         if service is not None:
@@ -115,9 +127,12 @@ def distribute(
                 },
             )
     except BaseException:
+        if wrapped is not None:
+            wrapped.undo_sharding()
         for each in scanned.found:
             _put(model, each.paths, each.module)
         raise
+    _follow(optimizers, before, [each for _, each in dense_parameters(model)])
     with torch.no_grad():
         for each in scanned.found:
             module = made[id(each.module)]
@@ -126,13 +141,17 @@ def distribute(
                     _write(wrapped.container, table, weight, skipped)
             replaced: Any = _Replaced(each.kind, each.module, each.table, each.paths)
             module.replaced = replaced
+            if module.anchor.requires_grad:
+                hook = partial(_refuse_use, each.table)
+                module.anchor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     joint = [*optimizers]
     if rows is not None and scanned.owner is not None:
-        number, place = scanned.owner
+        number = scanned.owner
         taken = {id(weight) for each in scanned.found for weight in each.kind.weights(each.module)}
-        dense = optimizers[number]
-        _take_out(dense, taken)
-        joint[number] = JointOptimizer(dense, rows, place, scanned.report, known)
+        _take_out(optimizers[number], taken)
+        joint[number] = JointOptimizer(
+            optimizers[number], rows, _places(scanned, rows), scanned.report, known
+        )
     is_several = wrapped.container.collective.world_size > 1
     returned: Any = joint if isinstance(optimizer, Sequence) else next(iter(joint), None)
     return wrapped if is_several else model, returned
@@ -144,13 +163,16 @@ def distribution_report(
     *,
     semantics: str = "exact",
     keep: Collection[str] = (),
+    dense: str = "ddp",
 ) -> DistributionReport:
     """Report of what `distribute` would do with the same arguments. It changes nothing.
 
     Raises:
         InvalidArgumentError: as `distribute`.
     """
-    return _scan(model, _optimizers(optimizer), semantics, keep).report
+    check_dense(dense)
+    is_cut = dense == "fsdp2"
+    return _scan(model, _optimizers(optimizer), semantics, keep, is_cut=is_cut).report
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -167,6 +189,8 @@ def restore(model: nn.Module) -> nn.Module:
     Raises:
         InvalidArgumentError: nothing of it was replaced by `distribute`.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(f"restore takes a module, found {type(model).__name__}")
     inner: nn.Module = model.module if isinstance(model, DistributedModelParallel) else model
     modules = [
         each
@@ -179,6 +203,8 @@ def restore(model: nn.Module) -> nn.Module:
             "distribute returned"
         )
     read = [_weights(each) for each in modules]
+    if isinstance(model, DistributedModelParallel):
+        model.undo_sharding()
     for module, weights in zip(modules, read, strict=True):
         replaced: _Replaced = module.replaced
         replaced.kind.give_back(replaced.module, weights)
@@ -219,6 +245,7 @@ def _scan(
     keep: Collection[str],
     *,
     is_served: bool = False,
+    is_cut: bool = False,
 ) -> Scan:
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
@@ -226,7 +253,14 @@ def _scan(
         raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
     if isinstance(keep, str):
         raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
-    return scan(model, optimizers, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)
+    return scan(
+        model,
+        optimizers,
+        is_lazy=semantics == "lazy",
+        is_served=is_served,
+        is_cut=is_cut,
+        keep=keep,
+    )
 
 
 def _put(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
@@ -246,25 +280,81 @@ def _row_optimizer(
     if scanned.owner is None:
         return None, None
     modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
-    number, place = scanned.owner
-    native = over_rows(type(optimizers[number]))
-    given = hyperparameters_of(optimizers[number], place)
+    optimizer, places = optimizers[scanned.owner], _place_of(scanned)
+    native = over_rows(type(optimizer))
+    # One group does for all tables where one has all embeddings.
+    place, *others = dict.fromkeys(places.values())
+    by_table = {name: hyperparameters_of(optimizer, own) for name, own in places.items() if others}
+    given = hyperparameters_of(optimizer, place)
+    modules = [*modules, *scanned.tables]
     if not is_served:
-        return Optimizer([*modules, *scanned.tables], native, **given), None
+        return Optimizer(modules, native, tables=by_table, **given), None
     known = method_of(native, given)
     assert isinstance(known, KnownOptimizer)  # the scan would have refused it
-    group = optimizers[number].param_groups[place]
+    group = optimizer.param_groups[place]
     method = form_of(known, group).method
-    rows = Optimizer([*modules, *scanned.tables], method, **hyper_of(known, group))
-    return rows, known
+    by_table = {
+        name: hyper_of(known, optimizer.param_groups[own])
+        for name, own in places.items()
+        if form_of(known, optimizer.param_groups[own]).method.name == method.name
+    }
+    if len(by_table) < len(places):
+        raise UnsupportedError(
+            "distribute: its groups take steps of several update methods, and the tables of one "
+            "optimizer of a service have one"
+        )
+    return Optimizer(modules, method, tables=by_table, **hyper_of(known, group)), known
 
 
-def _check_served(plan: PlanLike, storage: StorageLike) -> None:
+def _place_of(scanned: Scan) -> dict[str, int]:
+    """Table → the group of the user's optimizer that has it."""
+    places = {
+        table: each.place
+        for each in scanned.found
+        if each.place is not None
+        for table, _, _ in each.kind.rows(each.module, each.table)
+    }
+    first = next(iter(places.values()), 0)
+    for module, place in zip(scanned.tables, scanned.table_places, strict=True):
+        places |= dict.fromkeys(module.agent.table_names, first if place is None else place)
+    return places
+
+
+def _places(scanned: Scan, rows: Optimizer) -> list[int]:
+    """For each group of `rows`, the one of the user's optimizer that has its embeddings."""
+    places = _place_of(scanned)
+    first = next(iter(places.values()))  # of all, where `rows` has one group
+    return [places.get(group.get("table", ""), first) for group in rows.param_groups]
+
+
+def _check_served(plan: PlanLike, storage: StorageLike, *, is_cut: bool) -> None:
+    if is_cut:
+        raise InvalidArgumentError(
+            "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have none"
+        )
     if plan is not None or storage != "hkv":
         raise InvalidArgumentError(
             "distribute: service=… says where rows are; leave out plan and storage"
         )
     check_alone()
+
+
+def _follow(
+    optimizers: Sequence[torch.optim.Optimizer],
+    before: Sequence[nn.Parameter],
+    after: Sequence[nn.Parameter],
+) -> None:
+    """Gives optimizers the parameters that took the place of others, with this rank's share of state."""
+    now = {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for old in group["params"]:
+                if id(old) in now and old in optimizer.state:
+                    state = optimizer.state.pop(old)
+                    optimizer.state[now[id(old)]] = {
+                        name: cut_as(each, now[id(old)]) for name, each in state.items()
+                    }
+            group["params"] = [now.get(id(each), each) for each in group["params"]]
 
 
 def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
@@ -277,6 +367,17 @@ def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
         if "param_names" in group:
             group["param_names"] = [group["param_names"][number] for number in kept]
         group["params"] = [group["params"][number] for number in kept]
+
+
+def _refuse_use(table: str, _anchor: Tensor) -> NoReturn:
+    """Called in a backward pass whose loss has parameters in it: lookups give an anchor no gradient."""
+    raise UnsupportedError(
+        f"table {table!r}: the loss is computed from all parameters of the model, as a penalty is, and "
+        "the parameter that stands for rows has no elements: the rows would be left out. Sum over "
+        "`[each for each in model.parameters() if each.numel()]`, and over the embeddings of the "
+        "batch; or have distribute keep the module as it is",
+        table=table,
+    )
 
 
 def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:

@@ -26,14 +26,19 @@ class Found:
         kind: how it is replaced.
         paths: in the model.
         table: name of the table; of several, what their names begin with.
-        is_trained: whether an optimizer has its weight.
+        place: which group of the optimizer has its weight; None: no optimizer has it.
     """
 
     module: nn.Module
     kind: Kind
     paths: tuple[str, ...]
     table: str
-    is_trained: bool
+    place: int | None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether an optimizer has its weight."""
+        return self.place is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +49,15 @@ class Scan:
         report: of all modules.
         found: those to replace.
         tables: modules with tables that the model has already.
-        owner: which of the optimizers has the embeddings, and in which group; None: none has.
+        owner: which of the optimizers has the embeddings; None: none has.
+        table_places: which of its groups has each of `tables`.
     """
 
     report: DistributionReport
     found: tuple[Found, ...]
     tables: tuple[TableModule, ...]
-    owner: tuple[int, int] | None
+    owner: int | None
+    table_places: tuple[int | None, ...]
 
 
 def scan(
@@ -59,6 +66,7 @@ def scan(
     *,
     is_lazy: bool,
     is_served: bool,
+    is_cut: bool,
     keep: Collection[str],
 ) -> Scan:
     """Looks at each module of a model, and at its optimizers.
@@ -68,9 +76,10 @@ def scan(
         optimizers: of its parameters.
         is_lazy: whether rows without a gradient may stay where the optimizer would move them.
         is_served: whether a service has the tables.
+        is_cut: whether FSDP2 cuts ordinary parameters over ranks.
         keep: paths of modules that stay as they are.
     """
-    scanner = _Scanner(model, optimizers, keep, is_served)
+    scanner = _Scanner(model, optimizers, keep, is_served, is_cut)
     scanner.look_at_program()
     for module in model.modules():
         scanner.look_at(module)
@@ -80,6 +89,7 @@ def scan(
         tuple(scanner.found),
         tuple(scanner.tables),
         scanner.owner,
+        tuple(scanner.table_places),
     )
 
 
@@ -92,13 +102,15 @@ class _Scanner:
         optimizers: Sequence[torch.optim.Optimizer],
         keep: Collection[str],
         is_served: bool,
+        is_cut: bool,
     ) -> None:
-        self._is_served = is_served
+        self._is_served, self._is_cut = is_served, is_cut
         self._model, self._optimizers, self._keep = model, optimizers, set(keep)
         self.reports: list[ModuleReport] = []
         self.found: list[Found] = []
         self.tables: list[TableModule] = []
-        self.owner: tuple[int, int] | None = None
+        self.table_places: list[int | None] = []
+        self.owner: int | None = None
         self._paths: dict[int, list[str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
             self._paths.setdefault(id(module), []).append(path)
@@ -140,14 +152,21 @@ class _Scanner:
         if isinstance(module, TableModule):
             self.tables.append(module)
             self._inside |= {id(each) for each in module.modules()}
-            self.owner = self.owner or self._groups.get(id(module.anchor))
+            number, place = self._groups.get(id(module.anchor), (None, None))
+            self.owner = number if self.owner is None else self.owner
+            self.table_places.append(place)
             self._report(module, Outcome.KEPT, "it looks up in tables already")
         elif kind is None or not self._keep.isdisjoint(self._paths[id(module)]):
-            if any(each is not None for each in module._parameters.values()):
-                is_kept = kind is not None
-                self._report(
-                    module, Outcome.KEPT, "named in keep" if is_kept else "ordinary parameters"
+            own = [(name, each) for name, each in module._parameters.items() if each is not None]
+            reason = "ordinary parameters" if kind is None else "named in keep"
+            if self._is_cut and any(not each.ndim for _, each in own):
+                scalars = ", ".join(name for name, each in own if not each.ndim)
+                self._refuse(
+                    module,
+                    f"FSDP2 cuts no parameter without dimensions: {scalars}; shape (1,) is one",
                 )
+            elif own:
+                self._report(module, Outcome.KEPT, reason + self._is_cut * ", FSDP2 on many ranks")
         else:
             self._inside |= {id(each) for each in module.modules()}
             self._look_at_embedding(module, kind)
@@ -163,7 +182,7 @@ class _Scanner:
             self._refuse(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
             return
         if places and self.owner is None:
-            self.owner = places[0]
+            self.owner = places[0][0]
         table = _table_name(where[0], {each.table for each in self.found})
         note = kind.note(module)
         if not places:
@@ -172,34 +191,34 @@ class _Scanner:
             note = "frozen: rows are read only"
         said = f"table{'s' * kind.has_several} {kind.table_names(module, table)}"
         self._report(module, Outcome.REPLACED, said + (note and f"; {note}"))
-        self.found.append(Found(module, kind, tuple(where), table, bool(places)))
+        self.found.append(
+            Found(module, kind, tuple(where), table, places[0][1] if places else None)
+        )
 
     def _why_not_in(self, places: Sequence[tuple[int, int]]) -> str:
-        first = self.owner or next(iter(places), None)
-        for number, place in places:
-            if first is not None and (number, place) != first:
+        for number, _ in places:
+            if self.owner is not None and number != self.owner:
                 return (
-                    f"its weight is in param_group {place} of optimizer {number}, others are "
-                    f"in group {first[1]} of optimizer {first[0]}; put all of them into one group"
+                    f"its weight is in optimizer {number}, others are in optimizer {self.owner}; give "
+                    "all of them to one optimizer, in groups of their own if need be"
                 )
         return ""
 
     def look_at_optimizer(self, is_lazy: bool) -> None:
         """Finds whether the optimizer of the embeddings can step rows; and whether there are any."""
-        trained = [
-            weight
+        trained = {
+            each.place
             for each in self.found
-            if each.is_trained
-            for weight in each.kind.weights(each.module)
-            if weight.requires_grad
-        ]
-        if self.owner is not None and trained:
-            optimizer = self._optimizers[self.owner[0]]
-            reason = optimizer_refusal(
-                optimizer, self.owner[1], is_lazy=is_lazy, is_served=self._is_served
-            )
+            if each.place is not None
+            and any(weight.requires_grad for weight in each.kind.weights(each.module))
+        }
+        for place in sorted(trained):
+            assert self.owner is not None
+            optimizer = self._optimizers[self.owner]
+            reason = optimizer_refusal(optimizer, place, is_lazy=is_lazy, is_served=self._is_served)
             if reason:
                 self._refuse_optimizer(optimizer, reason)
+                break
         is_empty = not self.found and not self.tables
         if is_empty and not any(each.outcome is Outcome.REFUSED for each in self.reports):
             self._refuse(self._model, "it has no embeddings; use DistributedDataParallel of torch")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sparring import print_json
+from sparring import hash_strings, print_json
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.config import ClientConfig, TlsFiles, read_serving_config
 
@@ -25,9 +26,15 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         typer.Argument(metavar="TARGET", help="host:port, or the YAML file of the service."),
     ],
     table: Annotated[str, typer.Argument(help="The table's name.")],
-    ids: Annotated[list[int], typer.Argument(help="Ids.", min=-(2**63), max=2**63 - 1)],
+    ids: Annotated[
+        list[str],
+        typer.Argument(help="Ids. What is no whole number is a string, and is hashed."),
+    ],
     missing: Annotated[
-        str, typer.Option(help="How a key without a row reads: initial or zero.")
+        str,
+        typer.Option(
+            help="How a key without a row reads: initial or zero; only_found: zero too, and not sent."
+        ),
     ] = "initial",
     version: Annotated[str, typer.Option(help="The hash of a version that is kept.")] = "",
     deadline: Annotated[float, typer.Option(help="Seconds.")] = 5.0,
@@ -43,6 +50,7 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Ask a lookup service for rows of a table; exit with 1 if no id has one."""
+    keys = [_id_of(each) for each in ids]
     if target.endswith((".yaml", ".yml")):
         config = read_serving_config(target)
         client = LookupClient(config.shard_map, config.client)
@@ -53,14 +61,14 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         )
     with client:
         answer = client.pull(
-            {table: ids}, missing=missing, version=version, deadline_seconds=deadline
+            {table: keys}, missing=missing, version=version, deadline_seconds=deadline
         )
     rows, found = answer.rows[table], answer.found[table]
     if as_json:
         print_json(
             {
                 "table": table,
-                "ids": ids,
+                "ids": keys,
                 "rows": rows.tolist(),
                 "found": found.tolist(),
                 "step": None if answer.version is None else answer.version.step,
@@ -79,3 +87,13 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
             typer.echo(f"{number}{'' if has_row else ' (no row)'}: {shown}")
     if not found.any():
         raise typer.Exit(1)
+
+
+def _id_of(text: str) -> int:
+    """The id that a word of the command line stands for."""
+    if re.fullmatch("[+-]?[0-9]+", text) is None:
+        return int(hash_strings([text])[0])
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(f"{text} does not fit into 64 bits; an id is an int64")
+    return number

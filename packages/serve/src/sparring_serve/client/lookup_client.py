@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sparring.errors import ClosedError, InvalidArgumentError
 from sparring_serve.client.answer import Answer
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
+from sparring_serve.client.recommending import Queries, Recommendations, Wanted, recommending
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import AsyncTransport, Outcome, Pause, Transport
 from sparring_serve.config import ClientConfig, read_serving_config
@@ -65,6 +66,9 @@ class _Client:
         self.metrics = ServingMetrics() if metrics is None else metrics
         self._session = Session(_shards(targets), self.config, self.metrics, clock)
         self._is_closed = False
+
+    def _recommending(self, wanted: Wanted, deadline_seconds: float) -> Steps[Recommendations]:
+        return recommending(self._session, wanted, self._session.deadline(deadline_seconds))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -123,7 +127,8 @@ class LookupClient(_Client):
         not answer goes to another one.
 
         Args:
-            ids: ``(n,)`` whole numbers for each table; they may repeat.
+            ids: ``(n,)`` whole numbers for each table, or strings, whose ids `sparring.hash_strings`
+                makes; they may repeat.
             missing: how a key without a row reads: ``initial``, as in training; ``zero``; or
                 ``only_found``: zeros too, and they are not sent.
             version: the hash of a version that the servers keep; empty: the newest.
@@ -170,6 +175,40 @@ class LookupClient(_Client):
                 version, cursor = part.version, part.cursor or None
                 if len(part.ids):
                     yield part.ids, part.rows
+
+    def recommend(
+        self,
+        table: str,
+        queries: Queries,
+        k: int = 10,
+        *,
+        exclude: Sequence[npt.ArrayLike] | None = None,
+        version: str = "",
+        deadline_seconds: float = 5.0,
+    ) -> Recommendations:
+        """The k rows of a table with the largest dot products with each query, of one version.
+
+        Each shard compares all of its rows, and the best of all shards are merged: a larger product is
+        better, of equal ones the smaller key.
+
+        Args:
+            table: whose rows are compared.
+            queries: ``(q, dim)`` vectors; or a table and ``(q,)`` keys, whose rows are the vectors:
+                ``{"user": [7, 8]}``. Keys may be strings, as of `pull`.
+            k: at least 1.
+            exclude: of each query the keys that it does not want.
+            version: the hash of a version that the servers keep; empty: the newest that all have.
+            deadline_seconds: for all of it.
+
+        Raises:
+            InvalidArgumentError: an argument is not as it should be, there are more queries than
+                `server.most_queries`, or `k` is above `server.most_k`; or the tables learn, or are read
+                where they are trained, and cannot be scanned here.
+            VersionGoneError: the version is no longer kept.
+            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+        """
+        wanted = Wanted(table, queries, k, exclude, version)
+        return self._run(self._recommending(wanted, deadline_seconds))
 
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """Descriptions by all shards: tables, versions, limits.
@@ -238,6 +277,20 @@ class AsyncLookupClient(_Client):
         return await self._run(
             self._session.pulling(ids, _missing(missing), version, deadline_seconds)
         )
+
+    async def recommend(
+        self,
+        table: str,
+        queries: Queries,
+        k: int = 10,
+        *,
+        exclude: Sequence[npt.ArrayLike] | None = None,
+        version: str = "",
+        deadline_seconds: float = 5.0,
+    ) -> Recommendations:
+        """As `LookupClient.recommend`."""
+        wanted = Wanted(table, queries, k, exclude, version)
+        return await self._run(self._recommending(wanted, deadline_seconds))
 
     async def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """As `LookupClient.describe`."""

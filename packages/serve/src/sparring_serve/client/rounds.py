@@ -23,6 +23,10 @@ Exchange = Generator[list[Send], Iterable[Outcome], None]
 """Yields attempts to make at once, takes how they ended."""
 
 
+_MOST_WAITS = 3
+"""How often a connection is waited for: it may be one that is just being lost."""
+
+
 class ShardMapMovedError(Exception):
     """A server has another shard map: the pull begins again with it."""
 
@@ -40,15 +44,15 @@ class _Call:
     """Those that were not asked yet."""
     reasons: dict[str, Outcome] = field(default_factory=dict)
     is_done: bool = False
-    waits: bool = False
+    num_waits: int = 0
 
     def begin_again(self) -> bool:
         """Whether all replicas are to be asked once more, and waited for."""
-        if self.is_done or self.waits or self.replicas:
+        if self.is_done or self.num_waits == _MOST_WAITS or self.replicas:
             return False
         if {each.status for each in self.reasons.values()} != {"UNAVAILABLE"}:
             return False
-        self.waits, self.replicas = True, list(self.reasons)
+        self.num_waits, self.replicas = self.num_waits + 1, list(self.reasons)
         return True
 
 
@@ -119,7 +123,7 @@ class Rounds:
                     self._method,
                     each.request,
                     min(remaining / len(each.replicas), longest_seconds),
-                    each.waits,
+                    each.num_waits > 0,
                 )
                 for each in due
             ]
@@ -162,7 +166,7 @@ class Rounds:
                 order.note_success(send.address)
                 call.is_done = True
                 return
-        if not (call.waits and outcome.status == "DEADLINE_EXCEEDED"):
+        if not (call.num_waits and outcome.status == "DEADLINE_EXCEEDED"):
             # Otherwise there is still no connection, and the reason was told before.
             call.reasons[send.address] = outcome
         if is_of_replica(outcome):

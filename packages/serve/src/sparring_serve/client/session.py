@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import dedup, suggestion
+from sparring import dedup, hash_strings, suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
 from sparring_serve.client.answer import Answer
 from sparring_serve.client.division import CallLimits, TableKeys, divide
@@ -37,14 +39,15 @@ from sparring_serve.wire.messages import (
 )
 from sparring_serve.wire.rows import ids_of, read_rows, row_bytes
 
-__all__ = ["Description", "Session", "Steps"]
+__all__ = ["MOST_BEGINNINGS", "Description", "Session", "Steps", "checked_seconds", "whole_ids"]
 
 _Result = TypeVar("_Result")
 
 Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
 """Yields attempts to make at once, takes how they ended; or yields a pause. Returns a result."""
 
-_MOST_BEGINNINGS = 3
+MOST_BEGINNINGS = 3
+"""How often a call begins again where servers go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,40 +137,31 @@ class Session:
         """A pull; see `LookupClient.pull`."""
         wanted = [_distinct(table, each) for table, each in ids.items()]
         deadline = self.deadline(deadline_seconds)
-        for beginning in range(_MOST_BEGINNINGS):
-            is_last = beginning == _MOST_BEGINNINGS - 1
+        for beginning in range(MOST_BEGINNINGS):
+            is_last = beginning == MOST_BEGINNINGS - 1
             description = yield from self.described(
                 deadline, None if self._fallback.raises else self._last_description
             )
             pulled = self._divided(wanted, description, missing, version)
             rounds = Rounds("Pull", pulled.requests(), pulled.accept, is_patient=self._is_patient)
             try:
-                yield from rounds.run(
-                    self.shards.shards,
-                    self._order,
-                    self.clock,
-                    deadline,
-                    description.most_deadline_seconds,
-                )
+                yield from self._run(rounds, description, deadline)
             except ShardMapMovedError as moved:
                 self.take_map(moved, is_last=is_last)
                 continue
-            finally:
-                for _ in range(rounds.num_failovers):
-                    self.metrics.count_failover()
             failures = rounds.failures()
             if failures and rounds.has_lost_version() and not is_last:
                 # Servers went on meanwhile: the version that was agreed on is no longer kept, or
                 # a table goes by another name.
-                self._forget()
+                self.forget()
                 continue
             self._end(failures, pulled, of_newest=not version)
-            self._learn(pulled)
+            self.learn(pulled.newest)
             if not version:
                 self._fallback.remember(pulled)
             return _answer(wanted, pulled)
         raise VersionGoneError(
-            f"no version was served by all shards in {_MOST_BEGINNINGS} attempts; set "
+            f"no version was served by all shards in {MOST_BEGINNINGS} attempts; set "
             "server.keep_versions higher, or publish less often"
         )
 
@@ -193,12 +187,12 @@ class Session:
         description = yield from self.described(end)
         dims, (version, cursor) = description.dims, place
         if table not in dims:
-            self._forget()
+            self.forget()
             raise UnknownTableError(
                 f"table {table!r} is not served; {suggestion(table, dims)}", table=table
             )
         if not version and self.shards.num_shards > 1:
-            version = self._pin or description.common_version()
+            version = self.common_version(description)
         request = encode(ScanRequest(table, version, most_rows, cursor))
         parts: list[ScannedPart] = []
 
@@ -210,11 +204,10 @@ class Session:
             parts.append(ScannedPart(ids, rows, answer.version.hash, bytes(answer.cursor)))
 
         rounds = Rounds("Scan", [(shard, request)], accept, is_patient=True)
-        longest = description.most_deadline_seconds
-        yield from rounds.run(self.shards.shards, self._order, self.clock, end, longest)
+        yield from self.run(rounds, end)
         if not parts:
             if rounds.has_lost_version():
-                self._forget()
+                self.forget()
                 raise VersionGoneError(
                     f"scan of table {table!r}: version {version} is no longer kept; begin again, or set "
                     "server.keep_versions higher"
@@ -222,9 +215,26 @@ class Session:
             raise rounds.failures()[0][1]
         return parts[0]
 
+    def common_version(self, description: Description) -> str:
+        """The hash of a version that all shards have, the newest that is known; empty: there is none."""
+        return self._pin or description.common_version()
+
+    def run(self, rounds: Rounds, deadline: float) -> Steps[None]:
+        """Makes the attempts of calls, as `Rounds.run`."""
+        description = yield from self.described(deadline)
+        yield from self._run(rounds, description, deadline)
+
+    def _run(self, rounds: Rounds, description: Description, deadline: float) -> Steps[None]:
+        longest = description.most_deadline_seconds
+        try:
+            yield from rounds.run(self.shards.shards, self._order, self.clock, deadline, longest)
+        finally:
+            for _ in range(rounds.num_failovers):
+                self.metrics.count_failover()
+
     def describing(self, deadline_seconds: float | None) -> Steps[Description]:
         """Descriptions by all shards, now."""
-        self._forget()
+        self.forget()
         return (yield from self.described(self.deadline(deadline_seconds)))
 
     def described(
@@ -274,7 +284,7 @@ class Session:
         config, dims = self.config, description.dims
         unknown = [each.table for each in wanted if each.table not in dims]
         if unknown:
-            self._forget()
+            self.forget()
             raise UnknownTableError(
                 f"table {unknown[0]!r} is not served; {suggestion(unknown[0], dims)}",
                 table=unknown[0],
@@ -291,7 +301,7 @@ class Session:
         if not version and config.consistency == "one_version" and len(calls) > 1:
             version = self._pin or description.common_version()
             if not version:
-                self._forget()
+                self.forget()
                 raise VersionGoneError(
                     "there is no version that all shards keep; wait until they have refreshed, set "
                     "server.keep_versions higher, or set client.consistency=newest"
@@ -313,10 +323,10 @@ class Session:
             for status, count in filled.items():
                 self.metrics.count_degraded(count, type(error).__name__, status.name.lower())
 
-    def _learn(self, pulled: PulledRows) -> None:
+    def learn(self, newest_of_shards: Mapping[int, str]) -> None:
         """Goes on to a newer version once all shards have it."""
-        newest = set(pulled.newest.values())
-        if len(newest) == 1 and len(pulled.newest) == self.shards.num_shards:
+        newest = set(newest_of_shards.values())
+        if len(newest) == 1 and len(newest_of_shards) == self.shards.num_shards:
             with self._lock:
                 self._pin = newest.pop()
 
@@ -340,30 +350,54 @@ class Session:
         # Who takes flagged rows would rather have those of other shards soon.
         return self._fallback.raises
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Asks for a description again before the next call."""
         with self._lock:
             self._description, self._pin = None, ""
 
     def deadline(self, deadline_seconds: float | None) -> float:
         given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
-        if not 0 < given <= 600:
-            raise InvalidArgumentError(
-                f"deadline_seconds must be above 0 and at most 600, found {given!r}"
-            )
-        return self.clock() + given
+        return self.clock() + checked_seconds(given, 600.0)
 
 
-def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:
+def checked_seconds(given: object, most: float) -> float:
+    """A deadline of `most` at most.
+
+    Raises:
+        InvalidArgumentError: it is no such number.
+    """
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number or not 0 < float(given) <= most:  # type: ignore[arg-type]
+        up_to = f" and at most {most:g}" if most < math.inf else ""
+        raise InvalidArgumentError(
+            f"deadline_seconds must be a number above 0{up_to}, found {given!r}"
+        )
+    return float(given)  # type: ignore[arg-type]
+
+
+def whole_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
+    """``(n,)`` whole numbers; of strings those of `sparring.hash_strings`.
+
+    Raises:
+        InvalidArgumentError: they are neither; `table` names the one whose ids they are.
+    """
     try:
         array = np.asarray(ids)
+        if array.dtype.kind in "US" and array.size and array.ndim == 1:
+            array = hash_strings(ids)
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(f"ids of table {table!r} are no array: {error}") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgumentError(
-            f"ids of table {table!r} must be whole numbers in one dimension, found dtype "
+            f"ids of table {table!r} must be whole numbers, or strings, in one dimension, found dtype "
             f"{array.dtype}, shape {array.shape}; flatten and convert them",
             table=table,
         )
+    return array
+
+
+def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:
+    array = whole_ids(table, ids)
     if not array.size:
         return _Wanted(table, np.empty(0, np.int64), None)
     found = dedup(array)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from typing import Any
 
@@ -38,12 +39,13 @@ def _pushes(
     for table, each in gradients.items():
         if isinstance(each, TablePush):
             pushes[table] = each
-        elif len(each) == 2:
+        elif isinstance(each, (tuple, list)) and len(each) == 2:
             pushes[table] = TablePush(each[0], each[1], update_method, hyper)
         else:
+            found = f"{len(each)} values" if isinstance(each, Sized) else type(each).__name__
             raise InvalidArgumentError(
-                f"push to table {table!r}: must be a TablePush, or ids and gradients, found "
-                f"{len(each)} values",
+                f"push to table {table!r}: must be a TablePush, or a tuple of ids and gradients, found "
+                f"{found}",
                 table=table,
             )
     if not pushes:
@@ -83,6 +85,10 @@ class _Pushing:
     ) -> Steps[Pushed]:
         pushes = _pushes(gradients, update_method, hyper)
         waits = _wait(wait)
+        if token is not None and not isinstance(token, Token):
+            raise InvalidArgumentError(
+                f"push: token must be that of an earlier push, as error.token, found {token!r}"
+            )
         seconds = deadline_seconds
         if seconds is None:
             seconds = self._session.config.push_deadline_seconds
@@ -145,7 +151,9 @@ class ParameterClient(_Pushing, LookupClient):
         """
         return self._run(self._flushing(deadline_seconds))
 
-    def save(self, url: str = "", *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+    def save(
+        self, url: str | os.PathLike[str] = "", *, deadline_seconds: float | None = None
+    ) -> ServiceSnapshot:
         """Saves all tables of all shards as one snapshot, push tokens included.
 
         Each shard writes its part, and the first commits the whole. It holds all pushes that were queued
@@ -164,7 +172,9 @@ class ParameterClient(_Pushing, LookupClient):
         """
         return self._run(snapshotting(self._session, "Save", url, deadline_seconds))
 
-    def load(self, url: str, *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+    def load(
+        self, url: str | os.PathLike[str], *, deadline_seconds: float | None = None
+    ) -> ServiceSnapshot:
         """Replaces all tables of all shards by those of a snapshot, of any number of shards or ranks.
 
         Args:
@@ -203,11 +213,13 @@ class AsyncParameterClient(_Pushing, AsyncLookupClient):
         return await self._run(self._flushing(deadline_seconds))
 
     async def save(
-        self, url: str = "", *, deadline_seconds: float | None = None
+        self, url: str | os.PathLike[str] = "", *, deadline_seconds: float | None = None
     ) -> ServiceSnapshot:
         """As `ParameterClient.save`."""
         return await self._run(snapshotting(self._session, "Save", url, deadline_seconds))
 
-    async def load(self, url: str, *, deadline_seconds: float | None = None) -> ServiceSnapshot:
+    async def load(
+        self, url: str | os.PathLike[str], *, deadline_seconds: float | None = None
+    ) -> ServiceSnapshot:
         """As `ParameterClient.load`."""
         return await self._run(snapshotting(self._session, "Load", url, deadline_seconds))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from sparring import suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.failures import is_of_replica, refusal_error
 from sparring_serve.client.rounds import ShardMapMovedError
-from sparring_serve.client.session import Description, Session, Steps
+from sparring_serve.client.session import Description, Session, Steps, checked_seconds
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.shard_ranges import ShardReplicas
@@ -172,12 +174,19 @@ class ServiceSnapshot:
 
 
 def snapshotting(
-    session: Session, method: str, url: str, deadline_seconds: float | None
+    session: Session, method: str, url: str | os.PathLike[str], deadline_seconds: float | None
 ) -> Steps[ServiceSnapshot]:
     """A save or load; see `ParameterClient.save` and `load`."""
+    if not isinstance(url, (str, os.PathLike)):
+        raise InvalidArgumentError(
+            f"{method.lower()}: the snapshot must be a name, a path or a URL, found {url!r}"
+        )
+    url = os.fspath(url)
     description = yield from session.described(session.deadline(None))
     most_seconds = save_seconds(description)
-    seconds = most_seconds if deadline_seconds is None else min(deadline_seconds, most_seconds)
+    seconds = most_seconds
+    if deadline_seconds is not None:
+        seconds = min(checked_seconds(deadline_seconds, math.inf), most_seconds)
     first = session.shards.shards[0][0]
     # Asked once: the answer to a second attempt would tell nothing of the first.
     outcomes = yield [Send(first, method, encode(SnapshotRequest(url)), seconds, waits=True)]
@@ -351,8 +360,22 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
         np.ascontiguousarray(ids, np.int64),
         np.ascontiguousarray(gradients, np.float32),
         given.update_method or "",
-        json.dumps(dict(given.hyper)) if given.hyper else "",
+        _hyper_text(table, given.hyper),
     )
+
+
+def _hyper_text(table: str, given: Mapping[str, Any] | None) -> str:
+    """JSON of hyper-parameters; numbers may be those of NumPy or of a framework."""
+    if given is None or given == {}:
+        return ""
+    try:
+        return json.dumps(dict(given), default=lambda each: each.item())
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"push to table {table!r}: hyper-parameters must be a mapping of names to values, found "
+            f"{given!r}; give hyper={{'lr': 0.1}}",
+            table=table,
+        ) from error
 
 
 def _requests(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from sparring import (
     ApartRendezvous,
-    Columns,
     Loaded,
     Saved,
     SaveOptions,
@@ -23,14 +22,13 @@ from sparring import (
     StepContainer,
     Storage,
     Task,
-    dedup,
-    initial_rows,
     latest_snapshot,
     open_snapshot,
 )
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
 from sparring.errors import (
     InterruptedLoadError,
+    InvalidArgumentError,
     PartialStepError,
     SnapshotError,
     UnsupportedError,
@@ -41,13 +39,13 @@ from sparring_serve.parameters.saved_methods import method_steps
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import Place
 from sparring_serve.tables import (
-    Found,
     Ids,
     Looked,
     Scanned,
     TableShape,
     Version,
     VersionGoneError,
+    found_rows,
     initial_values,
 )
 from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
@@ -114,7 +112,7 @@ class ParameterShard:
         """Begins with the snapshot that the configuration names.
 
         Raises:
-            SnapshotError: there is none of that name, or it is damaged.
+            SnapshotError: there is none of that name, it is damaged, or it is of other tables.
         """
         start, folder = self.config.start, self.config.folders[0]
         if start is None:
@@ -124,7 +122,15 @@ class ParameterShard:
             if newest is None:
                 return
             start = newest.url
-        loaded = self.load(start if "/" in start else f"{folder.rstrip('/')}/{start}")
+        url = start if "/" in start else f"{folder.rstrip('/')}/{start}"
+        try:
+            loaded = self.load(url)
+        except (SnapshotError, InvalidArgumentError) as error:
+            raise SnapshotError(
+                f"parameters.start={self.config.start}, which is {url}: {error}. Or name another as "
+                "parameters.start; with null a service begins without rows",
+                url=url,
+            ) from error
         _log.info("began with %s, step %d", loaded.url, loaded.step)
 
     @property
@@ -163,7 +169,11 @@ class ParameterShard:
             )
         with self._turn:
             try:
-                found = [self._found(table, ids, missing) for table, ids in asked]
+                container = self._container
+                found = [
+                    found_rows(container.storage(name), container.tables[name], ids, missing)
+                    for name, ids in asked
+                ]
             except InterruptedLoadError as error:
                 raise Refusal(
                     Status.UNAVAILABLE,
@@ -175,24 +185,8 @@ class ParameterShard:
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
         raise UnsupportedError(
             "tables that learn are not scanned by the service: save (ParameterClient.save), and read "
-            "the snapshot"
+            "the snapshot, or publish it and serve that"
         )
-
-    def _found(self, name: str, ids: Ids, missing: Missing) -> Found:
-        config = self.config.tables[name]
-        if not len(ids):
-            return Found(np.empty((0, config.dim), np.float32), np.empty(0, np.bool_))
-        once = dedup(ids)
-        result = self._container.storage(name).find(once.keys, Columns(0, config.dim))
-        rows = result.rows.astype(np.float32, copy=False)
-        unseen = np.flatnonzero(~result.found)
-        if missing == Missing.INITIAL and len(unseen):
-            table = self._container.tables[name]
-            rows[unseen] = initial_rows(once.keys[unseen], table)
-        if len(once.keys) == len(ids):
-            # Keys come in the order of ids where none repeats.
-            return Found(rows, result.found)
-        return Found(rows[once.inverse], result.found[once.inverse])
 
     def refresh(self) -> bool:
         return False

@@ -12,6 +12,7 @@ import grpc
 
 from sparring.errors import DeadlineError
 from sparring_serve import inference
+from sparring_serve.recommendation import recommend
 from sparring_serve.refusal import SHARD_MAP_METADATA, Refusal, Status
 from sparring_serve.security import Tokens
 from sparring_serve.server.refresher import Refresher
@@ -86,6 +87,9 @@ class Methods:
     def scan(self, content: bytes, context: Any) -> bytes:
         return self.service.scan(content, context.time_remaining())
 
+    def recommend(self, content: bytes, context: Any) -> bytes:
+        return recommend(self.service, content, context.time_remaining())
+
     def describe(self, content: bytes, context: Any) -> bytes:
         decoded(DescribeRequest, content)
         return encode(self.service.describe())
@@ -141,6 +145,7 @@ def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
     lookups: dict[str, _Answer] = {
         "Pull": methods.pull,
         "Scan": methods.scan,
+        "Recommend": methods.recommend,
         "Describe": methods.describe,
     }
     table: dict[str, dict[str, grpc.RpcMethodHandler]] = {

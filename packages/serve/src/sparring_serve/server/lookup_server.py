@@ -66,6 +66,8 @@ class LookupServer:
                 most_ids=server.most_ids,
                 most_bytes=server.most_bytes,
                 most_deadline_seconds=server.most_deadline_seconds,
+                most_queries=server.most_queries,
+                most_k=server.most_k,
             ),
             Admission(server.most_bytes_in_flight),
             self.metrics,

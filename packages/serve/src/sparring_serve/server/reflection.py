@@ -1,7 +1,7 @@
-"""Server reflection: tells generic clients, as grpcurl, the methods and messages of the lookup service.
+"""Server reflection: tells generic clients, as grpcurl, the methods and messages of the port.
 
 The extra ``reflection`` brings grpcio-reflection, and with it protobuf; nothing else here needs them.
-What is told is read from ``wire/lookup.proto``, so that no generated file can be older than it.
+What is told is read from ``wire/*.proto``, so that no generated file can be older than they.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 
 from sparring.errors import PluginError
-from sparring_serve.wire.messages import SERVICE
 
-__all__ = ["ProtoField", "ProtoFile", "add_reflection", "read_proto"]
+__all__ = ["PROTO_FILES", "ProtoField", "ProtoFile", "add_reflection", "read_proto"]
+
+PROTO_FILES = ("lookup.proto", "open_inference.proto", "health.proto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +33,37 @@ class ProtoField:
 
 @dataclass(frozen=True, slots=True)
 class ProtoFile:
-    """The part of the language that ``lookup.proto`` uses.
+    """The part of the language that our files use.
 
     Args:
+        name: of the file.
+        service: of its one service, with the package.
         messages: name → fields.
         enums: name → enumerator → number.
-        methods: of its one service: name → names of request and answer.
+        methods: of the service: name → names of request and answer.
     """
 
+    name: str
+    service: str
     messages: Mapping[str, Sequence[ProtoField]]
     enums: Mapping[str, Mapping[str, int]]
     methods: Mapping[str, tuple[str, str]]
 
 
-def read_proto() -> ProtoFile:
-    """Reads ``wire/lookup.proto``."""
-    text = files("sparring_serve.wire").joinpath("lookup.proto").read_text()
+def read_proto(name: str) -> ProtoFile:
+    """Reads one of `PROTO_FILES`."""
+    text = files("sparring_serve.wire").joinpath(name).read_text()
     text = re.sub(r"//[^\n]*", "", text)
 
     def blocks(kind: str) -> dict[str, str]:
         found = re.findall(rf"^{kind} (\w+) \{{(.*?)\}}", text, re.MULTILINE | re.DOTALL)
         return dict(found)
 
-    [service] = blocks("service").values()
+    [package] = re.findall(r"^package ([\w.]+);", text, re.MULTILINE)
+    [(service_name, service)] = blocks("service").items()
     return ProtoFile(
+        name=name,
+        service=f"{package}.{service_name}",
         messages={
             name: [
                 ProtoField(field, int(number), kind, bool(repeated))
@@ -101,15 +109,19 @@ def add_reflection(server: grpc.Server) -> None:
         ) from error
     # A pool of its own: another library of the process may have a lookup.proto, too.
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_described(descriptor_pb2, read_proto()))
+    services = [reflection.SERVICE_NAME]
+    for name in PROTO_FILES:
+        proto = read_proto(name)
+        pool.AddSerializedFile(_described(descriptor_pb2, proto))
+        services.append(proto.service)
     pool.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
-    reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server, pool=pool)
+    reflection.enable_server_reflection(services, server, pool=pool)
 
 
 def _described(descriptor_pb2: Any, proto: ProtoFile) -> bytes:
     """A FileDescriptorProto, as protoc makes it."""
-    package, _, service_name = SERVICE.rpartition(".")
-    made = descriptor_pb2.FileDescriptorProto(name="lookup.proto", package=package, syntax="proto3")
+    package, _, service_name = proto.service.rpartition(".")
+    made = descriptor_pb2.FileDescriptorProto(name=proto.name, package=package, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     for name, fields in proto.messages.items():
         message = made.message_type.add(name=name)

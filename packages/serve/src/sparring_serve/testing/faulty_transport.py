@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.service import ParameterService
+from sparring_serve.recommendation import recommend
 from sparring_serve.refusal import Refusal
 from sparring_serve.service import LookupService
 from sparring_serve.wire.fields import encode
@@ -71,6 +72,8 @@ class FaultyTransport:
             return lookups.pull(send.request, send.timeout_seconds)
         if send.method == "Scan":
             return lookups.scan(send.request, send.timeout_seconds)
+        if send.method == "Recommend":
+            return recommend(lookups, send.request, send.timeout_seconds)
         assert not isinstance(service, LookupService)
         _, answer = service.methods()[send.method]
         return answer(send.request, send.timeout_seconds)

@@ -34,6 +34,8 @@ __all__ = [
     "PullRequest",
     "PushAnswer",
     "PushRequest",
+    "RecommendAnswer",
+    "RecommendRequest",
     "RefreshAnswer",
     "RefreshRequest",
     "Replicas",
@@ -121,6 +123,27 @@ class ScanAnswer:
     rows: Buffer = data(2)
     cursor: Buffer = data(3)
     version: VersionMessage = one(4, VersionMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendRequest:
+    table: str = text(1)
+    version: str = text(2)
+    queries: Buffer = data(3)
+    k: int = number(4)
+    excluded: Buffer = data(5)
+    num_excluded: Buffer = data(6)
+    shard: int = number(7)
+    num_shards: int = number(8)
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendAnswer:
+    ids: Buffer = data(1)
+    scores: Buffer = data(2)
+    num_ids: Buffer = data(3)
+    version: VersionMessage = one(4, VersionMessage)
+    newest: str = text(5)
 
 
 @dataclass(frozen=True, slots=True)

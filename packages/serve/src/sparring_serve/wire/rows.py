@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring_packed import widen_rows
 from sparring_serve.wire.fields import Buffer, MessageError
 from sparring_serve.wire.messages import RowDtype
 
@@ -25,8 +26,8 @@ assert sys.byteorder == "little", "sparring serves from little-endian machines o
 
 Rows = npt.NDArray[np.float32]
 
-_BLOCK_ELEMENTS = 1 << 16
-"""Elements that are read at once: 256 KiB of float32."""
+_STORED = {RowDtype.FLOAT32: "fp32", RowDtype.FLOAT16: "fp16", RowDtype.INT8: "int8"}
+"""Rows are sent as serving snapshots store them."""
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Buffer:
@@ -125,17 +126,4 @@ def read_rows(content: Buffer, dim: int, dtype: int, out: Rows) -> None:
             f"{count:,} rows of dim {dim} as {RowDtype(dtype).name.lower()}: {len(content):,} bytes, "
             f"expected {expected:,}; client and server may be of versions that do not fit"
         )
-    if dtype == RowDtype.INT8:
-        packed = np.frombuffer(content, np.uint8).reshape(count, dim + 4)
-        affine = packed[:, dim:].copy().view(np.float16).astype(np.float32)
-        # A block at a time, which stays in a cache: all rows at once take more than twice as long.
-        step = max(1, _BLOCK_ELEMENTS // dim)
-        for begin in range(0, count, step):
-            block = slice(begin, begin + step)
-            rows = out[block]
-            rows[:] = packed[block, :dim]
-            rows *= affine[block, :1]
-            rows += affine[block, 1:]
-    else:
-        element = np.float32 if dtype == RowDtype.FLOAT32 else np.float16
-        out[:] = np.frombuffer(content, element).reshape(count, dim)
+    widen_rows(content, _STORED[RowDtype(dtype)], out)

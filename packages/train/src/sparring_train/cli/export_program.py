@@ -12,8 +12,9 @@ from sparring.errors import SnapshotError, UnsupportedError
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
+from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import ProgramRequest
-from sparring_train.trainers import trainer_of
+from sparring_train.registered_kinds import trainer_of
 
 __all__ = ["add_export_program"]
 
@@ -57,9 +58,24 @@ def export_program(
             f"{config}: the trainer of framework {run.framework!r} exports no programs; use one that "
             "does, as torch"
         )
+    _check_exportable(config, run)
     place = snapshot or run.snapshots.url
     if place is None:
         raise SnapshotError(f"{config} saves no snapshots (snapshots.url); name one by --snapshot")
     url = snapshot_at(place).url
     export(run, manager, ProgramRequest(url, served, str(bundle), follow))
     typer.echo(f"{bundle}: a program of {url}, bound to {served}")
+
+
+def _check_exportable(path: str, run: RunConfig) -> None:
+    if run.model.loss == "ranking":
+        raise UnsupportedError(
+            f"{path}: model.kind: {run.model.kind} ranks items, and programs predict one number for an "
+            "example; publish its tables and ask a service for the best items: sparring publish"
+        )
+    lists = [feature.name for feature in run.data.columns.features if feature.is_list]
+    if lists:
+        raise UnsupportedError(
+            f"{path}: {', '.join(lists)} are lists, and programs take one id of each feature; leave them "
+            "out of data.categorical, or export your own module: sparring_torch.export_program"
+        )

@@ -104,10 +104,10 @@ def _in_storages(
     manager: PluginManager,
 ) -> dict[str, Any]:
     run = load_config(config, overrides, plugin_manager=manager)
-    every = getattr(run.model, "embedding_parts", {})
-    said = every.get(table, {"embedding": [0, run.model.row_dim]})
-    parts, places = {name: slice(*each) for name, each in said.items()}, []
+    places = []
     for place, storage in open_run_storages(run, table, manager, ranks=ranks):
+        said = run.model.embedding_parts or {"embedding": [0, storage.table.dim]}
+        parts = {name: slice(*each) for name, each in said.items()}
         places.append(place_name(place))
         rows = storage.find(np.array([key], np.int64))
         if rows.found[0]:

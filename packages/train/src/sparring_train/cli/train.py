@@ -13,8 +13,8 @@ from sparring import context_of, make_console, print_json, print_warning
 from sparring.errors import ConfigError, PluginError
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.loader import load_config
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import TrainResult
-from sparring_train.trainers import trainer_of
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
@@ -93,6 +93,8 @@ def train(
     if json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         tiers = {"tiers": result.tiers} if result.tiers else {}
+        peak = result.peak_memory_bytes
+        memory = {"peak_memory_bytes": peak} if peak else {}
         resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
         print_json(
             {
@@ -104,6 +106,7 @@ def train(
                 "steps": result.steps,
                 **resumed,
                 "seconds": result.seconds,
+                **memory,
             }
         )
     else:

@@ -1,19 +1,28 @@
-"""Where samples come from: the `data` section, one model for each `kind`."""
+"""Kinds of the `data` section that are built in."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from sparring_train.config.section import OpenFraction, PositiveInt, Section
+from sparring_train.config.kinds import DataSection
+from sparring_train.config.section import OpenFraction, PositiveInt
+from sparring_train.data.columns import Feature, Schema
 
-__all__ = ["CriteoData", "DataConfig", "MovieLensData", "SyntheticCriteoData"]
+__all__ = ["CriteoData", "MovieLensData", "SyntheticCriteoData"]
+
+_CLICKS = Schema(
+    tuple(Feature(f"cat_{number}") for number in range(1, 27)),
+    numbers=tuple(f"int_{number}" for number in range(1, 14)),
+    label="binary",
+)
+_RATINGS = Schema((Feature("user"), Feature("item")), label="number")
 
 _PATH = "Relative paths start at the current directory."
 
 
-class MovieLensData(Section):
+class MovieLensData(DataSection):
     """Ratings in the `ratings.csv` format of MovieLens: userId, movieId, rating, timestamp."""
 
     kind: Literal["movielens"]
@@ -25,8 +34,12 @@ class MovieLensData(Section):
         1024, description="Ratings in a step, over all ranks and micro-batches."
     )
 
+    @property
+    def columns(self) -> Schema:
+        return _RATINGS
 
-class CriteoData(Section):
+
+class CriteoData(DataSection):
     """Click logs: a label, 13 integers and 26 hexadecimal strings, any of them missing."""
 
     kind: Literal["criteo"]
@@ -47,8 +60,12 @@ class CriteoData(Section):
         4096, description="Samples in a step, over all ranks and micro-batches."
     )
 
+    @property
+    def columns(self) -> Schema:
+        return _CLICKS
 
-class SyntheticCriteoData(Section):
+
+class SyntheticCriteoData(DataSection):
     """A click log in Criteo format that a generator draws from a model that it knows.
 
     The best AUC that any model can reach on it is therefore known, and printed.
@@ -76,7 +93,6 @@ class SyntheticCriteoData(Section):
         0.05, ge=0, le=0.5, description="The part of integers and of ids that is missing."
     )
 
-
-DataConfig = Annotated[
-    MovieLensData | CriteoData | SyntheticCriteoData, Field(discriminator="kind")
-]
+    @property
+    def columns(self) -> Schema:
+        return _CLICKS

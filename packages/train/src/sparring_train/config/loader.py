@@ -16,6 +16,7 @@ from sparring_train.config.partial import right_sections
 from sparring_train.config.plan import check_plan
 from sparring_train.config.problems import Place, Problem, describe_value, raise_problems
 from sparring_train.config.run import RunConfig, check_together
+from sparring_train.config.run_type import run_type
 from sparring_train.config.yaml_text import MAX_BYTES, ParsedText, parse_yaml
 
 if TYPE_CHECKING:
@@ -63,17 +64,18 @@ def parse_config(
     # What YAML could not read stands as null in `value`, and was complained of already.
     told = {problem.path for problem in parsed.problems}
     problems: list[Problem] = []
+    kind = run_type(plugin_manager)
     try:
-        config = RunConfig.model_validate(value)
+        config = kind.model_validate(value)
         sections = dict(config)
     except ValidationError as error:
-        problems = explain(error, value, parsed.places, model=RunConfig)
-        sections = right_sections(value, error)
+        problems = explain(error, value, parsed.places, model=kind)
+        sections = right_sections(kind, value, error)
         # They were not held against each other, because others are wrong.
         try:
             check_together(sections)
         except ValidationError as more:
-            problems += explain(more, value, parsed.places, model=RunConfig)
+            problems += explain(more, value, parsed.places, model=kind)
     if plugin_manager is not None:
         problems += check_backends(sections, value, parsed.places, plugin_manager)
         problems += check_plan(sections, parsed.places, plugin_manager)

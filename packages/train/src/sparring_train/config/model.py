@@ -1,4 +1,4 @@
-"""The `model` section, the model to train: one Pydantic model for each `kind`."""
+"""Kinds of the `model` section that are built in."""
 
 from __future__ import annotations
 
@@ -6,15 +6,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sparring_train.config.section import NonNegativeFloat, PositiveInt, Section
+from sparring.contracts import TableConfig, Uniform
+from sparring_train.config.kinds import Loss, ModelSection
+from sparring_train.config.section import NonNegativeFloat, PositiveInt
+from sparring_train.data.columns import Schema
 
-__all__ = ["DlrmModel", "MatrixFactorizationModel", "ModelConfig"]
+__all__ = [
+    "DeepFmModel",
+    "Dim",
+    "DlrmModel",
+    "Layers",
+    "MatrixFactorizationModel",
+    "Pooling",
+    "pooling_field",
+]
 
-_Dim = Annotated[int, Field(ge=1, le=65_536)]
-_Layers = Annotated[tuple[PositiveInt, ...], Field(max_length=64, strict=False)]
+Dim = Annotated[int, Field(ge=1, le=65_536)]
+Pooling = Literal["sum", "mean"]
+Layers = Annotated[tuple[PositiveInt, ...], Field(max_length=64, strict=False)]
 
 
-class MatrixFactorizationModel(Section):
+def pooling_field() -> Any:
+    """The key `pooling` of a model."""
+    return Field(
+        "sum", description="What makes one embedding of the ids of a list: their sum or mean."
+    )
+
+
+class MatrixFactorizationModel(ModelSection):
     """Biased matrix factorisation: mean + user bias + item bias + user · item."""
 
     kind: Literal["matrix_factorization"]
@@ -31,50 +50,82 @@ class MatrixFactorizationModel(Section):
         0.005, description="Weight of the squared biases in the loss."
     )
 
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables of this model."""
-        return ("user", "item")
+    user: str = Field("user", min_length=1, description="The feature that has the user.")
+    item: str = Field("item", min_length=1, description="The feature that has the item.")
 
     @property
-    def row_dim(self) -> int:
-        """Elements of an embedding: one more than a vector has, the bias."""
-        return self.dim + 1
+    def loss(self) -> Loss:
+        return "squared_error"
+
+    def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
+        """One of users and one of items; an embedding has one element more than a vector, the bias."""
+        initial = Uniform(-0.05, 0.05)
+        return tuple(
+            TableConfig(name, self.dim + 1, initializer=initial) for name in self._tables(schema)
+        )
+
+    def problem(self, schema: Schema) -> str | None:
+        """See `ModelSection`."""
+        for key, name in (("user", self.user), ("item", self.item)):
+            feature = schema.feature(name)
+            known = ", ".join(each.name for each in schema.features)
+            if feature is None:
+                return f"model.{key} is {name!r}, the features of the data are {known}"
+            if feature.is_list:
+                return f"model.{key} is {name!r}, which is a list; it takes one id an example"
+            if feature.may_be_missing:
+                return f"model.{key} is {name!r}, which rows may lack; name it in data.required"
+        if len(set(self._tables(schema))) < 2:
+            return "model.user and model.item must have a table each"
+        return None
+
+    def _tables(self, schema: Schema) -> tuple[str, ...]:
+        features = (schema.feature(self.user), schema.feature(self.item))
+        return tuple(each.table_name for each in features if each is not None)
 
     @property
     def embedding_parts(self) -> dict[str, Any]:
-        """Table → part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
-        parts = {"bias": [0, 1], "embedding": [1, self.dim + 1]}
-        return dict.fromkeys(self.table_names, parts)
+        """Part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
+        return {"bias": [0, 1], "embedding": [1, self.dim + 1]}
 
 
-class DlrmModel(Section):
+class DlrmModel(ModelSection):
     """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019)."""
 
     kind: Literal["dlrm"]
-    embedding_dim: _Dim = Field(16, description="Elements of an embedding, the same everywhere.")
-    bottom_mlp: _Layers = Field(
+    embedding_dim: Dim = Field(16, description="Elements of an embedding, the same everywhere.")
+    bottom_mlp: Layers = Field(
         (64, 32),
         description="Widths of the hidden layers over the integers; a last layer of "
         "`embedding_dim` is added.",
     )
-    top_mlp: _Layers = Field(
+    top_mlp: Layers = Field(
         (64, 32),
         description="Widths of the hidden layers over the interactions; a last layer of 1 is "
         "added.",
     )
+    pooling: Pooling = pooling_field()
 
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables of this model: one for each categorical column of a click log."""
-        from sparring_train.data.criteo_format import COLUMNS, NUM_FEATURES
-
-        return tuple(COLUMNS[-NUM_FEATURES:])
-
-    @property
-    def row_dim(self) -> int:
-        """Elements of an embedding."""
-        return self.embedding_dim
+    def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
+        """One for each feature, or group of features that share one."""
+        return _one_each(schema, self.embedding_dim)
 
 
-ModelConfig = Annotated[MatrixFactorizationModel | DlrmModel, Field(discriminator="kind")]
+class DeepFmModel(ModelSection):
+    """Factorisation machine and layers over the same embeddings: Guo et al., arXiv 1703.04247."""
+
+    kind: Literal["deepfm"]
+    embedding_dim: Dim = Field(16, description="Elements of an embedding, the same everywhere.")
+    hidden_layer: PositiveInt = Field(64, description="Width of the hidden layer over numbers.")
+    deep_layer: PositiveInt = Field(
+        64, description="Width of the layer over all embeddings, the deep part."
+    )
+    pooling: Pooling = pooling_field()
+
+    def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
+        """One for each feature, or group of features that share one."""
+        return _one_each(schema, self.embedding_dim)
+
+
+def _one_each(schema: Schema, dim: int) -> tuple[TableConfig, ...]:
+    return tuple(TableConfig(name, dim) for name in schema.table_names)

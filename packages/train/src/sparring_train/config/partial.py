@@ -34,11 +34,13 @@ def right_part(
     return part
 
 
-def right_sections(value: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """Name → section of a `RunConfig` that is right, checked and with its defaults."""
-    part = right_part(RunConfig, value, error)
+def right_sections(
+    kind: type[RunConfig], value: Mapping[str, Any], error: ValidationError
+) -> dict[str, Any]:
+    """Name → section of a run that is right, checked and with its defaults."""
+    part = right_part(kind, value, error)
     sections = {}
-    for name, field in RunConfig.model_fields.items():
+    for name, field in kind.model_fields.items():
         if name in part:
             annotation: Any = Annotated[field.annotation, field]
             sections[name] = TypeAdapter[Any](annotation).validate_python(part[name])

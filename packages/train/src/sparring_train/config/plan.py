@@ -10,7 +10,6 @@ from sparring.contracts import (
     FeatureWorkload,
     PlanRequest,
     ShardingPlan,
-    TableConfig,
     TableWorkload,
 )
 from sparring.errors import ConfigError, PluginError
@@ -34,11 +33,11 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
     """
     data, model, tables, storage, optimizer = (sections[name] for name in _SECTIONS)
     choice = StorageChoice(storage.backend, storage.options)
-    # Each sample has one id of each feature.
-    feature = FeatureWorkload("sum" if model.kind == "dlrm" else None, ids=1.0)
+    # Each example has one id of each feature.
+    feature = FeatureWorkload("sum" if model.loss == "log_loss" else None, ids=1.0)
     workloads: list[TableWorkload] = []
-    for name in model.table_names:
-        table = tables.table_config(TableConfig(name, model.row_dim))
+    for wanted in model.tables(data.columns):
+        table = tables.table_config(wanted)
         sparse = optimizer.sparse
         workloads.append(workload_of(table, choice, [feature], sparse.name, sparse.hyperparameters))
     return PlanRequest(

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
 from sparring_train.config.schema import shape_of
 
 __all__ = ["reference_page"]
@@ -55,9 +55,10 @@ def reference_page() -> str:
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     """Title and model of each section, from the top downwards, each model once."""
-    yield "The whole file", RunConfig
+    run = run_type()
+    yield "The whole file", run
     waiting: list[tuple[str, Any]] = [
-        (name, field.annotation) for name, field in RunConfig.model_fields.items()
+        (name, field.annotation) for name, field in run.model_fields.items()
     ]
     known: set[type[BaseModel]] = set()
     while waiting:

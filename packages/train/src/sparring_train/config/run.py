@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring import closest_name
+from sparring.contracts import TableConfig
 from sparring_train.config.change_notes import ChangeNotesConfig
-from sparring_train.config.data import DataConfig
 from sparring_train.config.exchange import ExchangeConfig
+from sparring_train.config.kinds import DataSection, ModelSection
 from sparring_train.config.logging import LoggingConfig
 from sparring_train.config.metrics import MetricsConfig
-from sparring_train.config.model import ModelConfig
 from sparring_train.config.optimizer import OptimizerConfig
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.snapshots import SnapshotsConfig
 from sparring_train.config.tables import TablesConfig
 from sparring_train.config.training import TrainingConfig
+from sparring_train.data.columns import Label
 
 __all__ = [
     "CollectiveConfig",
@@ -29,11 +31,6 @@ __all__ = [
     "StorageConfig",
     "check_together",
 ]
-
-_DATA_OF_MODEL = {
-    "matrix_factorization": ("movielens",),
-    "dlrm": ("criteo", "synthetic_criteo"),
-}
 
 
 class StorageConfig(Section):
@@ -113,8 +110,8 @@ class RunConfig(Section):
         description="Threads of the execution pool and of the framework; 0 is one for each core "
         "that this process may use.",
     )
-    data: DataConfig = Field(description="Where samples come from.")
-    model: ModelConfig = Field(description="What is trained.")
+    data: SerializeAsAny[DataSection] = Field(description="Where samples come from.")
+    model: SerializeAsAny[ModelSection] = Field(description="What is trained.")
     tables: TablesConfig = Field(TablesConfig(), description="How tables are kept.")
     storage: StorageConfig = Field(StorageConfig(), description="What keeps the rows.")
     optimizer: OptimizerConfig = Field(
@@ -157,6 +154,11 @@ class RunConfig(Section):
     )
     report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
 
+    def wanted_tables(self) -> tuple[TableConfig, ...]:
+        """Tables of the model, with what the section `tables` says, in the model's order."""
+        wanted = self.model.tables(self.data.columns)
+        return tuple(self.tables.table_config(replace(each, seed=self.seed)) for each in wanted)
+
     def shared(self) -> dict[str, Any]:
         """Settings that all ranks must have alike, as JSON values: all but where each rank runs."""
         return self.model_dump(
@@ -192,23 +194,37 @@ def check_together(sections: Mapping[str, Any]) -> None:
         )
 
 
-def _check_data(model: ModelConfig, data: DataConfig) -> Iterator[PydanticCustomError]:
-    fitting = _DATA_OF_MODEL[model.kind]
-    if data.kind not in fitting:
+def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCustomError]:
+    schema = data.columns
+    if model.label is not None and model.label not in data.labels:
         yield PydanticCustomError(
             "model_data",
             "model {model} cannot be trained on this data",
             {
                 "path": ("data", "kind"),
                 "model": model.kind,
-                "found": data.kind,
-                "expected": " or ".join(fitting),
+                "found": f"{data.kind}, with {_label_words(schema.label)}",
+                "expected": _label_words(model.label),
             },
+        )
+        return
+    problem = model.problem(schema)
+    if problem is not None:
+        yield PydanticCustomError(
+            "model_data",
+            "model {model} cannot be trained on this data: {problem}",
+            {"path": ("model", "kind"), "model": model.kind, "problem": problem},
         )
 
 
+def _label_words(label: Label | None) -> str:
+    return {"binary": "labels of 0 and 1", "number": "labels that are numbers", None: "no label"}[
+        label
+    ]
+
+
 def _check_micro_batches(
-    training: TrainingConfig, data: DataConfig
+    training: TrainingConfig, data: DataSection
 ) -> Iterator[PydanticCustomError]:
     if training.micro_batches > data.batch_size:
         yield PydanticCustomError(
@@ -222,10 +238,12 @@ def _check_micro_batches(
         )
 
 
-def _check_table_names(model: ModelConfig, tables: TablesConfig) -> Iterator[PydanticCustomError]:
-    if not tables.overrides:
+def _check_table_names(
+    model: ModelSection, data: DataSection, tables: TablesConfig
+) -> Iterator[PydanticCustomError]:
+    if not tables.overrides or model.problem(data.columns) is not None:
         return
-    known = model.table_names
+    known = [table.name for table in model.tables(data.columns)]
     for name in tables.overrides:
         if name not in known:
             yield PydanticCustomError(
@@ -278,7 +296,7 @@ def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomErr
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError]]], ...] = (
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
-    (("model", "tables"), _check_table_names),
+    (("model", "data", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 
 from sparring_train.config.problems import ConfigPath
 
@@ -41,8 +41,9 @@ def shape_of(annotation: Any) -> Shape:
         parts = [part for part in get_args(annotation) if part is not type(None)]
         if len(parts) == 1:
             return shape_of(parts[0])
-        if all(_is_model(part) for part in parts):
-            return Shape({_kind(part): part for part in parts}, "kind")
+        members = dict(map(_member, parts))
+        if all(map(_is_model, members.values())):
+            return Shape(members, "kind")
     if origin is dict or origin is tuple or origin is list:
         return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
     return Shape({})
@@ -106,7 +107,14 @@ def _item(value: Any, part: str | int) -> Any:
     return None
 
 
-def _kind(model: type[BaseModel]) -> str:
-    annotation = model.model_fields["kind"].annotation
+def _member(part: Any) -> tuple[str, Any]:
+    """Tag and model of one kind."""
+    if get_origin(part) is typing.Annotated:
+        model, *marks = get_args(part)
+        tags = [each.tag for each in marks if isinstance(each, Tag)]
+        return tags[0], model
+    if not _is_model(part):
+        return "", part
+    annotation = part.model_fields["kind"].annotation
     assert get_origin(annotation) is Literal
-    return str(get_args(annotation)[0])
+    return str(get_args(annotation)[0]), part

@@ -21,11 +21,11 @@ from typing import Literal
 
 from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.data.batches import ClickBatch, check_batch_size, rebatch, take
-from sparring_train.data.criteo_parquet import count_parquet_rows, read_parquet_rows
-from sparring_train.data.criteo_text import count_text_rows, read_text_rows
+from sparring_train.data.criteo_parquet import read_parquet_rows
+from sparring_train.data.criteo_text import read_text_rows
 from sparring_train.data.split import check_test_fraction, is_test_row
 
-__all__ = ["SUFFIXES", "Part", "count_clicks", "criteo_files", "read_clicks"]
+__all__ = ["SUFFIXES", "Part", "criteo_files", "read_clicks"]
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".gz", ".parquet")
 """Suffixes of the files in a folder that are read."""
@@ -94,14 +94,6 @@ def read_clicks(
     if part != "all":
         rows = _keep(rows, part == "test", test_fraction, seed)
     return rebatch(rows, batch_size)
-
-
-def count_clicks(path: str | PathLike[str]) -> int:
-    """Rows of a file or folder. Lines of text are counted and not checked."""
-    return sum(
-        count_parquet_rows(file) if file.suffix == ".parquet" else count_text_rows(file)
-        for file in criteo_files(path)
-    )
 
 
 def _read_rows(path: str | PathLike[str]) -> Iterator[ClickBatch]:

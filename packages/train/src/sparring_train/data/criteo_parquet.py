@@ -32,7 +32,7 @@ from sparring_train.data.criteo_format import (
 )
 from sparring_train.data.delimited_text import is_hex_number, is_whole_number, malformed
 
-__all__ = ["count_parquet_rows", "read_parquet_rows"]
+__all__ = ["read_parquet_rows"]
 
 _ROWS_AT_ONCE = 1 << 14
 _SCHEMES = (("I{}", "C{}", 1), ("int_{}", "cat_{}", 1), ("int_{}", "cat_{}", 0))
@@ -54,12 +54,6 @@ def read_parquet_rows(path: Path) -> Iterator[ClickBatch]:
         for records in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(names)):
             yield _RecordReader(path, first_row).read(records, names)
             first_row += records.num_rows
-
-
-def count_parquet_rows(path: Path) -> int:
-    """Records of one file, from its footer."""
-    with _reading(path), parquet.ParquetFile(path) as file:
-        return int(file.metadata.num_rows)
 
 
 @contextmanager

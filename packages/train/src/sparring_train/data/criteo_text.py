@@ -27,10 +27,9 @@ from sparring_train.data.delimited_text import (
     read_blocks,
 )
 
-__all__ = ["count_text_rows", "read_text_rows"]
+__all__ = ["read_text_rows"]
 
 _FIRST_ID = 1 + NUM_INTEGERS
-_COUNT_BYTES = 1 << 20
 
 
 def _is_label(field: bytes) -> bool:
@@ -67,16 +66,6 @@ def read_text_rows(path: Path) -> Iterator[ClickBatch]:
     """
     with open_file(path) as file:
         yield from read_blocks(file, path, _FORMAT, _decode)
-
-
-def count_text_rows(path: Path) -> int:
-    """Lines of one file; a last line need not end in a newline."""
-    num_lines, last = 0, b"\n"
-    with open_file(path) as file:
-        while data := file.read(_COUNT_BYTES):
-            num_lines += data.count(b"\n")
-            last = data[-1:]
-    return num_lines + (last != b"\n")
 
 
 def _decode(table: Any) -> ClickBatch | None:

@@ -1,132 +1,174 @@
-"""The models of configurations as one trainer sees them: arrays of a batch, loss, predictions."""
+"""Any model on any columns: batches as tensors, the loss, predictions."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from sparring import StepContainer
-from sparring_tf import (
-    DLRM,
-    EmbeddingCollection,
-    FeatureConfig,
-    MatrixFactorization,
-    TableConfig,
-)
+from sparring import State, StepContainer
 from sparring_train.config.run import RunConfig
-from sparring_train.data.batches import ClickBatch, RatingBatch
-from sparring_train.data.criteo_format import NUM_FEATURES, NUM_INTEGERS
-from sparring_train.loop.click_source import ClickSource
-from sparring_train.loop.rating_source import RatingSource
+from sparring_train.data.columns import ColumnBatch, Schema
+from sparring_train.keras.item_softmax import ItemSoftmax
+from sparring_train.keras.models import build_model
+from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.step_items import COUNTS, StepItems
+from sparring_train.ranks import Ranks
 
-__all__ = ["ClickTask", "RatingTask", "Task"]
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["ColumnTask"]
 
 
-class Task(Protocol):
-    """Model, data and loss of a run."""
+class ColumnTask:
+    """The data of a run and its model.
 
-    @property
-    def source(self) -> Any: ...
+    The model is called with ``(numbers, ids)``: numbers ``(b, k)``, and ids as a matrix ``(b, f)``
+    where each example has one id of each feature, else feature → `tf.RaggedTensor`. It gives one
+    number for each example: ``(b,)`` or ``(b, 1)``, a logit where the loss is the log loss; with the loss
+    `ranking` it gives two vectors, of user and of item, ``(b, dim)`` each. Features are those of its
+    attribute ``feature_names``, or all. With a
+    method ``training_loss(numbers, ids, labels, weights)`` that gives the sum over a batch it brings a
+    loss of its own.
 
-    @property
-    def model(self) -> Any: ...
+    Args:
+        config: the run.
+        manager: where kinds of data and of models are looked up.
+        container: where the tables live.
+        is_saved: the model comes from a snapshot; see `ColumnSource`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        manager: PluginManager,
+        container: StepContainer,
+        *,
+        is_saved: bool = False,
+    ) -> None:
+        self.source = ColumnSource(config, manager, container, is_saved=is_saved)
+        self._schema: Schema = self.source.schema
+        self._is_click = config.model.loss == "log_loss"
+        self.model = build_model(self.source.model_request(), manager)
+        everything = [feature.name for feature in self._schema.features]
+        self._names: list[str] = list(getattr(self.model, "feature_names", everything))
+        self._ranks = Ranks(container.collective, container.quiesce)
+        self._ranking = (
+            config.model.ranking(self._schema) if config.model.loss == "ranking" else None
+        )
+        self._softmax = None if self._ranking is None else ItemSoftmax(self._ranking, container)
+        own: Callable[..., Any] | None = getattr(self.model, "training_loss", None)
+        self._has_own_loss = own is not None
+        self._loss_of = own or self._plain_loss
 
     @property
     def signature(self) -> list[Any]:
-        """Signature of the result of `tensors`, for a graph of any batch size; last, what is learned."""
+        """Of the result of `tensors`, for a graph of any batch size; last, what is learned."""
+        answers = self._schema.has_weights + (self._schema.label is not None)
+        return [*self.input_signature, *[tf.TensorSpec([None], tf.float32)] * answers]
 
-    def tensors(self, batch: Any) -> list[Any]:
-        """A batch for a graph."""
+    @property
+    def input_signature(self) -> list[Any]:
+        """Of the result of `inputs`."""
+        return [
+            tf.TensorSpec([None, len(self._schema.numbers)], tf.float32),
+            *self._id_signature(),
+        ]
+
+    @property
+    def training_signature(self) -> list[Any]:
+        """Of the result of `training_tensors`."""
+        if self._softmax is None or self._has_own_loss:
+            return self.signature
+        return [*self.signature, *self._softmax.signature]
+
+    def _id_signature(self) -> list[Any]:
+        if self._schema.is_matrix:
+            return [tf.TensorSpec([None, len(self._names)], tf.int64)]
+        return [tf.TensorSpec([None], tf.int64)] * 2 * len(self._names)
+
+    def training_tensors(self, batch: ColumnBatch) -> list[Any]:
+        """This rank's part of a batch, as `loss` wants it; all ranks call it."""
+        tensors = self.tensors(self._ranks.part(batch))
+        if self._ranking is None or self._softmax is None or self._has_own_loss:
+            return tensors
+        step = StepItems.of(batch, self._ranking.item[0], self._ranks)
+        return [*tensors, *self._softmax.tensors(step)]
+
+    def tensors(self, batch: ColumnBatch) -> list[Any]:
+        """A batch for a graph: its `inputs`, and weights and labels where there are."""
+        answers = [each for each in (batch.weights, batch.labels) if each is not None]
+        floats = [tf.convert_to_tensor(np.asarray(each, np.float32)) for each in answers]
+        return [*self.inputs(batch), *floats]
+
+    def inputs(self, batch: ColumnBatch) -> list[Any]:
+        """Numbers and ids of a batch."""
+        columns = [batch.ids[name] for name in self._names]
+        if self._schema.is_matrix:
+            ids = [np.stack([column.ids for column in columns], axis=1)]
+        else:
+            ids = [array for column in columns for array in (column.ids, column.counts)]
+        return [tf.convert_to_tensor(each) for each in (batch.numbers, *ids)]
 
     def loss(self, *tensors: Any) -> Any:
         """Sum over the batch, which may be empty."""
+        numbers, ids, rest = self._inputs(tensors)
+        weights = rest.pop(0) if self._schema.has_weights else None
+        if self._softmax is None or self._has_own_loss:
+            return self._loss_of(numbers, ids, rest[0] if rest else None, weights)
+        *labels, _, _, _ = rest
+        pair = self.model((numbers, ids), training=True)
+        return self._softmax.loss(pair, labels[0] if labels else None, weights, rest[-3:])
+
+    def states(self) -> dict[str, State]:
+        """State besides that of the model."""
+        return {} if self._softmax is None else {COUNTS: self._softmax.counts.state()}
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """Takes over what `states` gave."""
+        if self._softmax is not None:
+            self._softmax.counts.restore(states)
 
     def predicted(self, *tensors: Any) -> Any:
-        """One prediction for each sample."""
+        """One prediction for each example: a probability, a number, or vectors; see `Predict`."""
+        numbers, ids, _ = self._inputs(tensors)
+        if self._softmax is not None:
+            vectors = self._softmax.vectors(*self.model((numbers, ids), training=False))
+            return tf.cast(tf.stack(vectors), tf.float32)
+        found = self._called(numbers, ids, training=False)
+        return tf.sigmoid(found) if self._is_click else found
 
+    def program(self) -> tuple[list[Any], Callable[..., Any]]:
+        """Signature of the exported program, and what it computes."""
+        own: Any = getattr(self.model, "program", None)
+        if own is not None:
+            made: tuple[list[Any], Callable[..., Any]] = own()
+            return made
+        return self.input_signature, self.predicted
 
-class RatingTask:
-    """`MatrixFactorization` on MovieLens.
+    def _inputs(self, tensors: tuple[Any, ...]) -> tuple[Any, Any, list[Any]]:
+        """Numbers, ids as the model takes them, and all else."""
+        numbers, *rest = tensors
+        if self._schema.is_matrix:
+            return numbers, rest[0], rest[1:]
+        pairs = iter(rest[: 2 * len(self._names)])
+        ids = {
+            name: tf.RaggedTensor.from_row_lengths(next(pairs), next(pairs), validate=False)
+            for name in self._names
+        }
+        return numbers, ids, rest[2 * len(self._names) :]
 
-    Args:
-        config: the run; `data` is of kind movielens, `model` of kind matrix_factorization.
-        container: where the tables live.
+    def _called(self, numbers: Any, ids: Any, training: bool) -> Any:
+        found = self.model((numbers, ids), training=training)
+        return tf.squeeze(found, 1) if found.shape.rank == 2 else found
 
-    Raises:
-        DataError: the file is missing or malformed, or has too few ratings to split.
-    """
-
-    def __init__(self, config: RunConfig, container: StepContainer) -> None:
-        self.source = RatingSource(config)
-        self.model = MatrixFactorization(
-            self.source.users,
-            self.source.items,
-            mean=self.source.mean,
-            storage=self.source.storage,
-            container=container,
-        )
-
-    @property
-    def signature(self) -> list[Any]:
-        return [tf.TensorSpec([None], dtype) for dtype in (tf.int64, tf.int64, tf.float32)]
-
-    def tensors(self, batch: RatingBatch) -> list[Any]:
-        ratings = np.asarray(batch.ratings, np.float32)
-        return [tf.convert_to_tensor(each) for each in (batch.users, batch.items, ratings)]
-
-    def loss(self, users: Any, items: Any, ratings: Any) -> Any:
-        source = self.source
-        return self.model.loss_of(
-            users, items, ratings, embedding_l2=source.embedding_l2, bias_l2=source.bias_l2
-        )
-
-    def predicted(self, users: Any, items: Any, _: Any) -> Any:
-        return self.model((users, items))
-
-
-class ClickTask:
-    """`DLRM` on logs in Criteo format, real or synthetic.
-
-    Args:
-        config: the run; `data` is of kind criteo or synthetic_criteo, `model` of kind dlrm.
-        container: where the tables live, one for each of the 26 features.
-    """
-
-    def __init__(self, config: RunConfig, container: StepContainer) -> None:
-        self.source = ClickSource(config)
-        tables, shape = self.source.tables, self.source.model
-        self.model = DLRM(
-            EmbeddingCollection(
-                {
-                    each.name: FeatureConfig(name=each.name, table=TableConfig.of(each))
-                    for each in tables
-                },
-                storage=self.source.storage,
-                container=container,
-            ),
-            NUM_INTEGERS,
-            [*shape.bottom_mlp, tables[0].dim],
-            [*shape.top_mlp, 1],
-            seed=config.seed % 2**31,
-        )
-
-    @property
-    def signature(self) -> list[Any]:
-        return [
-            tf.TensorSpec([None, NUM_INTEGERS], tf.float32),
-            tf.TensorSpec([None, NUM_FEATURES], tf.int64),
-            tf.TensorSpec([None], tf.float32),
-        ]
-
-    def tensors(self, batch: ClickBatch) -> list[Any]:
-        labels = np.asarray(batch.labels, np.float32)
-        return [tf.convert_to_tensor(each) for each in (batch.dense, batch.ids, labels)]
-
-    def loss(self, integers: Any, ids: Any, labels: Any) -> Any:
-        logits = tf.squeeze(self.model((integers, ids), training=True), 1)
-        return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
-
-    def predicted(self, integers: Any, ids: Any, _: Any) -> Any:
-        return tf.sigmoid(tf.squeeze(self.model((integers, ids)), 1))
+    def _plain_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
+        found = self._called(numbers, ids, training=True)
+        if self._is_click:
+            each = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(labels, found.dtype), found)
+        else:
+            each = tf.square(found - tf.cast(labels, found.dtype))
+        return tf.reduce_sum(each if weights is None else each * tf.cast(weights, each.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -29,18 +29,19 @@ from sparring_tf import (
     restore_state,
     trained_table,
 )
-from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig, StorageConfig
-from sparring_train.hookspecs import ProgramRequest
-from sparring_train.keras.tasks import ClickTask, RatingTask, Task
-from sparring_train.loop.evaluation import run_evaluation
-from sparring_train.loop.loop import micro_batches, run_training
-from sparring_train.loop.model import Predict, Source, Trained
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
+from sparring_train.keras.tasks import ColumnTask
+from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.evaluation import saved_model
+from sparring_train.loop.loop import run_training
+from sparring_train.loop.model import Trained
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["evaluate", "export", "train"]
+__all__ = ["export", "open_model", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -57,32 +58,46 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
             setting="training.pipeline",
         )
 
-    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+    def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
         # TensorFlow's threads cannot be changed once it has begun.
         with suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(num_threads())
-        task = _task(config, container)
+        task = ColumnTask(config, plugin_manager, container)
         return task.source, _Trainer(config, task, plugin_manager)
 
     with own_errors():
         return run_training(config, plugin_manager, progress, make)
 
 
-def evaluate(
-    config: RunConfig, plugin_manager: PluginManager, snapshot_url: str
-) -> dict[str, float]:
-    """See `sparring_train.loop.evaluation.run_evaluation`; raises as it."""
+@contextmanager
+def open_model(
+    config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
+) -> Iterator[OpenedModel]:
+    """See `sparring_train.loop.evaluation.saved_model`; raises as it."""
 
-    def make(container: StepContainer, state: State) -> tuple[Source[Any], Predict]:
-        task = _task(config, container)
+    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
+        task = ColumnTask(chosen, plugin_manager, container, is_saved=True)
         # Layers are made by their first batch, which may be empty.
         task.predicted(*(_empty(spec) for spec in task.signature))
-        restore_state(state, model=task.model)
-        predicted = tf.function(task.predicted, input_signature=task.signature)
-        return task.source, lambda batch: predicted(*task.tensors(batch)).numpy()
+        return task
 
-    with own_errors():
-        return run_evaluation(config, plugin_manager, snapshot_url, make)
+    def restore(task: ColumnTask, state: State) -> None:
+        restore_state(state, model=task.model)
+
+    with own_errors(), saved_model(config, plugin_manager, saved, make, restore) as task:
+        yield _OpenedModel(task)
+
+
+class _OpenedModel:
+    """A model that is asked."""
+
+    def __init__(self, task: ColumnTask) -> None:
+        self._task, self.source = task, task.source
+        self._predicted = tf.function(task.predicted, input_signature=task.input_signature)
+
+    def predict(self, batch: ColumnBatch) -> Any:
+        """See `OpenedModel`."""
+        return self._predicted(*self._task.inputs(batch)).numpy()
 
 
 def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
@@ -99,35 +114,26 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
     storage = StorageConfig(backend="memory")
     rowless = config.model_copy(update={"storage": storage})
     with StepContainer(plugin_manager=plugin_manager) as container:
-        task = _task(rowless, container)
+        task = ColumnTask(rowless, plugin_manager, container, is_saved=True)
         # Layers are made by their first batch, which may be empty.
         task.predicted(*(_empty(spec) for spec in task.signature))
         restore_state(State(state.values, state.arrays), model=task.model)
 
-        *signature, answer = task.signature
-
-        def predicted(*inputs: Any) -> Any:
-            return task.predicted(*inputs, _empty(answer))
-
+        signature, call = task.program()
         export_program(
             task.model,
             request.bundle,
             served=request.served,
             follow=request.follow,
             signature=signature,
-            call=predicted,
+            call=call,
         )
-
-
-def _task(config: RunConfig, container: StepContainer) -> Task:
-    is_rating = isinstance(config.model, MatrixFactorizationModel)
-    return (RatingTask if is_rating else ClickTask)(config, container)
 
 
 class _Trainer:
     """A model and its optimizers: forward and backward in one graph, then the step."""
 
-    def __init__(self, config: RunConfig, task: Task, plugin_manager: PluginManager) -> None:
+    def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
         self._task = task
         choice = config.optimizer.sparse
         row = method_or_native(
@@ -149,9 +155,10 @@ class _Trainer:
         self._is_skipping = policy == "skip"
         self._num_dense_skipped = 0
         self._loss_and_gradients = tf.function(
-            self._differentiated, input_signature=[*task.signature, tf.TensorSpec([], tf.float64)]
+            self._differentiated,
+            input_signature=[*task.training_signature, tf.TensorSpec([], tf.float64)],
         )
-        self._predicted = tf.function(task.predicted, input_signature=task.signature)
+        self._predicted = tf.function(task.predicted, input_signature=task.input_signature)
         with tf.init_scope():
             # Layers are made by their first batch, which may be empty.
             task.predicted(*(_empty(spec) for spec in task.signature))
@@ -169,16 +176,16 @@ class _Trainer:
     def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
         """See `sparring_train.loop.model.Trainer`."""
         for batch in batches:
-            yield Trained(batch, self._train_on(batch))
+            yield Trained(batch, self._train_on(batch), batch.num_examples)
 
     def _train_on(self, batch: Any) -> float:
-        share = tf.constant(self._ranks.world_size / len(batch), tf.float64)
+        share = tf.constant(self._ranks.world_size / batch.num_examples, tf.float64)
         loss, rows, dense = 0.0, [], []
-        for part in micro_batches(batch, self._num_parts):
-            if not len(part):
+        for part in batch.split(self._num_parts):
+            if not part.num_examples:
                 continue
             with self.container.span("forward and backward"):
-                tensors = self._task.tensors(self._ranks.part(part))
+                tensors = self._task.training_tensors(part)
                 found, row_gradients, gradients = self._loss_and_gradients(*tensors, share)
             loss += float(found)
             rows.append(row_gradients)
@@ -206,7 +213,7 @@ class _Trainer:
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
         """See `sparring_train.loop.model.Trainer`."""
-        predicted: npt.NDArray[Any] = self._predicted(*self._task.tensors(batch)).numpy()
+        predicted: npt.NDArray[Any] = self._predicted(*self._task.inputs(batch)).numpy()
         return predicted
 
     def states(self) -> dict[str, State]:
@@ -214,6 +221,7 @@ class _Trainer:
         return {
             "tensorflow": gather_state(**self._parts_with_state()),
             "skipped": State({"num_dense": self._num_dense_skipped}),
+            **self._task.states(),
         }
 
     def restore(self, states: Mapping[str, State]) -> None:
@@ -226,6 +234,7 @@ class _Trainer:
         for optimizer, rate in zip(optimizers, chosen, strict=True):
             optimizer.learning_rate = rate
         self._num_dense_skipped = states["skipped"].values["num_dense"]
+        self._task.restore(states)
 
     def _parts_with_state(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"model": self._task.model, "tables": self._rows}

@@ -1,44 +1,58 @@
-"""Evaluation of a saved model: parameters of a snapshot, over rows that a storage has."""
+"""Models of saved runs: ordinary parameters of a snapshot, over rows of the same or of a storage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from sparring import (
-    PluginManager,
-    State,
-    StepContainer,
-    configure_pool,
-    open_snapshot,
-)
-from sparring_train.config.run import RunConfig
-from sparring_train.loop.model import Predict, Source
+from sparring import PluginManager, State, StepContainer, configure_pool, open_snapshot
+from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.hookspecs import OpenedModel, SavedModel
 from sparring_train.ranks import Ranks
 
-__all__ = ["run_evaluation"]
+__all__ = ["evaluated", "saved_model"]
 
-MakePredict = Callable[[StepContainer, State], "tuple[Source[Any], Predict]"]
+_Task = TypeVar("_Task")
 
 
-def run_evaluation(
-    config: RunConfig, plugin_manager: PluginManager, snapshot_url: str, make: MakePredict
-) -> dict[str, float]:
-    """Metrics on the test samples, in one process. Rows are read from the configuration's storage.
+@contextmanager
+def saved_model(
+    config: RunConfig,
+    plugin_manager: PluginManager,
+    saved: SavedModel,
+    make: Callable[[RunConfig, StepContainer], _Task],
+    restore: Callable[[_Task, State], Any],
+) -> Iterator[_Task]:
+    """The model of a run in one process, for the block.
 
     Args:
         config: of the run.
         plugin_manager: where backends are looked up.
-        snapshot_url: whose ordinary parameters the model has.
-        make: the samples and what predicts, of a container and the framework's state.
+        saved: where its parameters and rows are.
+        make: the model, untrained, with its tables in a container.
+        restore: gives it the framework's state.
 
     Raises:
         ConfigError, DataError, PluginError: as a training.
         InvalidArgumentError: the parameters are of another model.
         SnapshotError: the snapshot was not written by this framework, or is damaged.
     """
-    state = open_snapshot(snapshot_url).state(config.framework)
+    state = open_snapshot(saved.snapshot_url).state(config.framework)
+    if saved.rows == "snapshot":
+        config = config.model_copy(update={"storage": StorageConfig(backend="memory")})
     with StepContainer(plugin_manager=plugin_manager) as container:
         configure_pool(config.threads)
-        source, predict = make(container, State(state.values, state.arrays))
-        return source.evaluate(predict, Ranks(container.collective, container.quiesce))
+        task = make(config, container)
+        restore(task, State(state.values, state.arrays))
+        if saved.rows == "snapshot":
+            container.load(saved.snapshot_url)
+        yield task
+
+
+def evaluated(model: OpenedModel) -> dict[str, float]:
+    """Metrics on the test examples of the run; in one process."""
+    container = model.source.container
+    ranks = Ranks(container.collective, container.quiesce)
+    metrics: dict[str, float] = model.source.evaluate(model.predict, ranks)
+    return metrics

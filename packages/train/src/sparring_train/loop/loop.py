@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 from sparring import (
@@ -21,23 +21,24 @@ from sparring import (
 )
 from sparring.errors import DataError, SnapshotError
 from sparring_train.config.run import RunConfig
-from sparring_train.data.batches import take
 from sparring_train.job_plan import plan_of_run
 from sparring_train.logs import logs_written
-from sparring_train.loop.model import Batch, Source, Trainer
+from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.model import Trainer
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.loop.run_report import RunReport
 from sparring_train.ranks import Ranks, sum_over_ranks
+from sparring_train.report.host import peak_memory_bytes
 from sparring_train.result import Progress, SilentProgress, TrainResult
 from sparring_train.run_notes import RunNotes
 from sparring_train.run_snapshots import RunSnapshots
 
-__all__ = ["micro_batches", "run_training"]
+__all__ = ["run_training"]
 
 _POSITION = "position"
 """The name of the state that says how far a run has come."""
 
-MakeTrainer = Callable[[StepContainer], "tuple[Source[Any], Trainer]"]
+MakeTrainer = Callable[[StepContainer], "tuple[ColumnSource, Trainer]"]
 
 
 def run_training(
@@ -143,7 +144,7 @@ class _Run:
     def __init__(
         self,
         config: RunConfig,
-        source: Source[Any],
+        source: ColumnSource,
         trainer: Trainer,
         progress: Progress,
         notes: RunNotes,
@@ -151,8 +152,14 @@ class _Run:
         self._config, self._source, self._trainer = config, source, trainer
         self._container = trainer.container
         self._ranks = Ranks(self._container.collective, self._container.quiesce)
+        self._start = time.perf_counter()
         self._report = RunReport(
-            config, progress, self._total_steps(), is_written=self._ranks.is_first
+            config,
+            self._container,
+            progress,
+            self._total_steps(),
+            trainer.versions(),
+            source.slice_quality(self._ranks),
         )
         self._progress = self._report.progress
         self._at = _Position()
@@ -167,7 +174,7 @@ class _Run:
 
     def to_end(self) -> TrainResult:
         """Trains for as long as the configuration says, and evaluates."""
-        start = time.perf_counter()
+        self._start = time.perf_counter()
         self._progress.on_start(self._total_steps())
         interval = self._config.training.evaluation_interval_steps
         self._snapshots.check_folder()
@@ -176,35 +183,42 @@ class _Run:
         for trained in self._trainer.steps(self._ready or self._batches()):
             self._at = self._coming.popleft()
             self._report.on_ids(self._source.ids(trained.batch))
-            self._progress.on_step(self._step, trained.loss, len(trained.batch))
+            if self._at.epoch == 0:
+                self._report.on_first_epoch(trained.batch)
+            self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
                 self._report.on_rows(self._step, self._rows())
             if interval is not None and self._step % interval == 0:
-                self._evaluate()
+                self._evaluate(is_last=self._step == self._total_steps())
             if self._snapshots.is_due(self._step):
                 self._snapshots.save(self._step, self._states())
             self._notes.after_step(self._step)
         if not self._step:
             raise DataError("the data has no sample to train on; give more, or hold out less")
-        if self._metrics_step != self._step:
-            self._evaluate()
+        if self._metrics_step != self._step or self._report.wants_slices:
+            self._evaluate(is_last=True)
         self._report.on_rows(self._step, self._rows())
         self._snapshots.end(self._step, self._states)
         self._notes.end(self._step)
-        result = TrainResult(
+        result = self._result()
+        self._report.write(result, self._snapshots.last_url)
+        return result
+
+    def _result(self) -> TrainResult:
+        """Result of the run so far; all ranks call it."""
+        return TrainResult(
             metrics=self._metrics,
             rows=self._rows(),
             steps=self._step,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - self._start,
             not_admitted=self._not_admitted(),
             tiers=self._tiers(),
             extra=self._source.extra() | self._report_path(),
             skipped=self._skipped(),
             resumed_steps=self._resumed_steps,
+            peak_memory_bytes=self._ranks.largest(peak_memory_bytes()),
             rank=self._ranks.rank,
         )
-        self._report.write(result, self._trainer.versions())
-        return result
 
     def _total_steps(self) -> int | None:
         training, per_epoch = self._config.training, self._source.steps_per_epoch
@@ -235,7 +249,8 @@ class _Run:
     def _states(self) -> dict[str, State]:
         """State that the run needs to go on from here, without what the container saves itself."""
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
-        return {**self._trainer.states(), _POSITION: State(asdict(self._at) | counted)}
+        own = {_POSITION: State(asdict(self._at) | counted)}
+        return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
         """Goes on where a snapshot says, if so chosen."""
@@ -256,6 +271,7 @@ class _Run:
             self._at, self._ready = position, None
             self._coming.clear()
         self._resumed_steps = self._step
+        self._report.resume(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)
 
@@ -267,10 +283,13 @@ class _Run:
         # The first one is there when those before it have been skipped.
         self._ready = chain(list(islice(batches, 1)), batches)
 
-    def _evaluate(self) -> None:
-        self._metrics = self._source.evaluate(self._trainer.predict, self._ranks)
-        self._metrics_step = self._step
-        self._progress.on_metrics(self._step, self._metrics)
+    def _evaluate(self, *, is_last: bool) -> None:
+        observe = self._report.test_observer() if is_last else None
+        self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
+        # Where it was not known which evaluation is the last, that was told of already.
+        if self._metrics_step != self._step:
+            self._metrics_step = self._step
+            self._progress.on_metrics(self._step, self._metrics)
 
     def _rows(self) -> dict[str, int]:
         container = self._container
@@ -313,17 +332,10 @@ class _Run:
 
     def _skipped(self) -> dict[str, int]:
         counters = self._container.counters
-        told: dict[str, int] = {}
+        told: dict[str, int] = self._ranks.total(self._source.skipped())
         if any(table.expire is not None for table in self._container.tables.values()):
             told |= self._ranks.total({"rows_expired": counters.rows_expired})
         if self._config.training.non_finite_gradients == "skip":
             skipped = {"rows_skipped_non_finite": counters.rows_skipped_non_finite}
             told |= {**self._ranks.total(skipped), **self._trainer.skipped()}
         return told
-
-
-def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
-    """`count` parts of a batch, of nearly one size, which may be 0."""
-    ends = [len(batch) * each // count for each in range(count + 1)]
-    for begin, end in pairwise(ends):
-        yield take(batch, slice(begin, end))

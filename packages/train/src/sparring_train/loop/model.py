@@ -1,44 +1,20 @@
-"""Interfaces between a training loop, its data and a framework."""
+"""Interface between a training loop and a framework."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from sparring import State, StepContainer
-from sparring_train.data.batches import ClickBatch, RatingBatch
-from sparring_train.ranks import Ranks
 
-__all__ = ["Batch", "Predict", "Source", "Trained", "Trainer"]
-
-Batch = TypeVar("Batch", ClickBatch, RatingBatch)
+__all__ = ["Predict", "Trained", "Trainer"]
 
 Predict = Callable[[Any], npt.NDArray[Any]]
-"""A rank's part of a batch, which may be empty → one prediction for each of its samples."""
-
-
-class Source(Protocol[Batch]):
-    """The samples of a run."""
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """None where it is unknown before the end."""
-
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """All training samples once; the same on all ranks."""
-
-    def evaluate(self, predict: Predict, ranks: Ranks) -> dict[str, float]:
-        """Metrics on the test samples."""
-
-    def ids(self, batch: Batch) -> dict[str, npt.NDArray[np.int64]]:
-        """Feature → its ids, for the report."""
-
-    def extra(self) -> dict[str, Any]:
-        """Further results worth showing a person, JSON types only."""
+"""A rank's part of a batch, which may be empty → one prediction for each of its samples. With the loss
+`ranking` it is two vectors for each, of user and of item: ``(2, b, dim)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +25,8 @@ class Trained:
     """That it was made of, whole."""
     loss: float
     """The mean over the batch, on all ranks the same."""
+    num_examples: int
+    """Of the step, over all ranks."""
 
 
 class Trainer(Protocol):

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-import sparring
-from sparring import num_threads
-from sparring.errors import PluginError
+from sparring import (
+    State,
+    StepContainer,
+    installed_versions,
+    num_threads,
+    open_snapshot,
+    resolved_backends,
+)
+from sparring.errors import DataError, PluginError, SnapshotError
 from sparring_train.config.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.loop.column_source import Observe
+from sparring_train.report.host import inspect_host
 from sparring_train.report.page import write_report
 from sparring_train.report.progress import RecordingProgress
 from sparring_train.report.recorder import RunRecorder
+from sparring_train.report.run_data import REPORT, Points, RunData, SnapshotOfRun, run_data
+from sparring_train.report.slices import SliceQuality
 from sparring_train.result import Progress, TrainResult
 
 __all__ = ["RunReport"]
@@ -29,9 +41,11 @@ class RunReport:
 
     Args:
         config: the run; `report.path` says where.
+        container: where the tables live.
         progress: who is told of the run in any case.
         total_steps: of the run, where known; spaces out how often rows are counted.
-        is_written: whether this rank writes it; all ranks count rows for it.
+        versions: of the framework.
+        slices: measures slices of the test samples, where the data allow for some.
 
     Raises:
         PluginError: a report is asked for, and matplotlib is not installed.
@@ -40,13 +54,18 @@ class RunReport:
     def __init__(
         self,
         config: RunConfig,
+        container: StepContainer,
         progress: Progress,
         total_steps: int | None,
-        *,
-        is_written: bool = True,
+        versions: Mapping[str, str],
+        slices: SliceQuality | None,
     ) -> None:
         self._config = config
-        self._is_written = is_written
+        self._container = container
+        self._versions = dict(versions)
+        self._slices = slices
+        self._slices_absence = ""
+        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._recorder = RunRecorder()
         self._recording: RecordingProgress | None = None
         self.progress = progress
@@ -75,28 +94,128 @@ class RunReport:
             for feature, each in ids.items():
                 self._recording.on_ids(feature, each)
 
-    def write(self, result: TrainResult, versions: Mapping[str, str]) -> None:
-        """Writes the file.
+    def on_first_epoch(self, batch: ColumnBatch) -> None:
+        """Counts the ids of a batch for slices."""
+        if self._recording is not None and self._slices is not None:
+            self._slices.on_training_batch(batch)
+
+    @property
+    def wants_slices(self) -> bool:
+        """Whether slices are still to be measured."""
+        slices = None if self._recording is None else self._slices
+        return slices is not None and not slices.is_measured
+
+    def test_observer(self) -> Observe | None:
+        """Receiver of the last predictions for the test samples; all ranks call it."""
+        if self._recording is None or self._slices is None:
+            return None
+        self._slices.begin()
+        return self._slices.on_test_batch
+
+    def states(self, result: Callable[[], TrainResult]) -> dict[str, State]:
+        """State for a snapshot: the report as far as it goes, as data; nothing without a path.
+
+        Args:
+            result: gives that of the run so far.
+        """
+        if self._recording is None:
+            return {}
+        so_far = result()
+        # Of the first rank alone it is saved.
+        return {REPORT: State(self._data(so_far, None).as_json() if so_far.rank == 0 else None)}
+
+    def resume(self, states: Mapping[str, State], url: str) -> None:
+        """Goes on with the curves of the snapshot at `url`, where it has some."""
+        if self._slices is not None:
+            self._slices = None
+            self._slices_absence = (
+                "Not measured: the run was resumed, and how often ids were met before is not known."
+            )
+        if self._recording is None or REPORT not in states:
+            return
+        try:
+            series = run_data(states[REPORT].values, url).series
+        except DataError as error:  # as of a later release
+            self.progress.on_message(f"the report begins after this snapshot: {error}")
+            return
+        for name, points in series.items():
+            for step, value in zip(points.steps, points.values, strict=True):
+                self._recorder.record(step, name, value)
+
+    def write(self, result: TrainResult, snapshot_url: str | None) -> None:
+        """Writes the file, on the first rank.
 
         Args:
             result: of the run.
-            versions: of the framework.
+            snapshot_url: of its newest snapshot.
 
         Raises:
             DataError: it cannot be written.
         """
-        if self._config.report.path is None or not self._is_written:
+        if self._config.report.path is None or result.rank > 0:
             return
         write_report(
             self._config.report.path,
-            self._recorder,
-            result,
+            self._data(result, snapshot_url),
+            self._recorder.id_counts(),
             config_text=config_as_yaml(self._config),
-            environment={
-                "sparring": sparring.__version__,
-                **versions,
-                "python": platform.python_version(),
-                "machine": f"{platform.machine()}, {platform.system()}",
-                "threads": str(num_threads()),
-            },
         )
+
+    def _data(self, result: TrainResult, snapshot_url: str | None) -> RunData:
+        best = {name: result.extra.get(f"best_{name}") for name in result.metrics}
+        return RunData(
+            started=self._started,
+            seconds=result.seconds,
+            steps=result.steps,
+            resumed_steps=result.resumed_steps,
+            metrics=dict(result.metrics),
+            best={n: float(each) for n, each in best.items() if isinstance(each, (int, float))},
+            rows=dict(result.rows),
+            not_admitted=dict(result.not_admitted),
+            skipped=dict(result.skipped),
+            tiers={name: [dict(tier) for tier in tiers] for name, tiers in result.tiers.items()},
+            series={
+                name: Points(steps=each.steps, values=each.values)
+                for name, each in self._recorder.series.items()
+            },
+            slices=[] if self._slices is None else self._slices.slices(),
+            slices_absence=self._slices_absence,
+            config=self._config.model_dump(mode="json"),
+            versions=self._installed | self._versions,
+            backends=self._backends(),
+            host=inspect_host(),
+            world_size=self._container.collective.world_size,
+            threads=num_threads(),
+            peak_memory_bytes=result.peak_memory_bytes or None,
+            snapshot=_snapshot(snapshot_url),
+        )
+
+    @cached_property
+    def _installed(self) -> dict[str, str]:
+        return {name: found for name, found in installed_versions().items() if found}
+
+    def _backends(self) -> dict[str, str]:
+        config, container = self._config, self._container
+        storages = [
+            " over ".join(tier.backend for tier in container.entry(name).tiers())
+            for name in container.tables
+        ]
+        collective = resolved_backends(
+            config.rendezvous.backend, config.collective.backend, framework=config.framework
+        ).collective
+        return {
+            "framework": config.framework,
+            "storage": ", ".join(dict.fromkeys(filter(None, storages))),
+            "collective": collective,
+        }
+
+
+def _snapshot(url: str | None) -> SnapshotOfRun | None:
+    """Facts of a snapshot; None where it was removed meanwhile."""
+    if url is None:
+        return None
+    try:
+        found = open_snapshot(url)
+    except SnapshotError:
+        return None
+    return SnapshotOfRun(url=url, step=found.step, manifest_hash=found.manifest_hash)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,20 +24,20 @@ from sparring_torch import (
     restore_random_state,
     restore_state,
 )
-from sparring_train.config.model import MatrixFactorizationModel
 from sparring_train.config.run import RunConfig, StorageConfig
-from sparring_train.hookspecs import ProgramRequest
-from sparring_train.loop.evaluation import run_evaluation
-from sparring_train.loop.loop import micro_batches, run_training
-from sparring_train.loop.model import Predict, Source, Trained
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
+from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.evaluation import saved_model
+from sparring_train.loop.loop import run_training
+from sparring_train.loop.model import Trained
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
-from sparring_train.pytorch.click_task import ClickTask
+from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
-from sparring_train.pytorch.rating_task import RatingTask
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
-__all__ = ["evaluate", "export", "native_optimizer", "train"]
+__all__ = ["export", "native_optimizer", "open_model", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
@@ -46,10 +48,10 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     """
     threads_before = torch.get_num_threads()
 
-    def make(container: StepContainer) -> tuple[Source[Any], _Trainer]:
+    def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
         torch.set_num_threads(num_threads())
         torch.manual_seed(config.seed % 2**63)
-        task = _task(config, container)
+        task = ColumnTask(config, plugin_manager, container)
         return task.source, _Trainer(config, task, plugin_manager)
 
     try:
@@ -59,18 +61,38 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
         torch.set_num_threads(threads_before)
 
 
-def evaluate(
-    config: RunConfig, plugin_manager: PluginManager, snapshot_url: str
-) -> dict[str, float]:
-    """See `sparring_train.loop.evaluation.run_evaluation`; raises as it."""
+@contextmanager
+def open_model(
+    config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
+) -> Iterator[OpenedModel]:
+    """See `sparring_train.loop.evaluation.saved_model`; raises as it."""
 
-    def make(container: StepContainer, state: State) -> tuple[Source[Any], Predict]:
-        task = _task(config, container)
-        _restore(task.model, state, snapshot_url)
-        return task.source, lambda batch: _predicted(task, batch)
+    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
+        return ColumnTask(chosen, plugin_manager, container, is_saved=True)
 
-    with torch.random.fork_rng(devices=[]):
-        return run_evaluation(config, plugin_manager, snapshot_url, make)
+    def restore(task: ColumnTask, state: State) -> None:
+        _restore(task.model, state, saved.snapshot_url)
+
+    with (
+        torch.random.fork_rng(devices=[]),
+        saved_model(config, plugin_manager, saved, make, restore) as task,
+    ):
+        yield _OpenedModel(task)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedModel:
+    """A model that is asked."""
+
+    task: ColumnTask
+
+    @property
+    def source(self) -> ColumnSource:
+        return self.task.source
+
+    def predict(self, batch: ColumnBatch) -> Any:
+        """See `OpenedModel`."""
+        return _predicted(self.task, batch)
 
 
 def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
@@ -90,7 +112,7 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
         StepContainer(plugin_manager=plugin_manager) as container,
         torch.random.fork_rng(devices=[]),
     ):
-        task = _task(rowless, container)
+        task = ColumnTask(rowless, plugin_manager, container, is_saved=True)
         _restore(task.model, State(state.values, state.arrays), request.snapshot_url)
         batch = torch.export.Dim.AUTO
         example = task.program_inputs(2)
@@ -114,11 +136,6 @@ def _restore(model: torch.nn.Module, state: State, snapshot_url: str) -> None:
         ) from error
 
 
-def _task(config: RunConfig, container: StepContainer) -> RatingTask | ClickTask:
-    is_rating = isinstance(config.model, MatrixFactorizationModel)
-    return (RatingTask if is_rating else ClickTask)(config, container)
-
-
 def _predicted(task: Any, batch: Any) -> npt.NDArray[Any]:
     """Predictions for a batch; the model is in training mode as before."""
     task.model.eval()
@@ -131,9 +148,7 @@ def _predicted(task: Any, batch: Any) -> npt.NDArray[Any]:
 class _Trainer:
     """A model and its optimizers."""
 
-    def __init__(
-        self, config: RunConfig, task: RatingTask | ClickTask, plugin_manager: PluginManager
-    ) -> None:
+    def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
         self._task: Any = task
         choice = config.optimizer.sparse
         row = method_or_native(
@@ -173,7 +188,7 @@ class _Trainer:
                 with self.container.span("backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             self.step()
-            yield Trained(batch, float(self._loss))
+            yield Trained(batch, float(self._loss), batch.num_examples)
 
     def _pipelined(self, batches: Iterator[Any]) -> Iterator[Trained]:
         """The same, while the next batch is looked up."""
@@ -185,14 +200,15 @@ class _Trainer:
                 yield from self._pieces(batch)
 
         for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
-            yield Trained(begun.popleft(), float(self._loss))
+            batch = begun.popleft()
+            yield Trained(batch, float(self._loss), batch.num_examples)
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
         """This rank's part of each micro-batch."""
         # Gradients are averaged over ranks: the sum over the batch is W times their mean.
-        share = self._ranks.world_size / len(batch)
-        for part in micro_batches(batch, self._num_parts):
-            yield Piece(self._task.inputs(self._ranks.part(part)), share, len(part))
+        share = self._ranks.world_size / batch.num_examples
+        for part in batch.split(self._num_parts):
+            yield Piece(self._task.training_inputs(part), share, part.num_examples)
 
     def loss(self, piece: Piece) -> Tensor:
         """This rank's share of the loss of a step; adds it to the step's."""
@@ -270,6 +286,7 @@ class _Trainer:
             "torch": gather_state(**self._parts_with_state()),
             "random": gather_random_state(),
             "skipped": State({"num_dense": self._num_dense_skipped}),
+            **self._task.states(),
         }
 
     def restore(self, states: Mapping[str, State]) -> None:
@@ -281,6 +298,7 @@ class _Trainer:
             for group, hyperparameters in zip(optimizer.param_groups, groups, strict=True):
                 group.update(hyperparameters)
         restore_random_state(states["random"])
+        self._task.restore(states)
         self._num_dense_skipped = states["skipped"].values["num_dense"]
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring_train.report.canvas import COLOURS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
-from sparring_train.report.recorder import Series
+from sparring_train.report.run_data import Points
 
-__all__ = ["Figure", "draw_figures"]
+__all__ = ["Figure", "draw_both", "draw_figures"]
 
 _MOST_RANKS_DRAWN = 300
 _ROWS = "rows/"
@@ -29,14 +29,14 @@ class Figure:
 
 
 def draw_figures(
-    series: Mapping[str, Series],
+    series: Mapping[str, Points],
     id_counts: Mapping[str, npt.NDArray[np.int64]],
     best: Mapping[str, float],
 ) -> list[Figure]:
     """All figures for which there is something to show.
 
     Args:
-        series: name → points; see `RunRecorder`.
+        series: name → points; see `RunData`.
         id_counts: feature → count of each distinct id, falling.
         best: name of a metric → the best value that can be reached.
 
@@ -64,7 +64,7 @@ def draw_figures(
     return figures
 
 
-def _loss(loss: Series, test: Series | None, best: float | None) -> Figure:
+def _loss(loss: Points, test: Points | None, best: float | None) -> Figure:
     shown = [*loss.values, *(test.values if test else ()), *([best] if best else ())]
 
     def draw(axes: Any) -> None:
@@ -86,7 +86,7 @@ def _loss(loss: Series, test: Series | None, best: float | None) -> Figure:
     return Figure("Loss over steps", caption, svg(draw))
 
 
-def _metric(name: str, points: Series, best: float | None) -> Figure:
+def _metric(name: str, points: Points, best: float | None) -> Figure:
     shown = _shown(name)
 
     def draw(axes: Any) -> None:
@@ -111,7 +111,7 @@ def _metric(name: str, points: Series, best: float | None) -> Figure:
     return Figure(f"{shown} over steps", caption, svg(draw))
 
 
-def _rows(rows: Mapping[str, Series]) -> Figure:
+def _rows(rows: Mapping[str, Points]) -> Figure:
     by_size = sorted(rows, key=lambda table: -rows[table].values[-1])
     named = by_size[: len(COLOURS)]
     others = by_size[len(named) :]
@@ -174,6 +174,66 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
     return Figure("Skew of id frequencies", caption, svg(draw))
 
 
+def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list[Figure]:
+    """The curves of two runs, A and B, in the same axes: loss, metrics, rows of all tables.
+
+    Raises:
+        PluginError: matplotlib is not installed.
+    """
+    runs = [("A", first), ("B", second)]
+    figures = []
+    if any("loss" in series for _, series in runs):
+        curves = [
+            (name, Points(steps=series["loss"].steps, values=_smoothed(series["loss"].values)))
+            for name, series in runs
+            if "loss" in series
+        ]
+        title, caption = "Loss over steps", "Loss of each training step, smoothed."
+        figures.append(_both(title, caption, "mean loss of a sample", curves, {}))
+    for name in {**first, **second}:
+        if name == "loss" or name.startswith(_ROWS):
+            continue
+        curves = [(run, series[name]) for run, series in runs if name in series]
+        shown = _shown(name)
+        caption = f"{shown} on the test samples."
+        title = f"{shown[0].upper()}{shown[1:]} over steps"
+        style = {"marker": "o", "markersize": 4}
+        figures.append(_both(title, caption, f"test {shown}", curves, style))
+    curves = []
+    for run, series in runs:
+        parts = [points for name, points in series.items() if name.startswith(_ROWS)]
+        if parts:
+            curves.append((run, _total(parts)))
+    if curves:
+        caption = "Rows of all tables together."
+        figures.append(_both("Rows over steps", caption, "rows", curves, {}))
+    return figures
+
+
+def _both(
+    title: str,
+    caption: str,
+    label: str,
+    curves: Sequence[tuple[str, Points]],
+    style: Mapping[str, Any],
+) -> Figure:
+    def draw(axes: Any) -> None:
+        for run, points in curves:
+            # Of curves that are alike, both can be seen.
+            colour, width = (COLOURS[0], 3.2) if run == "A" else (COLOURS[1], 1.4)
+            axes.plot(
+                points.steps, points.values, color=colour, linewidth=width, label=run, **style
+            )
+        if not style:
+            limit_to_bulk(axes, [value for _, points in curves for value in points.values])
+        if label == "rows":
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylabel(label)
+        axes.legend(loc="best")
+
+    return Figure(title, caption, svg(draw))
+
+
 def _marked(colour: int) -> dict[str, Any]:
     return {"color": COLOURS[colour], "linewidth": 1.8, "marker": "o", "markersize": 4}
 
@@ -196,14 +256,14 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return smooth
 
 
-def _total(parts: Sequence[Series]) -> Series:
+def _total(parts: Sequence[Points]) -> Points:
     """The sum of series, each counting with its newest value so far."""
     steps = sorted({step for part in parts for step in part.steps})
     total = np.zeros(len(steps))
     for part in parts:
         newest = np.searchsorted(part.steps, steps, side="right") - 1
         total += np.where(newest < 0, 0.0, np.array(part.values)[np.maximum(newest, 0)])
-    return Series(steps, total.tolist())
+    return Points(steps=steps, values=total.tolist())
 
 
 def _rank_and_share(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -1,19 +1,26 @@
-"""Writes the report: one static HTML file, without scripts, that loads nothing."""
+"""The report on a run: one static HTML file that loads nothing, and holds its data."""
 
 from __future__ import annotations
 
-import base64
-import os
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from os import PathLike
-from pathlib import Path
 
-from sparring.errors import DataError
-from sparring_train.report.figures import Figure, draw_figures
-from sparring_train.report.recorder import RunRecorder
-from sparring_train.result import TrainResult
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.report.elements import (
+    facts,
+    figure_elements,
+    line,
+    metric_name,
+    section,
+    tiles,
+    write_page,
+)
+from sparring_train.report.environment import environment
+from sparring_train.report.figures import draw_figures
+from sparring_train.report.run_data import RunData, embedded
 
 __all__ = ["write_report"]
 
@@ -22,11 +29,10 @@ _MOST_ROWS_UNFOLDED = 10
 
 def write_report(
     path: str | PathLike[str],
-    recorder: RunRecorder,
-    result: TrainResult,
+    data: RunData,
+    id_counts: Mapping[str, npt.NDArray[np.int64]] | None = None,
     *,
     config_text: str = "",
-    environment: Mapping[str, str] | None = None,
     title: str = "sparring: report on a training run",
 ) -> None:
     """Writes the report on a finished run; folders that are missing are made.
@@ -35,127 +41,136 @@ def write_report(
 
     Args:
         path: the HTML file.
-        recorder: what the run showed of itself.
-        result: what came out. ``best_<metric>`` in its `extra` is shown next to that metric.
+        data: what is shown; `read_report` reads it back.
+        id_counts: feature → how often each of its ids was met; see `RunRecorder.id_counts`.
         config_text: the configuration as text, shown as it is.
-        environment: facts of the machine and versions, shown as a table.
         title: the heading.
 
     Raises:
         DataError: the file cannot be written.
         PluginError: matplotlib is not installed.
     """
-    best = {
-        name: float(result.extra[f"best_{name}"])
-        for name in result.metrics
-        if isinstance(result.extra.get(f"best_{name}"), (int, float))
-    }
-    figures = draw_figures(recorder.series, recorder.id_counts(), best)
     sections = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{_pace(result)}</p>',
-        _tiles(result, best),
-        _figures(figures),
-        _metrics(result, best),
-        _rows(result),
-        _tiers(result),
-        _section("Configuration", _text(config_text)) if config_text else "",
-        _section("Environment", _table(environment)) if environment else "",
+        f'<p class="lead">{escape(_lead(data))}</p>',
+        _tiles(data),
+        figure_elements(draw_figures(data.series, id_counts or {}, data.best)),
+        _metrics(data),
+        _slices(data),
+        _rows(data),
+        _tiers(data),
+        section("Environment", facts(environment(data))),
+        section("Configuration", f"<pre>{escape(config_text)}</pre>") if config_text else "",
+        embedded(data),
     ]
-    style = resources.files("sparring_train.report").joinpath("style.css").read_text("utf-8")
-    page = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</main>\n</body>\n</html>\n"
-    )
-    _write_whole(Path(path), page)
+    write_page(path, title, sections)
 
 
-def _pace(result: TrainResult) -> str:
-    taken = f"{result.steps - result.resumed_steps:,} steps in {result.seconds:,.1f} seconds"
-    return f"{taken}, after {result.resumed_steps:,}." if result.resumed_steps else f"{taken}."
+def _lead(data: RunData) -> str:
+    taken = f"{data.steps - data.resumed_steps:,} steps in {data.seconds:,.1f} seconds"
+    before = f", after {data.resumed_steps:,}" if data.resumed_steps else ""
+    started = environment(data).get("started (UTC)")
+    where = f" on {data.host.name}" if data.host is not None else ""
+    return f"{taken}{before}" + (f", from {started} UTC{where}." if started else ".")
 
 
-def _tiles(result: TrainResult, best: Mapping[str, float]) -> str:
-    tiles = []
-    for name, value in result.metrics.items():
-        remark = f"best reachable {best[name]:.4f}" if name in best else "on the test samples"
-        tiles.append((f"{value:.4f}", f"test {_shown(name)}, {remark}"))
-    if result.rows:
-        tables = "1 table" if len(result.rows) == 1 else f"{len(result.rows)} tables"
-        tiles.append((f"{sum(result.rows.values()):,}", f"rows in {tables}"))
-    if result.steps_per_second is not None:
-        tiles.append((f"{result.steps_per_second:,.1f}", "steps each second, evaluation included"))
-    cells = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
-        for value, remark in tiles
-    )
-    return f'<div class="tiles">{"".join(cells)}</div>'
+def _tiles(data: RunData) -> str:
+    found = []
+    for name, value in data.metrics.items():
+        best = data.best.get(name)
+        remark = "on the test samples" if best is None else f"best reachable {best:.4f}"
+        found.append((f"{value:.4f}", f"test {metric_name(name)}, {remark}"))
+    if data.rows:
+        tables = "1 table" if len(data.rows) == 1 else f"{len(data.rows)} tables"
+        found.append((f"{sum(data.rows.values()):,}", f"rows in {tables}"))
+    if data.steps_per_second is not None:
+        found.append((f"{data.steps_per_second:,.1f}", "steps each second, evaluation included"))
+    found += [(f"{n:,}", name.replace("_", " ")) for name, n in data.skipped.items() if n]
+    return tiles(found)
 
 
-def _figures(figures: list[Figure]) -> str:
-    if not figures:
-        return ""
-    # As images the drawings keep their names to themselves: ids of one never meet another's.
-    shown = (
-        f"<figure><h3>{escape(figure.title)}</h3><figcaption>{escape(figure.caption)}</figcaption>"
-        f'<img alt="{escape(figure.title)}" '
-        f'src="data:image/svg+xml;base64,{base64.b64encode(figure.svg).decode()}"></figure>'
-        for figure in figures
-    )
-    return "<h2>Figures</h2>" + "\n".join(shown)
-
-
-def _metrics(result: TrainResult, best: Mapping[str, float]) -> str:
+def _metrics(data: RunData) -> str:
     head = '<tr><th>Metric on the test samples</th><th class="number">Reached</th>'
     head += '<th class="number">Best reachable</th><th class="number">Difference</th></tr>'
     lines = [
-        _line(
-            _shown(name),
+        line(
+            metric_name(name),
             f"{value:.4f}",
-            f"{best[name]:.4f}" if name in best else "not known",
-            f"{value - best[name]:+.4f}" if name in best else "",
+            f"{data.best[name]:.4f}" if name in data.best else "not known",
+            f"{value - data.best[name]:+.4f}" if name in data.best else "",
         )
-        for name, value in result.metrics.items()
+        for name, value in data.metrics.items()
     ]
-    return _section("Metrics", f"<table>{head}{''.join(lines)}</table>") if lines else ""
+    return section("Metrics", f"<table>{head}{''.join(lines)}</table>") if lines else ""
 
 
-def _rows(result: TrainResult) -> str:
-    if not result.rows:
+def _slices(data: RunData) -> str:
+    title = "Metrics of frequent and rare ids, of first and later visits"
+    if not data.slices:
+        why = data.slices_absence
+        return section(title, f"<p>{escape(why)}</p>") if why else ""
+    names = list(data.slices[0].metrics)
+    head = "<tr><th>Feature</th><th>Test samples</th><th>Id met in training</th>" + "".join(
+        f'<th class="number">{escape(name)}</th>' for name in ("Samples", *map(metric_name, names))
+    )
+    lines = [
+        f"<tr><td>{escape(each.feature)}</td><td>{escape(each.name)}</td><td>{escape(each.met)}</td>"
+        + "".join(
+            f'<td class="number">{number}</td>'
+            for number in (
+                f"{each.num_samples:,}",
+                *(f"{each.metrics[name]:.4f}" if name in each.metrics else "" for name in names),
+            )
+        )
+        + "</tr>"
+        for each in data.slices
+    ]
+    sampled = {each.feature: each.one_in for each in data.slices if each.one_in > 1}
+    remarks = "".join(
+        f"<p>{escape(feature)} has very many ids: one in {one_in:,} was counted, and samples with the "
+        "others are left out.</p>"
+        for feature, one_in in sampled.items()
+    )
+    if data.slices[0].metrics.keys() & data.best.keys():
+        remarks += (
+            "<p>The best that can be reached differs from slice to slice, and is not known.</p>"
+        )
+    return section(title, f"<table>{head}</tr>{''.join(lines)}</table>{remarks}")
+
+
+def _rows(data: RunData) -> str:
+    if not data.rows:
         return ""
-    total = sum(result.rows.values())
+    total = sum(data.rows.values())
     head = '<tr><th>Table</th><th class="number">Rows at the end</th>'
     head += '<th class="number">Share</th></tr>'
     lines = [
-        _line(name, f"{count:,}", _share(count, total))
-        for name, count in sorted(result.rows.items(), key=lambda each: -each[1])
+        line(name, f"{count:,}", _share(count, total))
+        for name, count in sorted(data.rows.items(), key=lambda each: -each[1])
     ]
     if len(lines) > 1:
-        lines.append(_line("all tables", f"{total:,}", ""))
+        lines.append(line("all tables", f"{total:,}", ""))
     table = f"<table>{head}{''.join(lines)}</table>"
-    if len(result.rows) > _MOST_ROWS_UNFOLDED:
-        table = f"<details><summary>All {len(result.rows)} tables</summary>{table}</details>"
-    return _section("Rows", table)
+    if len(data.rows) > _MOST_ROWS_UNFOLDED:
+        table = f"<details><summary>All {len(data.rows)} tables</summary>{table}</details>"
+    return section("Rows", table)
 
 
-def _tiers(result: TrainResult) -> str:
-    names = [each for tiers in result.tiers.values() for tier in tiers for each in tier]
+def _tiers(data: RunData) -> str:
+    names = [each for tiers in data.tiers.values() for tier in tiers for each in tier]
     names = [name for name in dict.fromkeys(names) if name != "backend"]
     lines = [
-        _line(
+        line(
             f"{table}, tier {place}: {tier['backend']}",
             *(_number(tier.get(name, 0)) for name in names),
         )
-        for table, tiers in result.tiers.items()
+        for table, tiers in data.tiers.items()
         for place, tier in enumerate(tiers, 1)
     ]
     if not lines:
         return ""
-    cells = "".join(f'<th class="number">{escape(_shown(name))}</th>' for name in names)
-    return _section("Tiers", f"<table><tr><th>Table</th>{cells}</tr>{''.join(lines)}</table>")
+    cells = "".join(f'<th class="number">{escape(metric_name(name))}</th>' for name in names)
+    return section("Tiers", f"<table><tr><th>Table</th>{cells}</tr>{''.join(lines)}</table>")
 
 
 def _number(value: int | float) -> str:
@@ -167,41 +182,3 @@ def _share(count: int, total: int) -> str:
         return ""
     share = f"{count / total:.1%}"
     return "below 0.1%" if count and share == "0.0%" else share
-
-
-def _line(name: str, *numbers: str) -> str:
-    cells = "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)
-    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
-
-
-def _table(facts: Mapping[str, str]) -> str:
-    lines = (
-        f"<tr><th>{escape(str(name))}</th><td>{escape(str(value))}</td></tr>"
-        for name, value in facts.items()
-    )
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _text(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
-
-
-def _section(title: str, content: str) -> str:
-    return f'<h2>{escape(title)}</h2><div class="box">{content}</div>'
-
-
-def _shown(name: str) -> str:
-    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, "utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: the report cannot be written: {error}", path=str(path)) from error

@@ -1,0 +1,141 @@
+"""Messages that came, and those that are waited for: what readers and the caller's thread share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparring.contracts import NO_RANK, Array, Failure, Inquiry, Notice, Work, WorkContext
+from sparring.errors import InvalidArgumentError, PeerFailure
+
+__all__ = ["Mailboxes", "Receiving", "Sent"]
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """Of one sender and tag; at most one side is not empty."""
+
+    messages: deque[Array] = field(default_factory=deque)
+    receiving: deque[Receiving] = field(default_factory=deque)
+
+
+class Mailboxes:
+    """Messages and notices of this rank. Every method takes the lock."""
+
+    def __init__(self, rank: int, deadline_seconds: float) -> None:
+        self.deadline_seconds = deadline_seconds
+        self.changed = threading.Condition()
+        self.gone: dict[int, Failure] = {}
+        """Rank → why waits for it are in vain."""
+        self.inquiry = Inquiry(rank, deadline_seconds)
+        self.asked = NO_RANK, 0.0
+        """Rank that this one waits for, and when it last looked."""
+        self._boxes: dict[tuple[int, int], _Mailbox] = defaultdict(_Mailbox)
+
+    def put(self, source: int, tag: int, message: Array) -> None:
+        """A message came."""
+        with self.changed:
+            box = self._boxes[source, tag]
+            if box.receiving:
+                box.receiving.popleft().take(message)
+            else:
+                box.messages.append(message)
+            self.changed.notify_all()
+
+    def post(self, source: int, tag: int, receiving: Receiving) -> None:
+        """A receive was started: it gets the first message that no other got."""
+        with self.changed:
+            box = self._boxes[source, tag]
+            if box.messages:
+                receiving.take(box.messages.popleft())
+            else:
+                box.receiving.append(receiving)
+
+    def note_gone(self, peer: int, failure: Failure) -> Failure:
+        """Notes why waits for `peer` are in vain; returns the first reason."""
+        with self.changed:
+            self.changed.notify_all()
+            return self.gone.setdefault(peer, failure)
+
+    def note_answer(self, peer: int, notice: Notice) -> None:
+        """Notes whom `peer` waits for."""
+        with self.changed:
+            self.inquiry.note(peer, notice)
+
+    def waits_for(self) -> int:
+        """The rank that this one waits for now, for others that ask."""
+        rank, when = self.asked
+        return rank if time.monotonic() - when < 0.1 * self.deadline_seconds else NO_RANK
+
+
+class Receiving(Work):
+    """A receive under way."""
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        fail: Callable[[int, Failure, WorkContext], PeerFailure],
+        ask: Callable[[], None],
+        buffer: Array,
+        source: int,
+        context: WorkContext,
+    ) -> None:
+        self._mailboxes, self._fail, self._ask = mailboxes, fail, ask
+        self._buffer, self._source, self._context = buffer, source, context
+        self._limit: float | None = None
+        self._is_done = False
+        self._error: InvalidArgumentError | PeerFailure | None = None
+
+    def done(self) -> bool:
+        with self._mailboxes.changed:
+            return self._look()
+
+    def wait(self) -> None:
+        changed = self._mailboxes.changed
+        with changed:
+            while not self._look():
+                changed.wait(self._mailboxes.deadline_seconds / 100)
+        if self._error is not None:
+            raise self._error
+
+    def take(self, message: Array) -> None:
+        """Fills the buffer. Call it under the lock."""
+        if message.nbytes != self._buffer.nbytes:
+            self._error = InvalidArgumentError(
+                f"receive from rank {self._source}: the buffer has {self._buffer.nbytes} bytes, the "
+                f"message {message.nbytes}; both sides must agree on the size"
+            )
+            return
+        self._buffer.reshape(-1)[...] = message.view(self._buffer.dtype)
+        self._is_done = True
+
+    def _look(self) -> bool:
+        """Whether `wait` has an end now. Call it under the lock."""
+        if self._is_done or self._error is not None:
+            return True
+        boxes, now = self._mailboxes, time.monotonic()
+        self._limit = self._limit or now + boxes.deadline_seconds
+        boxes.asked = self._source, now
+        failure = boxes.gone.get(self._source)
+        if failure is None and now >= self._limit:
+            failure = boxes.inquiry.verdict(self._source)
+        elif failure is None and boxes.inquiry.is_due(self._limit, now):
+            self._ask()
+        if failure is not None:
+            self._error = self._fail(self._source, failure, self._context)
+        if self._error is not None:
+            boxes.asked = NO_RANK, 0.0
+        return self._error is not None
+
+
+class Sent(Work):
+    """A message that the system has taken, so its buffer is free."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return

@@ -1,0 +1,85 @@
+"""The proof: sparring's own test kit, and what it cannot know about this collective."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts import Collective, Membership
+from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure
+from sparring_tcp import TcpOptions
+from sparring_tcp.plugin import sparring_register_collective
+from sparring_testing import CollectiveTests
+
+pytestmark = pytest.mark.alone
+
+[TCP] = sparring_register_collective()
+
+
+def join(folder: Path, rank: int, world_size: int, deadline_seconds: float = 10.0) -> Collective:
+    options = TcpOptions(folder=folder, start_seconds=30.0)
+    return TCP.factory(Membership(rank, world_size), options, deadline_seconds)
+
+
+class TestTcpCollective(CollectiveTests):
+    @pytest.fixture
+    def run_ranks(self, tmp_path: Path) -> Iterator[Any]:
+        numbers = count()
+
+        def run(
+            world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
+        ) -> list[Any]:
+            folder = tmp_path / str(next(numbers))
+
+            def one(rank: int) -> Any:
+                with join(folder, rank, world_size, deadline_seconds) as collective:
+                    return body(collective, *arguments)
+
+            with ThreadPoolExecutor(world_size) as threads:
+                return list(threads.map(one, range(world_size)))
+
+        return run
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+from test_conformance import join
+collective = join(Path(sys.argv[1]), 1, 2)
+collective.barrier()
+os._exit(3)
+"""
+
+
+def test_a_process_that_ends_is_named_at_once(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    with subprocess.Popen([sys.executable, "-c", DIES, str(tmp_path / "m"), here]) as process:
+        with join(tmp_path / "m", 0, 2, deadline_seconds=60.0) as collective:
+            collective.barrier()
+            with pytest.raises(PeerFailure, match=r"rank 1.*its connection ended"):
+                collective.receive(np.empty(3), 1).wait()
+        assert process.wait(30) == 3
+
+
+def test_a_folder_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rank-0").write_text("127.0.0.1 1")
+    with pytest.raises(InvalidArgumentError, match=r"rank-0 exists.*folder of its own"):
+        join(tmp_path, 0, 2)
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    options = TcpOptions(folder=tmp_path, start_seconds=0.2)
+    for rank in (0, 1):
+        folder = tmp_path / str(rank)
+        with pytest.raises(DeadlineError, match=rf"ranks \[{1 - rank}\] did not come to"):
+            TCP.factory(Membership(rank, 2), options.model_copy(update={"folder": folder}), 1.0)

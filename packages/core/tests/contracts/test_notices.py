@@ -1,0 +1,56 @@
+"""Ranks that wait find out together which of them is to blame."""
+
+from __future__ import annotations
+
+from sparring.contracts.notices import NO_RANK, Failure, Inquiry, Notice, NoticeKind
+
+
+def answer(inquiry: Inquiry, source: int, waits_for: int) -> None:
+    inquiry.note(source, Notice(NoticeKind.ANSWER, waits_for, inquiry.round))
+
+
+def test_one_question_serves_many_waits_that_end_at_nearly_the_same_time() -> None:
+    inquiry = Inquiry(0, 10.0)
+    assert not inquiry.is_due(110.0, 109.4)
+    assert inquiry.is_due(110.0, 109.6)
+    answer(inquiry, 1, 2)
+    # The exchange asks after all its messages in turn, each of which has a limit of its own.
+    limits = [110.0, 110.01, 110.02]
+    asked = sum(inquiry.is_due(limits[look % 3], 109.6 + look * 0.001) for look in range(400))
+    assert asked <= 2
+    assert inquiry.verdict(1).culprit == 2
+
+
+def test_old_answers_do_not_count() -> None:
+    inquiry = Inquiry(0, 10.0)
+    assert inquiry.is_due(110.0, 109.6)
+    answer(inquiry, 1, 2)
+    assert inquiry.is_due(210.0, 209.6)
+    assert inquiry.verdict(1).culprit == 1
+
+
+def test_where_all_that_answer_wait_for_each_other_the_silent_one_is_to_blame() -> None:
+    inquiry = Inquiry(0, 10.0)
+    assert inquiry.is_due(110.0, 109.6)
+    answer(inquiry, 1, 0)
+    assert inquiry.verdict(1, [1, 2]).culprit == 2
+    answer(inquiry, 2, NO_RANK)
+    assert inquiry.verdict(2, [1, 2]).culprit == 2
+    assert inquiry.verdict(1, [1, 2]).culprit == 1
+
+
+def test_a_report_says_whether_the_rank_left() -> None:
+    failure = Failure.left(2)
+    notice = Notice.decoded(failure.notice().encoded())
+    assert Failure.reported(1, notice) == Failure(
+        2, "rank 1 reports that rank 2 left the group", True
+    )
+    notice = Notice.decoded(Failure(0, "its connection failed").notice().encoded())
+    assert Failure.reported(1, notice) == Failure(0, "rank 1 reports that rank 0 failed")
+
+
+def test_a_rank_that_others_take_for_dead_hears_that_they_left() -> None:
+    about_me = Failure(2, "nothing came").notice()
+    assert Failure.told(1, about_me, 2) == Failure.left(1)
+    assert Failure.told(1, about_me, 3) == Failure.reported(1, about_me)
+    assert Failure.told(1, Notice(NoticeKind.LEFT), 2) == Failure.left(1)

@@ -1,0 +1,48 @@
+"""Lookups inside a jitted function, by `jax.pure_callback`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from sparring.adapter import StepContainer
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_jax.ids import unpack_ids
+
+__all__ = ["infer"]
+
+
+def infer(container: StepContainer, table: str, ids: Any) -> jax.Array:
+    """As `Tables.infer`."""
+    config = container.entry(table).config
+    is_packed = ids.dtype == np.uint32 and ids.ndim > 0 and ids.shape[-1] == 2
+    if not is_packed and ids.dtype != np.int64:
+        raise InvalidArgumentError(
+            f"infer: ids for table {table!r} are {ids.dtype} {ids.shape} inside JAX, which cuts ids of "
+            "64 bits to 32 without a word; call the jitted function with sparring_jax.pack_ids(ids), or "
+            "set jax_enable_x64 and give int64",
+            table=table,
+        )
+    if not container.reads_directly([table]):
+        raise UnsupportedError(
+            f"infer: rows of table {table!r} are on {container.collective.world_size} ranks, which meet "
+            "in lookups that all of them make; use Tables.lookup(…, is_training=False) before the jitted "
+            "function, or load a snapshot in one process",
+            table=table,
+        )
+    shape = ids.shape[:-1] if is_packed else ids.shape
+
+    def found(given: Any) -> npt.NDArray[Any]:
+        # vmap puts axes in front.
+        array = np.asarray(given)
+        whole = unpack_ids(array) if is_packed else np.ascontiguousarray(array)
+        each = container.lookup(table, whole.reshape(-1), is_registered=False)
+        rows: npt.NDArray[Any] = np.asarray(each.rows)[np.asarray(each.inverse)]
+        return rows.reshape(*whole.shape, config.dim)
+
+    result = jax.ShapeDtypeStruct((*shape, config.dim), config.computing_dtype)
+    embedded: jax.Array = jax.pure_callback(found, result, ids, vmap_method="expand_dims")
+    return embedded

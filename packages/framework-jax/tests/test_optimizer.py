@@ -1,0 +1,154 @@
+"""Optimizers of optax over rows: which will do, what they keep, and what they compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+optax = pytest.importorskip("optax", reason="optax is not installed: pip install optax")
+
+import jax.numpy as jnp
+
+from sparring.adapter import StepContainer
+from sparring.contracts import TableConfig
+from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
+from sparring_jax.optax_rows import OptaxRows
+from sparring_jax.optimizer import Optimizer
+from sparring_jax.tables import Tables
+
+TABLE = TableConfig("user", 4, seed=1)
+IDS = np.array([7, -1, 2**62], np.int64)
+DECAYED = optax.chain(
+    optax.add_decayed_weights(0.1), optax.sgd(optax.linear_schedule(0.1, 0.01, 5))
+)
+
+
+def made(native: Any, **options: Any) -> tuple[Tables, Optimizer]:
+    tables = Tables(TABLE, storage="memory", container=StepContainer())
+    return tables, Optimizer(tables, native, **options)
+
+
+@pytest.mark.parametrize(
+    "native",
+    [
+        optax.sgd(0.1, momentum=0.9),
+        optax.adagrad(0.1),
+        optax.adamw(0.1),
+        optax.rmsprop(0.1),
+        optax.adadelta(0.1),
+        optax.lion(0.1),
+        DECAYED,
+        optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
+        optax.chain(optax.clip(0.5), optax.adam(0.1)),
+    ],
+    ids=[
+        "momentum",
+        "adagrad",
+        "adamw",
+        "rmsprop",
+        "adadelta",
+        "lion",
+        "schedule",
+        "injected",
+        "clip",
+    ],
+)
+def test_rows_of_every_step_are_those_of_dense_parameters(native: Any) -> None:
+    tables, optimizer = made(native)
+    dense = jnp.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])[:3]
+    state = native.init(dense)
+    generator = np.random.default_rng(2)
+    for _ in range(8):
+        gradient = generator.normal(size=(3, 4)).astype(np.float32)
+        updates, state = native.update(jnp.asarray(gradient), state, dense)
+        dense = optax.apply_updates(dense, updates)
+        batch = tables.lookup({"user": IDS})
+        padded = np.zeros(batch.rows["user"].shape, np.float32)
+        padded[:3] = gradient
+        optimizer.step(batch, {"user": padded})
+    found = tables.lookup({"user": IDS}, is_training=False).rows["user"][:3]
+    np.testing.assert_allclose(found, dense, rtol=1e-5, atol=1e-6)
+    tables.container.close()
+
+
+@pytest.mark.parametrize(
+    ("native", "reason"),
+    [
+        (optax.adafactor(0.1), "v_row"),
+        (optax.lamb(0.1), "stepped together move differently"),
+        (optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(0.1)), "a norm over all"),
+        (optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation(), "mini_step"),
+        (optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), r"is (key|uint32)"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "steps_since_sync"),
+    ],
+    ids=["adafactor", "lamb", "global norm", "multi steps", "noise", "lookahead"],
+)
+def test_optimizers_that_do_not_work_by_row_are_refused(native: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"cannot update rows of a table: .*({reason})"):
+        made(native)
+
+
+@pytest.mark.parametrize(
+    ("native", "method"),
+    [
+        (optax.adam(0.1), "Adam"),
+        (optax.nadamw(0.1), "Adam"),
+        (optax.adagrad(0.1), "Adagrad"),
+        (optax.adamax(0.1), "optax.mu.nu"),
+        (optax.rmsprop(0.1), "optax.nu"),
+        (optax.sgd(0.1), "optax"),
+        (optax.sgd(0.1, momentum=0.9), "optax.trace"),
+    ],
+)
+def test_state_goes_by_the_name_of_what_it_is(native: Any, method: str) -> None:
+    assert OptaxRows(native, 4, "float32").state_method == method
+    assert OptaxRows(native, 4, "float32", "Mine").state_method == "Mine"
+
+
+def test_optimizers_that_couple_columns_are_known() -> None:
+    by_row = optax.chain(
+        optax.stateless(lambda u, _: u / jnp.linalg.norm(u, axis=1, keepdims=True))
+    )
+    assert "by others of the row" in OptaxRows(by_row, 4, "float32").why_coupled
+    assert OptaxRows(optax.adam(0.1), 4, "float32").why_coupled == ""
+
+
+def test_a_learning_rate_of_an_update_method_may_be_a_schedule() -> None:
+    tables, optimizer = made("sgd", lr=lambda step: 1.0 / (step + 1))
+    before = np.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])[:3]
+    for _ in range(3):
+        batch = tables.lookup({"user": IDS})
+        optimizer.step(batch, {"user": jnp.ones_like(batch.rows["user"])})
+    after = np.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])[:3]
+    np.testing.assert_allclose(before - after, 1 + 1 / 2 + 1 / 3, rtol=1e-5)
+    tables.container.close()
+
+
+def test_bad_arguments_are_refused() -> None:
+    for options, message in (
+        ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr comes with update methods"),
+        ({"sparse": "sgd", "name": "mine"}, "name is for optimizers of optax"),
+        ({"sparse": "sgd", "rate": 0.1}, "rate"),
+        ({"sparse": "sgd", "lr": 0.1, "by_table": {"films": {}}}, "films"),
+        ({"sparse": 3}, "Optimizer takes an optimizer of optax"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            made(options.pop("sparse"), **options)
+    with pytest.raises(PluginError, match="rowwise_adagrat"):
+        made("rowwise_adagrat", lr=0.1)
+
+
+def test_gradients_of_tables_of_another_optimizer_are_named() -> None:
+    with StepContainer() as container:
+        first = Tables(TABLE, storage="memory", container=container)
+        second = Tables(TableConfig("item", 4), storage="memory", container=container)
+        Optimizer(first, optax.sgd(0.1))
+        mine = Optimizer(second, optax.sgd(0.1))
+        batch = first.lookup({"user": IDS})
+        with pytest.raises(
+            InvalidArgumentError, match=r"'user' has gradients, but .* updates item"
+        ):
+            mine.step(batch, {"user": jnp.ones_like(batch.rows["user"])})

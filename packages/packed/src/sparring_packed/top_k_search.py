@@ -1,0 +1,292 @@
+"""Exact top-k: the rows with the best scores for each query, over blocks of rows.
+
+A block of rows is multiplied with the queries by NumPy, and ``sparring_packed_select`` keeps of each
+query what is better than the worst of its k best so far. Memory is bounded: one block of scores, and
+about twice k candidates for each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts import Keys
+from sparring.errors import InvalidArgumentError
+from sparring_packed import library as native
+
+__all__ = [
+    "BLOCK_QUERIES",
+    "BLOCK_ROWS",
+    "Jagged",
+    "Metric",
+    "TopK",
+    "TopKSearch",
+    "checked_exclusion",
+    "checked_keys",
+    "checked_metric",
+    "checked_queries",
+    "of_length_one",
+    "top_k",
+]
+
+Metric = Literal["dot", "cosine", "l2"]
+Jagged = tuple[npt.ArrayLike, npt.ArrayLike]
+"""``(n,)`` ids, and ``(q + 1,)`` offsets: of query i are ``ids[offsets[i]:offsets[i + 1]]``."""
+Floats = npt.NDArray[np.float32]
+
+BLOCK_ROWS = 4096
+"""Rows that are multiplied at once: with `BLOCK_QUERIES` their scores stay in the caches."""
+BLOCK_QUERIES = 512
+_SPARE = 32
+"""The fewest candidates beyond k for which there is room."""
+
+_LAYOUT: Sequence[Literal["C", "A"]] = ("C", "A")
+"""As C takes arrays: rows one after the other, each element at a multiple of its size."""
+
+_BEST = np.dtype([("id", np.int64), ("score", np.float32), ("reserved", np.uint32)])
+"""SparringPackedBest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The best rows of each query, the best first.
+
+    Args:
+        keys: ``(q, k)``; -1 where a query has fewer than k.
+        scores: ``(q, k)`` float32; -inf where a query has fewer than k.
+        counts: ``(q,)``, how many of them are filled.
+    """
+
+    keys: Keys
+    scores: Floats
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num_queries: int, k: int) -> TopK:
+        """No rows at all."""
+        return cls(
+            np.full((num_queries, k), -1, np.int64),
+            np.full((num_queries, k), -np.inf, np.float32),
+            np.zeros(num_queries, np.int64),
+        )
+
+
+def top_k(
+    chunks: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]],
+    queries: npt.ArrayLike,
+    k: int,
+    *,
+    exclude: Jagged | None = None,
+    metric: Metric = "dot",
+) -> TopK:
+    """The keys of the k best rows for each query, compared with every row.
+
+    A larger score is better, and of equal ones the smaller key. A score that is NaN is never among them.
+
+    Args:
+        chunks: keys ``(n,)`` and rows ``(n, dim)``; each key in one of them. Of arrays it is
+            ``[(keys, rows)]``, of a storage ``((each.keys, each.rows) for each in storage.scan())``.
+        queries: ``(q, dim)``.
+        k: at least 1.
+        exclude: keys that each query does not want, ``(keys, offsets)``.
+        metric: ``dot``, the dot product; ``cosine``, it divided by both lengths, 0 for a row of zeros;
+            ``l2``, the squared distance times -1. All in float32, as NumPy multiplies matrices: rows
+            whose scores differ by less than its rounding may change places.
+
+    Raises:
+        InvalidArgumentError: an argument is not as it should be.
+    """
+    search = TopKSearch(queries, k, exclude=exclude, metric=metric)
+    for keys, rows in chunks:
+        search.add(keys, rows)
+    return search.result()
+
+
+class TopKSearch:
+    """`top_k` over rows that come chunk by chunk."""
+
+    def __init__(
+        self,
+        queries: npt.ArrayLike,
+        k: int,
+        *,
+        exclude: Jagged | None = None,
+        metric: Metric = "dot",
+    ) -> None:
+        given = checked_queries(queries, k)
+        self.metric = checked_metric(metric)
+        self.k = int(k)
+        self._queries = given
+        self._squares = np.einsum("ij,ij->i", self._queries, self._queries)
+        if metric == "cosine":
+            self._queries = of_length_one(self._queries)
+        elif metric == "l2":
+            self._queries = 2 * self._queries
+        count = len(self._queries)
+        self._excluded, self._offsets = checked_exclusion(exclude, count)
+        self._best = np.empty((count, self.k + max(self.k, _SPARE)), _BEST)
+        self._counts = np.zeros(count, np.int64)
+        self._scores = np.empty(min(count, BLOCK_QUERIES) * BLOCK_ROWS, np.float32)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of what the search holds, whatever is added."""
+        return self._queries.nbytes + self._best.nbytes + self._scores.nbytes
+
+    def check_dim(self, dim: int, what: str = "rows") -> None:
+        """Raises InvalidArgumentError where `what` are not as wide as the queries."""
+        if dim != self._queries.shape[1]:
+            raise InvalidArgumentError(
+                f"{what} have {dim} elements, queries {self._queries.shape[1]}; they must be as many"
+            )
+
+    def add(self, keys: npt.ArrayLike, rows: npt.ArrayLike) -> None:
+        """Compares rows ``(n, dim)`` of keys ``(n,)``. Of one thread at a time.
+
+        Raises:
+            InvalidArgumentError: shapes do not fit.
+        """
+        ids, vectors = checked_keys(keys, rows)
+        self.check_dim(vectors.shape[1])
+        for begin in range(0, len(ids), BLOCK_ROWS):
+            end = begin + BLOCK_ROWS
+            self._add_block(ids[begin:end], vectors[begin:end])
+
+    def result(self) -> TopK:
+        """The best of all that were added. More may be added after it."""
+        self._select(0, len(self._counts), is_last=True)
+        found = TopK.empty(len(self._counts), self.k)
+        keys, scores = found.keys, found.scores
+        is_filled = np.arange(self.k) < self._counts[:, None]
+        best = self._best[:, : self.k]
+        keys[is_filled] = best["id"][is_filled]
+        scores[is_filled] = best["score"][is_filled]
+        if self.metric == "l2":
+            # Rounding can leave a distance below zero.
+            scores = np.minimum(scores - self._squares[:, None], np.float32(0))
+            order = np.lexsort((keys, -scores), axis=1)
+            keys, scores = (np.take_along_axis(each, order, axis=1) for each in (keys, scores))
+        return TopK(keys, scores, self._counts.copy())
+
+    def _add_block(self, ids: Keys, rows: Floats) -> None:
+        penalty = None
+        if self.metric == "cosine":
+            rows = of_length_one(rows)
+        elif self.metric == "l2":
+            penalty = np.einsum("ij,ij->i", rows, rows)
+        for begin in range(0, len(self._queries), BLOCK_QUERIES):
+            queries = self._queries[begin : begin + BLOCK_QUERIES]
+            scores = self._scores[: len(queries) * len(ids)].reshape(len(queries), len(ids))
+            np.matmul(queries, rows.T, out=scores)
+            if penalty is not None:
+                scores -= penalty
+            self._select(begin, begin + len(queries), ids, scores)
+
+    def _select(
+        self,
+        begin: int,
+        end: int,
+        ids: Keys | None = None,
+        scores: Floats | None = None,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Keeps the best of the queries from `begin` to `end`."""
+        arguments = native.Select(
+            num_queries=end - begin,
+            k=self.k,
+            capacity=self._best.shape[1],
+            best=_address(self._best, begin),
+            counts=_address(self._counts, begin),
+            is_last=is_last,
+        )
+        if ids is not None and scores is not None:
+            arguments.num_rows = len(ids)
+            arguments.ids, arguments.scores = ids.ctypes.data, scores.ctypes.data
+        if self._excluded is not None and self._offsets is not None:
+            arguments.excluded = _address(self._excluded, 0)
+            arguments.excluded_offsets = _address(self._offsets, begin)
+        native.call("select", arguments)
+
+
+def checked_metric(metric: Metric) -> Metric:
+    """Raises InvalidArgumentError where there is no such metric."""
+    if metric not in get_args(Metric):
+        raise InvalidArgumentError(
+            f"metric must be {', '.join(get_args(Metric))}; found {metric!r}"
+        )
+    return metric
+
+
+def checked_queries(queries: npt.ArrayLike, k: int) -> Floats:
+    """``(q, dim)``. Raises InvalidArgumentError where they are no vectors, or `k` is below 1."""
+    given = np.asarray(queries)
+    if given.ndim != 2 or given.dtype.kind not in "fiu":
+        raise InvalidArgumentError(
+            f"queries: must be numbers (queries, dim), found {given.dtype} {given.shape}"
+        )
+    with np.errstate(over="ignore"):
+        vectors = np.require(given, np.float32, _LAYOUT)
+    if not np.isfinite(vectors).all():
+        raise InvalidArgumentError("queries: found NaN or infinity, must be finite as float32")
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        raise InvalidArgumentError(f"k must be at least 1, found {k!r}")
+    return vectors
+
+
+def checked_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> tuple[Keys, Floats]:
+    """``(n,)`` and ``(n, dim)``. Raises InvalidArgumentError where they do not fit."""
+    ids, vectors = np.asarray(keys), np.asarray(rows)
+    if ids.ndim != 1 or vectors.ndim != 2 or len(ids) != len(vectors) or not _are_ids(ids):
+        raise InvalidArgumentError(
+            f"keys and rows: must be (n,) int64 and (n, dim), found {ids.dtype} {ids.shape} and "
+            f"{vectors.shape}"
+        )
+    return np.require(ids, np.int64, _LAYOUT), np.require(vectors, np.float32, _LAYOUT)
+
+
+def checked_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys | None, Keys | None]:
+    """Excluded keys, ascending within each query, and their offsets; None where there are none.
+
+    Raises:
+        InvalidArgumentError: they do not fit the queries.
+    """
+    if exclude is None:
+        return None, None
+    keys, offsets = np.asarray(exclude[0]), np.asarray(exclude[1])
+    if (
+        keys.ndim != 1
+        or not _are_ids(keys)
+        or offsets.shape != (num_queries + 1,)
+        or offsets.dtype.kind not in "iu"
+        or offsets[0] != 0
+        or offsets[-1] != len(keys)
+        or (np.diff(offsets.astype(np.int64)) < 0).any()
+    ):
+        raise InvalidArgumentError(
+            f"exclude: must be (n,) ids and {num_queries + 1} offsets for {num_queries} queries, never "
+            f"falling, from 0 to n; found {keys.dtype} {keys.shape} and offsets {offsets.dtype} "
+            f"{offsets.shape}"
+        )
+    ends = np.require(offsets, np.int64, _LAYOUT)
+    queries = np.searchsorted(ends[1:], np.arange(len(keys)), side="right")
+    return keys[np.lexsort((keys, queries))].astype(np.int64), ends
+
+
+def of_length_one(vectors: Floats) -> Floats:
+    """Vectors divided by their lengths; those of zeros as they are."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    divided: Floats = vectors / np.where(lengths > 0, lengths, np.float32(1))[:, None]
+    return divided
+
+
+def _are_ids(keys: npt.NDArray[Any]) -> bool:
+    return not keys.size or (keys.dtype.kind in "iu" and keys.dtype != np.uint64)
+
+
+def _address(array: npt.NDArray[Any], row: int) -> int:
+    return int(array.ctypes.data + row * array.strides[0])

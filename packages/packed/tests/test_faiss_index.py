@@ -1,0 +1,69 @@
+"""An index of Faiss answers as `top_k` does."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparring_packed
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_packed import FaissIndex, top_k
+
+QUERIES = np.random.default_rng(1).normal(size=(30, 24)).astype(np.float32)
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
+def test_a_flat_index_gives_what_top_k_gives(trained: Any, metric: Any) -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    with sparring_packed.open(trained.served) as tables:
+        expected = tables.top_k("item", QUERIES, 5_000, metric=metric)
+        index = FaissIndex(tables.scan("item", 700), metric=metric)
+    seen = expected.keys[:, 1:90:2]
+    exclude = (seen.ravel(), np.arange(31) * seen.shape[1])
+    for k, given in ((9, None), (9, exclude), (5_000, exclude)):
+        found = index.top_k(QUERIES, k, exclude=given)
+        with sparring_packed.open(trained.served) as tables:
+            ours = tables.top_k("item", QUERIES, k, metric=metric, exclude=given)
+        assert found.counts.tolist() == ours.counts.tolist()
+        assert found.scores == pytest.approx(ours.scores, abs=1e-4)
+    assert (index.top_k(QUERIES, 9).keys == expected.keys[:, :9]).mean() > 0.99
+
+
+def test_an_index_that_compares_few_rows_finds_most() -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    rows = np.random.default_rng(0).normal(size=(3_000, 24)).astype(np.float32)
+    keys = np.arange(3_000) * 7 - 1
+    index = FaissIndex([(keys, rows)], factory="HNSW32", metric="l2")
+    found, exact = index.top_k(QUERIES, 5), top_k([(keys, rows)], QUERIES, 5, metric="l2")
+    same = [len(set(ours) & set(its)) for ours, its in zip(exact.keys, found.keys, strict=True)]
+    assert np.mean(same) > 3
+    assert index.top_k(np.empty((0, 24)), 5).keys.shape == (0, 5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    chunks = [(np.arange(3), np.ones((3, 2)))]
+    with pytest.raises(InvalidArgumentError, match="needs rows, found none"):
+        FaissIndex([])
+    with pytest.raises(InvalidArgumentError, match="'Flatt': Faiss makes no such index"):
+        FaissIndex(chunks, factory="Flatt")
+    with pytest.raises(InvalidArgumentError, match="rows have 2 elements, queries 3"):
+        FaissIndex(chunks).top_k(np.ones((1, 3)), 1)
+    with pytest.raises(InvalidArgumentError, match="k must be at least 1"):
+        FaissIndex(chunks).top_k(np.ones((1, 2)), 0)
+
+
+def test_without_faiss_the_line_to_install_is_said(monkeypatch: Any) -> None:
+    find = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "faiss":
+            raise ImportError(name)
+        return find(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UnsupportedError, match="pip install faiss-cpu"):
+        FaissIndex([(np.arange(3), np.ones((3, 2)))])

@@ -1,0 +1,252 @@
+"""Recommendations of a client, without a network: vectors go to all shards, whose best are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import suggestion
+from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring_serve.client.answer import AnsweredVersion
+from sparring_serve.client.failures import ReplicasFailedError
+from sparring_serve.client.rounds import Rounds, ShardMapMovedError
+from sparring_serve.client.session import MOST_BEGINNINGS, Description, Session, Steps, whole_ids
+from sparring_serve.tables import VersionGoneError
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import Missing, RecommendAnswer, RecommendRequest
+from sparring_serve.wire.rows import as_bytes, ids_of
+
+__all__ = ["Queries", "Recommendations", "Wanted", "recommending"]
+
+Queries = npt.ArrayLike | Mapping[str, npt.ArrayLike]
+"""``(q, dim)`` vectors; or a table, and ``(q,)`` keys or strings whose rows in it are the vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendations:
+    """The best rows of each query, the best first.
+
+    Args:
+        keys: ``(q, k)``; -1 where a query has fewer than k.
+        scores: ``(q, k)`` float32, dot products; -inf where a query has fewer than k.
+        counts: ``(q,)``, how many of them are filled.
+        version: of all rows, those of the queries included.
+        found: ``(q,)``: whether the key of a query has a row; another is its initial value. None where
+            vectors were given.
+    """
+
+    keys: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.int64]
+    version: AnsweredVersion
+    found: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Request for recommendations.
+
+    Args:
+        table: whose rows are compared.
+        queries: vectors, or keys of another table.
+        k: rows for each query.
+        exclude: of each query the keys that it does not want.
+        version: the hash of one; empty: the newest that all shards have.
+    """
+
+    table: str
+    queries: Queries
+    k: int
+    exclude: Sequence[npt.ArrayLike] | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The best rows of one shard."""
+
+    keys: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.int64]
+    version: AnsweredVersion
+    newest: str
+
+
+def recommending(session: Session, wanted: Wanted, deadline: float) -> Steps[Recommendations]:
+    """Recommendations; see `LookupClient.recommend`."""
+    for beginning in range(MOST_BEGINNINGS):
+        is_last = beginning == MOST_BEGINNINGS - 1
+        description = yield from session.described(deadline)
+        dims = description.dims
+        if wanted.table not in dims:
+            session.forget()
+            raise UnknownTableError(
+                f"table {wanted.table!r} is not served; {suggestion(wanted.table, dims)}",
+                table=wanted.table,
+            )
+        try:
+            pinned = _pinned(session, wanted, description)
+            vectors, found = yield from _vectors(session, wanted, dims, pinned, deadline)
+            parts = yield from _parts(session, wanted, vectors, pinned, deadline)
+        except ShardMapMovedError as moved:
+            session.take_map(moved, is_last=is_last)
+        except VersionGoneError:
+            # Servers went on meanwhile.
+            session.forget()
+            if wanted.version or is_last:
+                raise
+        else:
+            session.learn({shard: each.newest for shard, each in enumerate(parts)})
+            return _merged(parts, wanted.k, found)
+    raise AssertionError("the last beginning returns or raises")
+
+
+def _pinned(session: Session, wanted: Wanted, description: Description) -> str:
+    """The version that all calls name; empty where there is but one call."""
+    is_one_call = session.shards.num_shards == 1 and not isinstance(wanted.queries, Mapping)
+    # Tables that are trained have no versions: their servers say what to do.
+    has_versions = any(
+        each.hash for shard in description.shards.values() for each in shard.versions
+    )
+    if wanted.version or is_one_call or not has_versions:
+        return wanted.version
+    version = session.common_version(description)
+    if not version:
+        raise VersionGoneError(
+            "there is no version that all shards keep; wait until they have refreshed, or set "
+            "server.keep_versions higher"
+        )
+    return version
+
+
+def _vectors(
+    session: Session, wanted: Wanted, dims: Mapping[str, int], version: str, deadline: float
+) -> Steps[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]]:
+    """``(q, dim)``, and of keys whether they have a row."""
+    dim, given = dims[wanted.table], wanted.queries
+    found = None
+    if isinstance(given, Mapping):
+        if len(given) != 1:
+            raise InvalidArgumentError(
+                f"queries: must be vectors, or the keys of one table, found {len(given)} tables"
+            )
+        seconds = max(deadline - session.clock(), 1e-3)
+        answer = yield from session.pulling(given, Missing.INITIAL, version, seconds)
+        [(table, vectors)] = answer.rows.items()
+        if not answer.is_complete:
+            raise ReplicasFailedError(
+                f"queries of table {table!r}: no replica answered for some keys; ask again later"
+            )
+        found = answer.found[table]
+    else:
+        vectors = np.asarray(given)
+        if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+            raise InvalidArgumentError(
+                f"queries: must be (queries, {dim}) numbers, or the keys of a table, found "
+                f"{vectors.dtype} {vectors.shape}"
+            )
+    if vectors.shape[1] != dim:
+        raise InvalidArgumentError(
+            f"queries have {vectors.shape[1]} elements, rows of table {wanted.table!r} {dim}; they must "
+            "be as many"
+        )
+    return np.ascontiguousarray(vectors, np.float32), found
+
+
+def _parts(
+    session: Session,
+    wanted: Wanted,
+    vectors: npt.NDArray[np.float32],
+    version: str,
+    deadline: float,
+) -> Steps[list[_Part]]:
+    """The best of each shard."""
+    excluded, num_excluded = _excluded(wanted, len(vectors))
+    num_shards = session.shards.num_shards
+    requests = [
+        RecommendRequest(
+            wanted.table,
+            version,
+            as_bytes(vectors),
+            wanted.k,
+            as_bytes(excluded),
+            as_bytes(num_excluded),
+            shard,
+            num_shards,
+        )
+        for shard in range(num_shards)
+    ]
+    parts: dict[int, _Part] = {}
+
+    def accept(shard: int, content: bytes) -> None:
+        parts[shard] = _part(decode(RecommendAnswer, content), len(vectors), wanted.k)
+
+    calls = [(shard, encode(each)) for shard, each in enumerate(requests)]
+    rounds = Rounds("Recommend", calls, accept, is_patient=True)
+    yield from session.run(rounds, deadline)
+    failures = rounds.failures()
+    if failures:
+        if rounds.has_lost_version():
+            raise VersionGoneError(
+                f"recommendations of table {wanted.table!r}: version {version} is no longer kept; ask "
+                "for the newest, or set server.keep_versions higher"
+            )
+        raise failures[0][1]
+    return [parts[shard] for shard in range(num_shards)]
+
+
+def _excluded(
+    wanted: Wanted, num_queries: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Keys, and how many each query has."""
+    if wanted.exclude is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    if len(wanted.exclude) != num_queries:
+        raise InvalidArgumentError(
+            f"exclude: must have a sequence of keys for each of {num_queries} queries, found "
+            f"{len(wanted.exclude)}"
+        )
+    keys = [whole_ids(wanted.table, each).astype(np.int64) for each in wanted.exclude]
+    counts = np.array([len(each) for each in keys], np.int64)
+    return np.concatenate([*keys, np.empty(0, np.int64)]), counts
+
+
+def _part(answer: RecommendAnswer, num_queries: int, k: int) -> _Part:
+    """Raises MessageError where the answer does not fit the request."""
+    ids, counts = ids_of(answer.ids), ids_of(answer.num_ids)
+    if (
+        len(counts) != num_queries
+        or ((counts < 0) | (counts > k)).any()
+        or counts.sum() != len(ids)
+        or len(answer.scores) != 4 * len(ids)
+    ):
+        raise MessageError(
+            f"recommendations for {num_queries} queries: found {len(counts)} counts, {len(ids)} ids and "
+            f"{len(answer.scores)} bytes of scores; client and server may be of versions that do not fit"
+        )
+    keys = np.full((num_queries, k), -1, np.int64)
+    scores = np.full((num_queries, k), -np.inf, np.float32)
+    is_filled = np.arange(k) < counts[:, None]
+    keys[is_filled] = ids
+    scores[is_filled] = np.frombuffer(answer.scores, np.float32)
+    its = answer.version
+    version = AnsweredVersion(its.run, its.step, its.hash)
+    return _Part(keys, scores, counts, version, answer.newest)
+
+
+def _merged(parts: Sequence[_Part], k: int, found: npt.NDArray[np.bool_] | None) -> Recommendations:
+    """The best of all shards, in the order of one."""
+    keys = np.concatenate([each.keys for each in parts], axis=1)
+    scores = np.concatenate([each.scores for each in parts], axis=1)
+    is_empty = np.concatenate([np.arange(k) >= each.counts[:, None] for each in parts], axis=1)
+    order = np.lexsort((keys, -scores, is_empty), axis=1)[:, :k]
+    return Recommendations(
+        np.take_along_axis(keys, order, axis=1),
+        np.take_along_axis(scores, order, axis=1),
+        np.minimum(np.sum([each.counts for each in parts], axis=0), k),
+        parts[0].version,
+        found,
+    )

@@ -1,0 +1,82 @@
+"""``sparring neighbours``: the keys whose embeddings are nearest to that of one key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from sparring import context_of, make_console, print_json
+from sparring.errors import UnsupportedError
+from sparring_train.cli.evaluate import SnapshotArgument
+from sparring_train.cli.get import snapshot_at
+from sparring_train.names_of_ids import names_of_ids
+from sparring_train.same_run import RUN
+from sparring_train.saved_rows import embedding_of, embeddings, key_of
+from sparring_train.saved_run import run_of
+
+__all__ = ["Best", "add_neighbours", "print_best"]
+
+Best = Annotated[int, typer.Option("-k", help="How many.", min=1, max=65_536)]
+
+
+def add_neighbours(application: typer.Typer) -> None:
+    # So that a negative key is no option.
+    settings = {"ignore_unknown_options": True}
+    application.command("neighbours", context_settings=settings)(neighbours)
+
+
+def neighbours(
+    context: typer.Context,
+    snapshot: SnapshotArgument,
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    key: Annotated[
+        str, typer.Argument(help="A key of it: a number, or a string as the data have it.")
+    ],
+    k: Best = 10,
+    metric: Annotated[
+        str, typer.Option(help="cosine, dot or l2 (the squared distance times -1).")
+    ] = "cosine",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Print the keys of a table whose embeddings are nearest to that of one key, compared with all."""
+    try:
+        from sparring_packed import top_k
+    except ImportError:
+        raise UnsupportedError(
+            "neighbours needs sparring-packed; run: pip install 'sparring-train[ranking]'"
+        ) from None
+    found = snapshot_at(snapshot)
+    asked = key_of(found, table, key)
+    query = embedding_of(found, table, asked)
+    assert query is not None
+    best = top_k(
+        embeddings(found, table),
+        query[None],
+        k,
+        metric=metric,  # type: ignore[arg-type]  # checked by it
+        exclude=(np.array([asked]), np.array([0, 1])),
+    )
+    count = int(best.counts[0])
+    keys, scores = best.keys[0][:count], best.scores[0][:count].tolist()
+    manager = context_of(context).plugin_manager
+    names: list[int | str] = keys.tolist()
+    if RUN in found.state_names(0):
+        names = names_of_ids(found, run_of(found, (), manager), table, keys)
+    if as_json:
+        listed = [{"key": name, "score": score} for name, score in zip(names, scores, strict=True)]
+        print_json({"snapshot": found.url, "table": table, "of": key, "neighbours": listed})
+    else:
+        print_best(table, names, metric, scores)
+
+
+def print_best(what: str, names: list[int | str], measure: str, scores: list[float]) -> None:
+    """A table for people, best first."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(what)
+    shown.add_column(measure, justify="right")
+    for name, score in zip(names, scores, strict=True):
+        shown.add_row(str(name), f"{score:.4f}")
+    make_console().print(shown, markup=False)

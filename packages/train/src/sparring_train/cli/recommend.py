@@ -1,0 +1,115 @@
+"""``sparring recommend``: the best items for a user, by a saved model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from sparring import Snapshot, context_of, print_json
+from sparring.errors import InvalidArgumentError
+from sparring_train.cli.evaluate import SnapshotArgument
+from sparring_train.cli.get import snapshot_at
+from sparring_train.cli.neighbours import Best, print_best
+from sparring_train.cli.train import OverridesArgument
+from sparring_train.config.run import RunConfig
+from sparring_train.names_of_ids import names_of_ids
+from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
+from sparring_train.saved_rows import key_of, keys_of
+from sparring_train.saved_run import opened_run
+
+__all__ = ["add_recommend"]
+
+
+def add_recommend(application: typer.Typer) -> None:
+    application.command("recommend")(recommend)
+
+
+def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
+    context: typer.Context,
+    snapshot: SnapshotArgument,
+    overrides: OverridesArgument = None,
+    user: Annotated[
+        str | None, typer.Option(help="The user: a number, or a string as the data have it.")
+    ] = None,
+    k: Best = 10,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME=VALUE",
+            help="A further feature or number; several ids of a list have commas between them. What is "
+            "not given is no id, or 0.",
+        ),
+    ] = None,
+    item: Annotated[
+        str | None,
+        typer.Option(help="The feature that has the items, where the model does not say."),
+    ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Leave out items of the user in the training data.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Print the best items for a user: every item that has a row is scored."""
+    found = snapshot_at(snapshot)
+    with opened_run(found, overrides or [], context_of(context).plugin_manager) as (config, model):
+        sides = sides_of(config, item)
+        asked = _given(found, config, sides, user, given or [])
+        items = keys_of(found, _table(config, sides.item))
+        if new:
+            if sides.user is None or user is None:
+                raise InvalidArgumentError("--new needs a user: give --user")
+            items = np.setdiff1d(items, seen_items(model, sides, int(asked.ids[sides.user][0])))
+        keys, scores = recommended(model, config, sides, asked, items, k)
+        names = names_of_ids(found, config, _table(config, sides.item), keys)
+    if as_json:
+        listed = zip(names, scores.tolist(), strict=True)
+        items_told = [{"item": name, "score": score} for name, score in listed]
+        print_json({"snapshot": found.url, "user": user, "items": items_told})
+    else:
+        print_best(sides.item, names, "score", scores.tolist())
+
+
+def _given(
+    snapshot: Snapshot, config: RunConfig, sides: Sides, user: str | None, given: list[str]
+) -> Given:
+    """Words of a person, as the model takes them."""
+    schema = config.data.columns
+    texts: dict[str, list[str]] = {}
+    numbers: dict[str, float] = {}
+    if user is not None:
+        if sides.user is None:
+            raise InvalidArgumentError(
+                f"--user {user}: model.kind: {config.model.kind} does not say which feature has the "
+                f"user; give --with FEATURE={user}"
+            )
+        texts[sides.user] = [user]
+    for each in given:
+        name, equals, value = each.partition("=")
+        if equals and name in schema.numbers:
+            numbers[name] = _number(each, value)
+        elif equals and schema.feature(name) is not None:
+            texts[name] = value.split(",") if value else []
+        else:
+            known = ", ".join([*(feature.name for feature in schema.features), *schema.numbers])
+            raise InvalidArgumentError(f"--with {each}: has the form NAME=VALUE, of {known}")
+    ids = {
+        name: np.array([key_of(snapshot, _table(config, name), text) for text in values], np.int64)
+        for name, values in texts.items()
+    }
+    return Given(ids, numbers)
+
+
+def _number(given: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgumentError(f"--with {given}: must be a number") from None
+
+
+def _table(config: RunConfig, feature: str) -> str:
+    found = config.data.columns.feature(feature)
+    assert found is not None
+    return found.table_name

@@ -1,0 +1,256 @@
+"""Data of kind `table`: rows of CSV or Parquet files, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from sparring_train.config.kinds import DataSection
+from sparring_train.config.section import OpenFraction, PositiveInt, Section
+from sparring_train.data.columns import Feature, Label, Schema
+
+__all__ = ["SplitConfig", "TableData"]
+
+_Name = Annotated[str, Field(min_length=1)]
+_Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
+
+
+def _as_text(value: Any) -> Any:
+    """Text of a number or a truth value, as it is compared with a column."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+_Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+class SplitConfig(Section):
+    """Which rows are kept for the test: one of five ways. Without any, `fraction: 0.1`."""
+
+    fraction: OpenFraction | None = Field(
+        None, description="This part of the rows, drawn by `seed` and a row's place in the files."
+    )
+    time: OpenFraction | None = Field(
+        None, description="The latest rows by `data.time`, this part of all."
+    )
+    time_from: _Text | None = Field(
+        None,
+        description="Rows whose `data.time` is this or later: `2024-01-31 12:00`, or a number "
+        "where times are numbers.",
+    )
+    column: _Name | None = Field(
+        None, description="The column that says it: rows where it has the value `test`."
+    )
+    test: _Text = Field(
+        "test", description="The value of `column` of rows that are kept for the test."
+    )
+    leave_one_out: _Name | None = Field(
+        None,
+        description="The column of users: the last row of each user by `data.time`, or without it "
+        "by its place in the files, if the user has two or more.",
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that it needs, `data.time` apart."""
+        return tuple(name for name in (self.column, self.leave_one_out) if name is not None)
+
+    @property
+    def test_fraction(self) -> float:
+        """Of a split by chance."""
+        return 0.1 if self.fraction is None else self.fraction
+
+    @model_validator(mode="after")
+    def _is_one_way(self) -> SplitConfig:
+        ways = ("fraction", "time", "time_from", "column", "leave_one_out")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise PydanticCustomError(
+                "split_ways",
+                "takes one way",
+                {"path": ("data", "split"), "found": ", ".join(given), "expected": "one of them"},
+            )
+        return self
+
+
+class HistoryConfig(Section):
+    """A further feature: what the user of a row had in earlier rows, oldest first."""
+
+    of: _Name = Field("item", description="The column of `data.categorical` that is listed.")
+    by: _Name = Field("user", description="The column of users.")
+    length: PositiveInt = Field(50, description="The most ids of a list: the last ones.")
+    name: _Name = Field("history", description="The name of the feature.")
+
+
+class TableData(DataSection):
+    """Rows of CSV or Parquet files. Strings become ids by `sparring.hash_strings`; whole numbers
+    are ids as they are; null and the empty string are no id."""
+
+    kind: Literal["table"]
+    path: str = Field(
+        min_length=1,
+        description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`); read in "
+        "order of name. Names end in `.parquet`, or in `.csv` or `.tsv` with a header, `.gz` "
+        "allowed. Relative paths start at the current directory.",
+    )
+    label: _Name | None = Field(
+        None,
+        description="The column of labels: 0 and 1 (or false and true) for a log loss, numbers for "
+        "a squared error.",
+    )
+    categorical: _Names = Field(
+        description="Columns of ids. Each is a feature, with a table of its name."
+    )
+    numeric: _Names = Field((), description="Columns of numbers; null is 0.")
+    lists: _Names = Field(
+        (),
+        description="Those of `categorical` whose rows have any number of ids: lists in Parquet; "
+        "in CSV, ids with `separator` between them.",
+    )
+    required: _Names = Field(
+        (),
+        description="Those of `categorical` that a row must have an id of, or it is a bad row; models "
+        "of users and items need it of both.",
+    )
+    separator: str | None = Field(
+        None, min_length=1, max_length=8, description="What is between the ids of a list in CSV."
+    )
+    share_tables: dict[_Name, _Name] = Field(
+        default_factory=dict,
+        description="Column of `categorical` → the table of its embeddings, where that is not its "
+        "own: `{last_item: item}`.",
+    )
+    types: dict[_Name, Literal["integer", "string"]] = Field(
+        default_factory=dict,
+        description="Column of `categorical` → what it holds, in CSV: `string` hashes what looks "
+        "like a number, too. Without it, the first 1,000 rows tell.",
+    )
+    log1p: _Names = Field(
+        (),
+        description="Those of `numeric` that are read as sign(x) · log(1 + |x|), for numbers that "
+        "span powers of ten.",
+    )
+    weight: _Name | None = Field(
+        None, description="The column of weights in the loss, 0 or more; without it, 1 each."
+    )
+    time: _Name | None = Field(
+        None,
+        description="The column of times or of growing numbers, for `split` and `history`.",
+    )
+    history: HistoryConfig | None = Field(
+        None,
+        description="Adds a list of what the same user had before, by `data.time`, with the table of "
+        "its column; for models of sequences. 32 bytes of each row are kept in memory.",
+    )
+    split: SplitConfig = Field(SplitConfig(), description="Which rows are kept for the test.")
+    shuffle: bool = Field(
+        True,
+        description="Each epoch has an order of its own, drawn by `seed`. False: in the order of "
+        "the files, of which then every rank reads all.",
+    )
+    read: Literal["same_steps", "own"] = Field(
+        "same_steps",
+        description="`same_steps`: a step has the same rows at every number of ranks. `own`: each "
+        "rank reads row groups of its own one after the other, instead of several at a time, for "
+        "storage that is slow to read in many places; the result says that steps then depend on "
+        "the number of ranks. Parquet only.",
+    )
+    lanes: int = Field(
+        24,
+        ge=1,
+        le=4096,
+        description="Row groups that are read from at a time, over all ranks. At most so many "
+        "ranks have row groups of their own; more of them share. Steps depend on it.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="What becomes of a row that its columns do not allow: `skip` leaves it out and "
+        "counts it.",
+    )
+    dictionary: bool = Field(
+        False,
+        description="Keep a table from id back to string, in the folder `strings` of "
+        "`snapshots.url`; see `sparring_train.strings_of`.",
+    )
+    batch_size: PositiveInt = Field(
+        4096, description="Rows in a step, over all ranks and micro-batches."
+    )
+
+    @property
+    def columns(self) -> Schema:
+        features = [
+            Feature(
+                name,
+                self.share_tables.get(name, ""),
+                is_list=name in self.lists,
+                may_be_missing=name not in self.required,
+            )
+            for name in self.categorical
+        ]
+        if self.history is not None:
+            of = self.history.of
+            table = self.share_tables.get(of, of)
+            features.append(Feature(self.history.name, table, is_list=True, may_be_missing=True))
+        return Schema(
+            tuple(features),
+            numbers=self.numeric,
+            label=None if self.label is None else "number",
+            has_weights=self.weight is not None,
+        )
+
+    @property
+    def labels(self) -> tuple[Label | None, ...]:
+        return (None,) if self.label is None else ("binary", "number", None)
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> TableData:
+        for key, message, found, expected in _problems(self):
+            context = {"path": ("data", key), "found": found, "expected": expected}
+            raise PydanticCustomError("table_columns", message, context)
+        return self
+
+
+def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+    """Key, what is wrong with it, what was found and what is expected."""
+    if not data.categorical:
+        yield "categorical", "has no column", "an empty list", "one column of ids or more"
+    for key, columns, allowed in (
+        ("lists", data.lists, data.categorical),
+        ("required", data.required, tuple(set(data.categorical) - set(data.lists))),
+        ("share_tables", tuple(data.share_tables), data.categorical),
+        ("types", tuple(data.types), data.categorical),
+        ("log1p", data.log1p, data.numeric),
+    ):
+        for name in columns:
+            if name not in allowed:
+                section = "numeric" if key == "log1p" else "categorical"
+                yield key, f"names no column of data.{section}", name, ", ".join(allowed) or "none"
+    for key, names in (("categorical", data.categorical), ("numeric", data.numeric)):
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            yield key, "names a column twice", twice[0], "each column once"
+    if data.label is not None and data.label in (*data.categorical, *data.numeric):
+        yield "label", "is also a column to predict from", data.label, "a column of its own"
+    if data.history is not None:
+        yield from _history_problems(data, data.history)
+    split = data.split
+    if (split.time is not None or split.time_from is not None) and data.time is None:
+        yield "time", "is what data.split needs to know", "null", "the column of times"
+
+
+def _history_problems(
+    data: TableData, history: HistoryConfig
+) -> Iterator[tuple[str, str, str, str]]:
+    if data.time is None:
+        yield "time", "is what data.history needs to know", "null", "the column of times"
+    if history.of not in data.categorical or history.of in data.lists:
+        expected = "a column of data.categorical that is no list"
+        yield "history", "lists another column", history.of, expected
+    if history.by in data.lists:
+        yield "history", "has users in lists", history.by, "a column with one id in a row"
+    if history.name in data.categorical:
+        yield "history", "has the name of a column", history.name, "a name of its own"

@@ -1,0 +1,115 @@
+"""Data of the kinds `criteo` and `synthetic_criteo`: a click log, in the order of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from sparring_train.config.data import CriteoData, SyntheticCriteoData
+from sparring_train.data.batches import ClickBatch, rebatch
+from sparring_train.data.columns import Column, ColumnBatch, Schema
+from sparring_train.data.criteo import read_clicks
+from sparring_train.data.dataset import OpenRequest
+from sparring_train.data.planted_model import PlantedModel
+from sparring_train.quality import auc, log_loss
+
+__all__ = ["ClickDataset", "SyntheticClickDataset", "read_examples"]
+
+_EVALUATION_BATCH_SIZE = 8192
+
+
+class ClickDataset:
+    """A click log in files, which are read again for each epoch."""
+
+    steps_per_epoch = None
+    label_range = None
+
+    def __init__(self, data: CriteoData, request: OpenRequest) -> None:
+        self.schema: Schema = data.columns
+        self._data, self._seed = data, request.seed % 2**64
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        """The training part of the log."""
+        return self._read(self._data.path, "train", self._data.batch_size)
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        """The test part of the log, or the log of the test."""
+        path = self._data.test_path or self._data.path
+        return self._read(path, "test", _EVALUATION_BATCH_SIZE)
+
+    def extra(self) -> Mapping[str, Any]:
+        """Nothing: the best AUC that can be reached is unknown."""
+        return {}
+
+    def _read(
+        self, path: str, part: Literal["train", "test"], batch_size: int
+    ) -> Iterator[ColumnBatch]:
+        data = self._data
+        clicks = read_clicks(
+            path,
+            batch_size,
+            part=part if data.test_path is None else "all",
+            test_fraction=data.test_fraction,
+            seed=self._seed,
+        )
+        return (_columns(batch, self.schema) for batch in clicks)
+
+
+class SyntheticClickDataset:
+    """A click log that is drawn from a known model, a part at a time."""
+
+    label_range = None
+
+    def __init__(self, data: SyntheticCriteoData, request: OpenRequest) -> None:
+        self.schema: Schema = data.columns
+        self._data = data
+        self._planted = PlantedModel(
+            seed=request.seed,
+            skew=data.skew,
+            max_ids=data.max_ids,
+            missing_fraction=data.missing_fraction,
+        )
+        self._test = list(self._planted.chunks(data.test_samples, "test"))
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return -(-self._data.samples // self._data.batch_size)
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        """The training part, the same in every epoch."""
+        chunks = self._planted.chunks(self._data.samples, "train")
+        clicks = rebatch((chunk.batch for chunk in chunks), self._data.batch_size)
+        return (_columns(batch, self.schema) for batch in clicks)
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        """The test part."""
+        clicks = rebatch((chunk.batch for chunk in self._test), _EVALUATION_BATCH_SIZE)
+        return (_columns(batch, self.schema) for batch in clicks)
+
+    def extra(self) -> Mapping[str, Any]:
+        """``best_auc`` and ``best_log_loss``, those of the model that the log was drawn from."""
+        probabilities = np.concatenate([chunk.probabilities for chunk in self._test])
+        labels = np.concatenate([chunk.labels for chunk in self._test])
+        return {
+            "best_auc": auc(probabilities, labels),
+            "best_log_loss": log_loss(probabilities, labels),
+        }
+
+
+def _columns(batch: ClickBatch, schema: Schema) -> ColumnBatch:
+    # Each row of the transposed ids is one feature's, contiguous.
+    by_feature = np.ascontiguousarray(batch.ids.T)
+    names = (feature.name for feature in schema.features)
+    ids = {name: Column(each) for name, each in zip(names, by_feature, strict=True)}
+    return ColumnBatch(ids, numbers=batch.dense, labels=batch.labels)
+
+
+def read_examples(data: CriteoData, path: str) -> Iterator[ColumnBatch]:
+    """All clicks of another file or folder, in its order.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    return (_columns(batch, data.columns) for batch in read_clicks(path, _EVALUATION_BATCH_SIZE))

@@ -1,0 +1,1 @@
+"""Data of kind `table`: rows of CSV and Parquet files."""

@@ -1,0 +1,118 @@
+"""CSV files as a data set: every rank reads all of them, and trains on its part of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.config.table import TableData
+from sparring_train.data.columns import ColumnBatch, Schema
+from sparring_train.data.dataset import LabelRange, OpenRequest
+from sparring_train.data.table.csv_rows import CsvRows
+from sparring_train.data.table.decode import Decoder
+from sparring_train.data.table.history import histories_of
+from sparring_train.data.table.labels import LabelsSeen
+from sparring_train.data.table.split import make_split
+from sparring_train.data.table.stream import ROWS_SHUFFLED, Taker, blocks
+from sparring_train.data.table.strings import StringWriter
+
+__all__ = ["CsvDataset"]
+
+_EVALUATION_BATCH_SIZE = 8192
+
+
+class CsvDataset:
+    """Rows of CSV files, whose number is known at the end only.
+
+    Args:
+        data: the section.
+        request: of the run.
+        files: with all columns that are needed.
+        columns: of the examples.
+        strings: takes the strings of the rows that are read; None: no one.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+
+    steps_per_epoch = None
+
+    def __init__(
+        self,
+        data: TableData,
+        request: OpenRequest,
+        files: CsvRows,
+        columns: Sequence[str],
+        strings: StringWriter | None = None,
+    ) -> None:
+        self._data, self._request, self._files = data, request, files
+        label = request.label if data.label is not None else None
+        self.schema: Schema = replace(data.columns, label=label)
+        self._seed = request.seed % 2**64
+        self._split = make_split(data, self._seed, files.read)
+        self._histories = histories_of(data, files.read)
+        self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
+        self._num_skipped = 0
+        self._strings = strings
+        self._was_read: set[bool] = set()
+        self.label_range: LabelRange | None = self._label_range()
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        """Training rows, the same on all ranks."""
+        return self._read(self._data.batch_size, epoch, is_test=False)
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        """Test rows in the order of the files, the same on all ranks."""
+        return self._read(_EVALUATION_BATCH_SIZE, 0, is_test=True)
+
+    def extra(self) -> Mapping[str, Any]:
+        """``rows_skipped``, where bad rows are skipped: of the first rank, as all read the same."""
+        self._flush()
+        if self._data.bad_rows == "refuse":
+            return {}
+        return {"rows_skipped": self._num_skipped if self._request.rank == 0 else 0}
+
+    def _flush(self) -> None:
+        if self._strings is not None:
+            self._strings.flush()
+
+    def _read(self, size: int, epoch: int, *, is_test: bool) -> Iterator[ColumnBatch]:
+        def order(number: int, count: int) -> npt.NDArray[np.int64]:
+            # As one lane of Parquet files.
+            random = np.random.PCG64([self._seed, epoch, 0, number])
+            return np.random.Generator(random).permutation(count)
+
+        taker = Taker(
+            blocks(
+                self._files.read(self._columns),
+                Decoder(self._data, self.schema.label, self._strings, self._histories),
+                self._split,
+                is_test=is_test,
+                block_rows=ROWS_SHUFFLED,
+                order=order if self._data.shuffle and not is_test else None,
+            )
+        )
+        is_first = is_test not in self._was_read
+        self._was_read.add(is_test)
+        while parts := list(taker.take(size)):
+            batch = ColumnBatch.joined([each.batch for each in parts])
+            is_good = np.concatenate([each.is_good for each in parts])
+            if not is_good.all():
+                self._num_skipped += int((~is_good).sum()) if is_first else 0
+                batch = batch.take(is_good)
+            yield batch
+        self._flush()
+        if is_first and not is_test:
+            self._num_skipped += self._files.num_broken
+
+    def _label_range(self) -> LabelRange | None:
+        seen = LabelsSeen(self._data, self.schema.label)
+        if seen.columns:
+            names = tuple(dict.fromkeys((*self._split.columns, *seen.columns)))
+            for rows in self._files.read(names):
+                seen.add(rows, ~self._split.is_test(rows))
+        return seen.range

@@ -1,0 +1,89 @@
+"""Opens data of kind `table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparring.errors import DataError
+from sparring_train.config.table import TableData
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.data.dataset import Dataset, OpenRequest
+from sparring_train.data.table.csv_dataset import CsvDataset
+from sparring_train.data.table.csv_rows import CsvRows
+from sparring_train.data.table.decode import Decoder
+from sparring_train.data.table.files import find_files
+from sparring_train.data.table.parquet_dataset import ParquetDataset
+from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.strings import StringWriter
+
+__all__ = ["open_table", "read_table"]
+
+_BLOCK_ROWS = 1 << 16
+
+
+def open_table(data: TableData, request: OpenRequest) -> Dataset:
+    """The examples of a section.
+
+    Raises:
+        DataError: there is no file, or one lacks a column, or holds what the split cannot use.
+    """
+    files = find_files(data.path)
+    strings = _string_writer(data, request)
+    label = data.label if request.label is not None else None
+    columns = _given(*data.categorical, *data.numeric, label, data.weight)
+    users = data.history.by if data.history is not None else None
+    needed = _given(*columns, data.time, users, *data.split.columns)
+    if files[0].format == "parquet":
+        return ParquetDataset(data, request, ParquetRows(files, needed), columns, strings)
+    if data.read == "own":
+        raise DataError(
+            f"{data.path}: data.read: own needs files that say how many rows they have; write them "
+            "as Parquet, or leave data.read out",
+            path=data.path,
+        )
+    if data.lists and data.separator is None:
+        raise DataError(
+            f"{data.path}: data.lists has {', '.join(data.lists)}; say in data.separator what is "
+            "between the ids of a list in CSV",
+            path=data.path,
+        )
+    # All ranks read the same.
+    strings = strings if request.rank == 0 else None
+    return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings)
+
+
+def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
+    """All rows of other files with the ids and numbers of a section, in order; for predictions.
+
+    Raises:
+        DataError: there is no file, it lacks a column, or has a bad row.
+    """
+    columns = _given(*data.categorical, *data.numeric)
+    # Each row has its prediction, so none is left out.
+    section = data.model_copy(
+        update={"path": path, "label": None, "weight": None, "time": None, "bad_rows": "refuse"}
+    )
+    files = find_files(path)
+    if files[0].format == "parquet":
+        parquet = ParquetRows(files, columns)
+        rows = parquet.read(parquet.groups, columns, _BLOCK_ROWS)
+    else:
+        rows = CsvRows(files, section, columns).read(columns)
+    decoder = Decoder(section, None)
+    return (decoder.decode(each)[0] for each in rows)
+
+
+def _string_writer(data: TableData, request: OpenRequest) -> StringWriter | None:
+    if not data.dictionary or request.is_saved:
+        return None
+    if request.snapshots_url is None:
+        raise DataError(
+            "data.dictionary: keeps strings in the folder of snapshots, and snapshots.url is null; "
+            "name a folder there"
+        )
+    return StringWriter(request.snapshots_url, request.rank)
+
+
+def _given(*names: str | None) -> tuple[str, ...]:
+    """Names without those that are None, each once."""
+    return tuple(dict.fromkeys(name for name in names if name is not None))

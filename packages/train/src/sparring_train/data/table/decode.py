@@ -1,0 +1,387 @@
+"""Rows of Arrow arrays to columns of a batch; rows that are wrong are refused or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import types
+
+from sparring import hash_strings
+from sparring.errors import DataError
+from sparring_train.config.table import TableData
+from sparring_train.data.columns import Column, ColumnBatch, Feature, Label
+
+__all__ = ["BadValue", "Decoder", "HistoriesKnown", "RawRows", "StringsSeen", "bad_row", "only"]
+
+Bools = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.int64]
+
+_EXPECTED_LABEL: dict[Label | None, str] = {
+    "binary": "a label of 0 or 1, for the log loss",
+    "number": "a label that is a finite number",
+}
+_EXPECTED_NUMBER = "a finite number, or null"
+_EXPECTED_WEIGHT = "a finite weight of 0 or more"
+_EXPECTED_ONE = "an id, as data.required has this column"
+_EXPECTED_ID = "a whole number that fits into 64 bits, or null"
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """A value that its column does not allow."""
+
+    row: int
+    """In its `RawRows`, from 0."""
+    column: str | None
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawRows:
+    """Consecutive rows of one file."""
+
+    file: str
+    first_row: int
+    """As messages number it: the line of a CSV file, the record of a Parquet file from 1."""
+    position: int
+    """Place of the first row in all files."""
+    num_rows: int
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Name → Arrow array."""
+    bad: Sequence[BadValue] = ()
+    """Found when the file was parsed."""
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+class StringsSeen(Protocol):
+    """Receiver of ids and the strings that they were made of."""
+
+    def add(self, feature: str, ids: Ids, strings: Any) -> None:
+        """Ids ``(n,)`` and an Arrow array of their n strings."""
+
+
+class HistoriesKnown(Protocol):
+    """Source of the feature that follows from other rows."""
+
+    @property
+    def name(self) -> str:
+        """Of the feature."""
+
+    def column(self, rows: RawRows) -> Column:
+        """Its ids in some rows."""
+
+
+@dataclass(slots=True)
+class _HashedDictionary:
+    strings: Any = None
+    ids: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    has_id: Bools | None = None
+
+
+class Decoder:
+    """Makes batches of rows of one stream; keeps the hashes of its last dictionaries.
+
+    Args:
+        data: the section.
+        label: see `OpenRequest`.
+        strings: is told of strings; None: no one.
+        histories: has the history of each row; None: there is none.
+    """
+
+    def __init__(
+        self,
+        data: TableData,
+        label: Label | None,
+        strings: StringsSeen | None = None,
+        histories: HistoriesKnown | None = None,
+    ) -> None:
+        self._data = data
+        self._label = label if data.label is not None else None
+        self._features = [each for each in data.columns.features if each.name in data.categorical]
+        self._histories = histories
+        self._strings = strings
+        self._dictionaries: dict[str, _HashedDictionary] = {}
+        self._skips = data.bad_rows == "skip"
+
+    def decode(self, rows: RawRows) -> tuple[ColumnBatch, Bools | None]:
+        """A batch of all rows, and which of them are good; None: all.
+
+        Raises:
+            DataError: a row is bad, and those are refused.
+        """
+        problems = _Problems(rows, self._skips)
+        data = self._data
+        if data.time is not None and data.time in rows.columns:
+            times = rows.columns[data.time]
+            if times.null_count:
+                is_given = times.is_valid().to_numpy(zero_copy_only=False)
+                problems.check(is_given, times, data.time, "a time")
+        ids = {
+            each.name: self._column(rows.columns[each.name], each, problems)
+            for each in self._features
+        }
+        if self._histories is not None:
+            ids[self._histories.name] = self._histories.column(rows)
+        numbers = np.empty((len(rows), len(data.numeric)), np.float32)
+        for at, name in enumerate(data.numeric):
+            numbers[:, at] = self._numbers(rows.columns[name], name, problems)
+        labels = weights = None
+        if self._label is not None and data.label is not None:
+            labels = self._labels(rows.columns[data.label], data.label, problems)
+        if data.weight is not None:
+            array = rows.columns[data.weight]
+            values, missing = _floats(array, rows, data.weight, _EXPECTED_WEIGHT)
+            is_good = (values >= 0) & (values <= np.finfo(np.float32).max) & ~missing
+            problems.check(is_good, array, data.weight, _EXPECTED_WEIGHT)
+            weights = np.where(is_good, values, 0).astype(np.float32)
+        return ColumnBatch(ids, numbers, labels, weights), problems.is_good
+
+    def _labels(self, array: Any, name: str, problems: _Problems) -> npt.NDArray[np.float32]:
+        expected = _EXPECTED_LABEL[self._label]
+        values, missing = _floats(array, problems.rows, name, expected)
+        if self._label == "binary":
+            is_good = ((values == 0) | (values == 1)) & ~missing
+        else:
+            is_good = (np.abs(values) <= np.finfo(np.float32).max) & ~missing
+        problems.check(is_good, array, name, expected)
+        return np.where(is_good, values, 0).astype(np.float32)
+
+    def _numbers(self, array: Any, name: str, problems: _Problems) -> npt.NDArray[Any]:
+        values, _ = _floats(array, problems.rows, name, _EXPECTED_NUMBER)
+        is_good = np.abs(values) <= np.finfo(np.float32).max
+        if not is_good.all():
+            problems.check(is_good, array, name, _EXPECTED_NUMBER)
+            values = np.where(is_good, values, 0)
+        if name in self._data.log1p:
+            return np.copysign(np.log1p(np.abs(values)), values)
+        return values
+
+    # -- ids ------------------------------------------------------------------------------
+
+    def _column(self, array: Any, feature: Feature, problems: _Problems) -> Column:
+        is_list = types.is_list(array.type) or types.is_large_list(array.type)
+        if is_list != feature.is_list:
+            raise DataError(
+                f"{problems.rows.file}, column {feature.name!r}: found {array.type}; "
+                + (
+                    "name it in data.lists" if is_list else "data.lists names it, and it is no list"
+                ),
+                path=problems.rows.file,
+                column=feature.name,
+            )
+        if not is_list:
+            ids, has_id = self._ids(array, feature.name, problems, None)
+            if has_id is None:
+                return Column(ids)
+            if not feature.may_be_missing:
+                problems.check(has_id, array, feature.name, _EXPECTED_ONE)
+                # Bad rows are left out as a whole.
+                return Column(np.where(has_id, ids, 0))
+            return Column(ids[has_id], has_id.astype(np.int64))
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = lengths.astype(np.int64)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        ids, has_id = self._ids(array.flatten(), feature.name, problems, rows)
+        if has_id is None:
+            return Column(ids, lengths)
+        return Column(ids[has_id], np.bincount(rows[has_id], minlength=len(lengths)))
+
+    def _ids(
+        self, array: Any, name: str, problems: _Problems, rows: Ids | None
+    ) -> tuple[Ids, Bools | None]:
+        """Ids of elements, and which elements have one; None: all. Others are undefined.
+
+        Args:
+            array: of ids; of a dictionary, of strings or of whole numbers.
+            name: of the feature.
+            problems: where bad elements are told.
+            rows: ``(n,)``, the row of each element; None: one each.
+        """
+        if types.is_dictionary(array.type):
+            if not _is_text(array.type.value_type):
+                return self._ids(array.dictionary_decode(), name, problems, rows)
+            return self._of_dictionary(array, name)
+        if _is_text(array.type):
+            return self._of_strings(array, name)
+        has_id = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
+        if types.is_boolean(array.type):
+            array = array.cast(pyarrow.int8())
+        if types.is_null(array.type):
+            return np.zeros(len(array), np.int64), np.zeros(len(array), np.bool_)
+        if types.is_floating(array.type):
+            values = array.cast(pyarrow.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+            missing = np.isnan(values)
+            values = np.where(missing, 0.0, values)
+            # Floats that are whole are ids of a table that had nulls in pandas.
+            is_good = (values == np.floor(values)) & (np.abs(values) <= 2.0**53)
+            problems.check(is_good, array, name, _EXPECTED_ID, rows)
+            ids = np.where(is_good, values, 0).astype(np.int64)
+            return ids, ~missing if missing.any() else None
+        if not types.is_integer(array.type):
+            raise problems.wrong_type(array.type, name, "strings, or whole numbers")
+        found = array.fill_null(0) if array.null_count else array
+        values = found.to_numpy(zero_copy_only=False)
+        if array.type == pyarrow.uint64():
+            problems.check(values <= np.uint64(2**63 - 1), array, name, _EXPECTED_ID, rows)
+        return values.astype(np.int64, copy=False), has_id
+
+    def _of_strings(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
+        ids, has_id = _hashed(array)
+        if self._strings is not None:
+            self._strings.add(name, ids, array)
+        return ids, has_id
+
+    def _of_dictionary(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
+        strings, known = array.dictionary, self._dictionaries.get(name)
+        # Each dictionary is hashed once, though it comes with every block of its row group.
+        if known is None or not strings.equals(known.strings):
+            ids, has_id = self._of_strings(strings, name)
+            known = self._dictionaries[name] = _HashedDictionary(strings, ids, has_id)
+        indices = array.indices
+        is_valid = None
+        if indices.null_count:
+            is_valid = indices.is_valid().to_numpy(zero_copy_only=False)
+            indices = indices.fill_null(0)
+            if not len(strings):
+                return np.zeros(len(array), np.int64), is_valid
+        places = indices.to_numpy(zero_copy_only=False)
+        ids = known.ids.take(places)
+        if known.has_id is not None:
+            has_string = known.has_id.take(places)
+            is_valid = has_string if is_valid is None else is_valid & has_string
+        return ids, is_valid
+
+
+class _Problems:
+    """Bad rows of one block."""
+
+    def __init__(self, rows: RawRows, skips: bool) -> None:
+        self.rows, self._skips = rows, skips
+        self.is_good: Bools | None = None
+        for each in rows.bad:
+            if not skips:
+                raise bad_row(rows.file, rows.first_row + each.row, each)
+            self._leave_out(np.array([each.row]))
+
+    def check(
+        self, is_good: Bools, array: Any, name: str, expected: str, rows: Ids | None = None
+    ) -> None:
+        """Refuses or leaves out rows that are not good.
+
+        Args:
+            is_good: ``(n,)``, of each element.
+            array: the n elements, for messages.
+            name: of the column.
+            expected: for messages.
+            rows: ``(n,)``, the row of each element; None: one each.
+        """
+        if is_good.all():
+            return
+        places = np.flatnonzero(~is_good)
+        in_rows = places if rows is None else rows[places]
+        if not self._skips:
+            found = array[int(places[0])].as_py()
+            bad = BadValue(int(in_rows[0]), name, repr(found), expected)
+            raise bad_row(self.rows.file, self.rows.first_row + bad.row, bad)
+        self._leave_out(in_rows)
+
+    def wrong_type(self, found: Any, name: str, expected: str) -> DataError:
+        """The error for a column of another type."""
+        return DataError(
+            f"{self.rows.file}, column {name!r}: found the type {found}, expected {expected}; "
+            "leave the column out, or write it as that",
+            path=self.rows.file,
+            column=name,
+            found=str(found),
+            expected=expected,
+        )
+
+    def _leave_out(self, rows: npt.NDArray[Any]) -> None:
+        if self.is_good is None:
+            self.is_good = np.ones(len(self.rows), np.bool_)
+        self.is_good[rows] = False
+
+
+def only(data: TableData, **columns: Any) -> TableData:
+    """A section that has these columns of the examples alone."""
+    none: dict[str, Any] = {
+        "categorical": (),
+        "numeric": (),
+        "lists": (),
+        "log1p": (),
+        "share_tables": {},
+        "required": (),
+    }
+    return data.model_copy(
+        update={**none, "label": None, "weight": None, "history": None, **columns}
+    )
+
+
+def bad_row(file: str, row: int, bad: BadValue) -> DataError:
+    """The error for a bad row."""
+    where = f", column {bad.column!r}" if bad.column is not None else ""
+    return DataError(
+        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; mend or remove the "
+        "row, or choose data.bad_rows: skip",
+        path=file,
+        row=row,
+        column=bad.column,
+        found=bad.found,
+        expected=bad.expected,
+    )
+
+
+def _hashed(strings: Any) -> tuple[Ids, Bools | None]:
+    if not strings.null_count:
+        sizes = pc.binary_length(strings)
+        ids = hash_strings(strings)
+        if not len(ids) or pc.min(sizes).as_py() > 0:
+            return ids, None
+    else:
+        sizes = pc.binary_length(strings).fill_null(0)
+        ids = hash_strings(strings.fill_null(""))
+    return ids, sizes.to_numpy(zero_copy_only=False) > 0
+
+
+_TEXT_TYPES: tuple[Callable[[Any], bool], ...] = (
+    types.is_string,
+    types.is_large_string,
+    types.is_binary,
+    types.is_large_binary,
+)
+
+
+def _is_text(kind: Any) -> bool:
+    return any(is_kind(kind) for is_kind in _TEXT_TYPES)
+
+
+def _floats(
+    array: Any, rows: RawRows, name: str, expected: str
+) -> tuple[npt.NDArray[np.float64], Bools]:
+    """Values, 0 where they are missing, and which are: null or NaN."""
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if not (
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    ):
+        raise _Problems(rows, skips=True).wrong_type(kind, name, expected)
+    if types.is_boolean(kind):
+        array = array.cast(pyarrow.int8())
+    values = array.cast(pyarrow.float64(), safe=False).fill_null(np.nan)
+    floats = values.to_numpy(zero_copy_only=False)
+    missing = np.isnan(floats)
+    return np.where(missing, 0.0, floats), missing

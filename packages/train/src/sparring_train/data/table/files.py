@@ -1,0 +1,97 @@
+"""Files of a data set: a path, a pattern or a URL, as fsspec knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+from sparring.errors import DataError
+
+__all__ = ["TableFile", "find_files"]
+
+_ENDINGS: dict[str, Literal["csv", "parquet"]] = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".csv.gz": "csv",
+    ".tsv.gz": "csv",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file, local or in an object store."""
+
+    name: str
+    """As messages call it."""
+    system: Any
+    path: str
+
+    @property
+    def format(self) -> Literal["csv", "parquet"] | None:
+        return next((kind for end, kind in _ENDINGS.items() if self.path.endswith(end)), None)
+
+    @property
+    def has_tabs(self) -> bool:
+        return self.path.removesuffix(".gz").endswith(".tsv")
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.system, LocalFileSystem)
+
+    def open(self) -> Any:
+        """Its bytes, unpacked where its name ends in `.gz`.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        compression = "gzip" if self.path.endswith(".gz") else None
+        return self.system.open(self.path, "rb", compression=compression)
+
+
+def find_files(path: str) -> tuple[TableFile, ...]:
+    """Files that `path` stands for, in order of name.
+
+    Raises:
+        DataError: there is none, they are of two formats or of none, or the store cannot be read.
+    """
+    try:
+        system, inner = fsspec.core.url_to_fs(path)
+        if any(mark in inner for mark in "*?["):
+            found = [name for name in sorted(system.glob(inner)) if not system.isdir(name)]
+        elif system.isdir(inner):
+            listed = sorted(
+                each["name"] for each in system.ls(inner, detail=True) if each["type"] == "file"
+            )
+            found = [
+                name
+                for name in listed
+                if name.endswith(tuple(_ENDINGS)) and name.rpartition("/")[2][0] not in "._"
+            ]
+        else:
+            found = [inner] if system.exists(inner) else []
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", path=path) from error
+    if not found:
+        ends = ", ".join(_ENDINGS)
+        raise DataError(
+            f"{path}: no such file; name a file, a folder or a pattern of files that end in {ends}",
+            path=path,
+        )
+    files = tuple(TableFile(_name(system, each), system, each) for each in found)
+    formats = {each.format for each in files}
+    if len(formats) > 1 or None in formats:
+        odd = next(each for each in files if each.format != files[0].format or not each.format)
+        raise DataError(
+            f"{odd.name}: names of files must all end in .parquet, or all in .csv or .tsv; "
+            "narrow the pattern, or rename it",
+            path=odd.name,
+        )
+    return files
+
+
+def _name(system: Any, path: str) -> str:
+    return path if isinstance(system, LocalFileSystem) else str(system.unstrip_protocol(path))

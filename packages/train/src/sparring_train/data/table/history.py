@@ -1,0 +1,94 @@
+"""History of each row: ids that the same user had in earlier rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import DataError
+from sparring_train.config.table import HistoryConfig, TableData
+from sparring_train.data.columns import Column
+from sparring_train.data.table.decode import Decoder, RawRows, only
+from sparring_train.data.table.split import times_of
+
+__all__ = ["Histories", "histories_of"]
+
+Ids = npt.NDArray[np.int64]
+
+_MOST_ROWS = 100_000_000
+
+
+def histories_of(
+    data: TableData, read: Callable[[Sequence[str]], Iterator[RawRows]]
+) -> Histories | None:
+    """Histories of all rows, if the section wants them; reads users, items and times.
+
+    Raises:
+        DataError: a column does not hold ids or times, or there are more rows than fit in memory.
+    """
+    if data.history is None or data.time is None:
+        return None
+    history = data.history
+    decoder = Decoder(only(data, categorical=tuple({history.by: 0, history.of: 0})), None)
+    names = tuple(dict.fromkeys((history.by, history.of, data.time)))
+    users, items, times, places = [], [], [], []
+    num_rows = 0
+    for rows in read(names):
+        num_rows = rows.position + len(rows)
+        if num_rows > _MOST_ROWS:
+            raise DataError(
+                f"data.history: keeps 32 bytes of each row in memory, and there are more than "
+                f"{_MOST_ROWS:,} rows; write histories as a column of lists, and name it in data.lists"
+            )
+        batch, _ = decoder.decode(rows)
+        by, of = batch.ids[history.by], batch.ids[history.of]
+        has_by, has_of = (each.counts.astype(np.bool_) for each in (by, of))
+        both = has_by & has_of
+        users.append(by.ids[both[has_by]])
+        items.append(of.ids[both[has_of]])
+        times.append(times_of(rows, data.time)[both])
+        places.append(np.flatnonzero(both) + rows.position)
+    return Histories(history, num_rows, *map(np.concatenate, (users, items, times, places)))
+
+
+class Histories:
+    """Rows with a user and an item, in the order of users, and of times within a user.
+
+    Args:
+        history: how long, and of what.
+        num_rows: of all files.
+        users: ``(n,)``
+        items: ``(n,)``
+        times: ``(n,)``
+        places: ``(n,)``, of the rows in all files.
+    """
+
+    def __init__(
+        self,
+        history: HistoryConfig,
+        num_rows: int,
+        users: Ids,
+        items: Ids,
+        times: npt.NDArray[np.float64] | Ids,
+        places: Ids,
+    ) -> None:
+        self.name, self._length = history.name, history.length
+        order = np.lexsort((places, times, users))
+        self._items = items[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = users[order][1:] != users[order][:-1]
+        here = np.arange(len(order))
+        self._first = np.maximum.accumulate(np.where(is_first, here, 0))
+        self._at = np.full(num_rows, -1, np.int64)
+        self._at[places[order]] = here
+
+    def column(self, rows: RawRows) -> Column:
+        """Items before each row, oldest first; none where the row has no user or no item."""
+        at = self._at[rows.position : rows.position + len(rows)]
+        lengths = np.zeros(len(at), np.int64)
+        known = at >= 0
+        lengths[known] = np.minimum(at[known] - self._first[at[known]], self._length)
+        in_list = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return Column(self._items[np.repeat(at - lengths, lengths) + in_list], lengths)

@@ -1,0 +1,125 @@
+"""Which rows a step has: row groups are dealt to lanes, and a step takes rows of all lanes.
+
+    row groups in the epoch's order     0  1  2  3  4  5  6  7      4 lanes
+    lane 0                              0        4
+    lane 1                              1        5                  step s takes of each lane the
+    lane 2                              2        6                  next rows, in proportion to
+    lane 3                              3        7                  the rows that the lane has
+
+Lanes, and so the rows of a step, follow from the files and the seed, not from the number of ranks.
+Ranks take lanes: neighbours, so that the parts of all ranks, one after the other, are the step's
+rows in the order of lanes. Where there are more ranks than lanes, ranks share a lane, and each takes
+its part of the lane's rows of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Lanes", "Share", "dealt", "shares"]
+
+Counts = npt.NDArray[np.int64]
+
+
+def dealt(order: npt.NDArray[np.int64], num_lanes: int) -> list[npt.NDArray[np.int64]]:
+    """Row groups of each lane, of row groups in an order."""
+    return [order[lane::num_lanes] for lane in range(num_lanes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Steps over lanes of known lengths.
+
+    A lane of n rows is due for its row j at time (j + 1/2) / n; a step takes the rows that are due
+    next, over all lanes. So each step has exactly `batch_size` rows, but the last, and all lanes end
+    in the same step.
+    """
+
+    rows: Counts
+    """``(lanes,)``, rows of each."""
+    batch_size: int
+
+    @property
+    def num_steps(self) -> int:
+        return -(-int(self.rows.sum()) // self.batch_size)
+
+    def steps(self) -> Iterator[tuple[Counts, Counts]]:
+        """Begin and end ``(lanes,)`` of each step's rows in each lane."""
+        total, begin = int(self.rows.sum()), np.zeros(len(self.rows), np.int64)
+        for step in range(self.num_steps):
+            end = self._taken_by(min((step + 1) * self.batch_size, total), total)
+            yield begin, end
+            begin = end
+
+    def _taken_by(self, target: int, total: int) -> Counts:
+        """Rows of each lane among the first `target` rows of all, in the order of their times."""
+        if target == total:
+            return np.array(self.rows)
+        # Nearly right at first; then rows are added and removed at the border.
+        nearly = np.floor(self.rows * (target / total) + 0.5).astype(np.int64)
+        taken: Counts = np.minimum(nearly, self.rows)
+        length = np.maximum(self.rows, 1)
+        while True:
+            excess = int(taken.sum()) - target
+            last = np.where(taken > 0, (taken - 0.5) / length, -1.0)
+            coming = np.where(taken < self.rows, (taken + 0.5) / length, 2.0)
+            # Of lanes whose rows are due at the same time the first goes first.
+            latest = len(last) - 1 - int(np.argmax(last[::-1]))
+            soonest = int(np.argmin(coming))
+            if excess > 0:
+                taken[latest] -= 1
+            elif excess < 0:
+                taken[soonest] += 1
+            elif (coming[soonest], soonest) < (last[latest], latest):
+                taken[latest] -= 1
+                taken[soonest] += 1
+            else:
+                return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part of one lane: of n rows of a step, those from n · begin to n · end."""
+
+    lane: int
+    begin: float = 0.0
+    end: float = 1.0
+
+    def part(self, begin: int, end: int) -> tuple[int, int]:
+        """This part of the rows from `begin` to `end`."""
+        count = end - begin
+        return begin + int(count * self.begin), begin + int(count * self.end)
+
+
+def shares(rows: Sequence[int] | Counts, rank: int, world_size: int) -> list[Share]:
+    """Lanes of a rank, in order.
+
+    Args:
+        rows: of each lane; whole lanes are cut where ranks get rows as equal as can be.
+        rank: this one.
+        world_size: ranks.
+    """
+    num_lanes = len(rows)
+    if world_size > num_lanes:
+        # In 1 / world_size of a lane, so that neighbours agree on the border.
+        begin, end = rank * num_lanes, (rank + 1) * num_lanes
+        lanes = range(begin // world_size, -(-end // world_size))
+        return [
+            Share(
+                lane,
+                max(begin - lane * world_size, 0) / world_size,
+                min(end - lane * world_size, world_size) / world_size,
+            )
+            for lane in lanes
+        ]
+    ends = np.cumsum(np.asarray(rows, np.float64))
+    cuts = [0]
+    for each in range(1, world_size):
+        nearest = int(np.argmin(np.abs(ends - ends[-1] * each / world_size))) + 1
+        cuts.append(min(max(nearest, cuts[-1] + 1), num_lanes - (world_size - each)))
+    cuts.append(num_lanes)
+    return [Share(lane) for lane in range(cuts[rank], cuts[rank + 1])]

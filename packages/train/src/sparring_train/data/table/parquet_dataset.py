@@ -1,0 +1,199 @@
+"""Row groups of Parquet files as a data set: each rank reads its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import DataError
+from sparring_train.config.table import TableData
+from sparring_train.data.columns import Column, ColumnBatch, Schema
+from sparring_train.data.dataset import LabelRange, OpenRequest
+from sparring_train.data.table.decode import Decoder, RawRows
+from sparring_train.data.table.history import histories_of
+from sparring_train.data.table.labels import LabelsSeen
+from sparring_train.data.table.lanes import Lanes, Share, dealt, shares
+from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.split import make_split
+from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, Taker, blocks
+from sparring_train.data.table.strings import StringWriter
+
+__all__ = ["ParquetDataset"]
+
+_EVALUATION_BATCH_SIZE = 8192
+
+Counts = npt.NDArray[np.int64]
+
+
+class ParquetDataset:
+    """Row groups of Parquet files. A step has the same rows at every number of ranks.
+
+    Args:
+        data: the section.
+        request: of the run.
+        files: with all columns that are needed.
+        columns: of the examples.
+        strings: takes the strings of the rows that are read; None: no one.
+
+    Raises:
+        DataError: a file cannot be read, or one of the parts has no row.
+    """
+
+    def __init__(
+        self,
+        data: TableData,
+        request: OpenRequest,
+        files: ParquetRows,
+        columns: Sequence[str],
+        strings: StringWriter | None = None,
+    ) -> None:
+        self._data, self._request, self._files = data, request, files
+        label = request.label if data.label is not None else None
+        self.schema: Schema = replace(data.columns, label=label)
+        self._seed = request.seed % 2**64
+
+        def read(names: Sequence[str]) -> Iterator[RawRows]:
+            return files.read(files.groups, names, BLOCK_ROWS)
+
+        self._split = make_split(data, self._seed, read)
+        self._histories = histories_of(data, read)
+        self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
+        self._num_skipped = 0
+        self._strings = strings
+        self._was_read: set[bool] = set()
+        self._rows = np.array([group.num_rows for group in files.groups])
+        self._test_rows, self.label_range = self._survey()
+        test, train = int(self._test_rows.sum()), int((self._rows - self._test_rows).sum())
+        if not train or not test:
+            raise DataError(
+                f"{data.path}: found {train:,} rows to train on and {test:,} for the test; choose "
+                "another data.split",
+                path=data.path,
+            )
+        self.steps_per_epoch: int | None = -(-train // data.batch_size)
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        """This rank's part of the training rows of each step."""
+        groups = np.arange(len(self._rows))
+        if not self._data.shuffle:
+            return self._read([groups], epoch, is_test=False)
+        order = self._random(epoch).permutation(groups)
+        return self._read(dealt(order, self._num_lanes), epoch, is_test=False)
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        """This rank's part of the test rows, in an order that is always the same."""
+        groups = np.arange(len(self._rows))
+        return self._read(dealt(groups, self._num_lanes), 0, is_test=True)
+
+    def extra(self) -> Mapping[str, Any]:
+        """``rows_skipped``, where bad rows are skipped: by this rank, in one reading of its rows;
+        ``read``, where steps depend on the number of ranks."""
+        self._flush()
+        found: dict[str, Any] = {}
+        if self._data.bad_rows == "skip":
+            found["rows_skipped"] = self._num_skipped
+        if self._data.read == "own":
+            found["read"] = "own row groups: steps depend on the number of ranks"
+        return found
+
+    @property
+    def _num_lanes(self) -> int:
+        lanes = self._request.world_size if self._data.read == "own" else self._data.lanes
+        return min(lanes, len(self._rows))
+
+    def _random(self, *where: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self._seed, *where]))
+
+    def _flush(self) -> None:
+        if self._strings is not None:
+            self._strings.flush()
+
+    def _read(
+        self, groups: Sequence[Counts], epoch: int, *, is_test: bool
+    ) -> Iterator[ColumnBatch]:
+        """Steps over lanes of row groups."""
+        counts = self._test_rows if is_test else self._rows - self._test_rows
+        size = _EVALUATION_BATCH_SIZE if is_test else self._data.batch_size
+        lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)
+        mine = shares(lanes.rows, self._request.rank, self._request.world_size)
+        takers = {
+            each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), is_test)
+            for each in mine
+        }
+        # Each row is counted once, though every epoch reads it.
+        is_first = is_test not in self._was_read
+        self._was_read.add(is_test)
+        for begin, end in lanes.steps():
+            parts = [
+                part
+                for each in mine
+                for part in _part(
+                    takers[each.lane], each, int(begin[each.lane]), int(end[each.lane])
+                )
+            ]
+            batch = ColumnBatch.joined([each.batch for each in parts] or [self._empty])
+            is_good = np.concatenate([each.is_good for each in parts] or [np.ones(0, np.bool_)])
+            if not is_good.all():
+                self._num_skipped += int((~is_good).sum()) if is_first else 0
+                batch = batch.take(is_good)
+            yield replace(batch, total=int((end - begin).sum()))
+        self._flush()
+
+    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, is_test: bool) -> Taker:
+        block_rows = max(ROWS_SHUFFLED // num_lanes, 1)
+        chosen = [self._files.groups[each] for each in groups]
+
+        def order(number: int, count: int) -> Counts:
+            return self._random(epoch, lane, number).permutation(count)
+
+        return Taker(
+            blocks(
+                self._files.read(chosen, self._columns, min(block_rows, BLOCK_ROWS)),
+                Decoder(self._data, self.schema.label, self._strings, self._histories),
+                self._split,
+                is_test=is_test,
+                block_rows=block_rows,
+                order=order if self._data.shuffle and not is_test else None,
+            )
+        )
+
+    def _survey(self) -> tuple[Counts, LabelRange | None]:
+        """Test rows of each row group, and the range of labels that are numbers."""
+        names = self._split.columns
+        seen = LabelsSeen(self._data, self.schema.label)
+        counts = np.zeros(len(self._rows), np.int64)
+        for at, group in enumerate(self._files.groups):
+            if names or seen.columns:
+                rows = self._files.read([group], (*names, *seen.columns), BLOCK_ROWS)
+            else:
+                rows = iter([RawRows("", group.first_row, group.position, group.num_rows)])
+            for each in rows:
+                is_test = self._split.is_test(each)
+                counts[at] += int(is_test.sum())
+                seen.add(each, ~is_test)
+        return counts, seen.range
+
+    @property
+    def _empty(self) -> ColumnBatch:
+        none = np.empty(0, np.float32)
+        return ColumnBatch(
+            {each.name: Column(np.empty(0, np.int64)) for each in self.schema.features},
+            np.empty((0, len(self.schema.numbers)), np.float32),
+            None if self.schema.label is None else none,
+            none if self.schema.has_weights else None,
+        )
+
+
+def _part(taker: Taker, share: Share, begin: int, end: int) -> Iterator[Block]:
+    """A share of a lane's rows of a step; those of other ranks are read, too."""
+    first, last = share.part(begin, end)
+    at = begin
+    for block in taker.take(end - begin):
+        chosen = slice(max(first - at, 0), max(min(last - at, len(block)), 0))
+        if chosen.stop > chosen.start:
+            yield block if chosen == slice(0, len(block)) else block.take(chosen)
+        at += len(block)

@@ -1,0 +1,189 @@
+"""Row groups of Parquet files, read a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet, types
+
+from sparring.errors import DataError
+from sparring_train.data.table.decode import RawRows
+from sparring_train.data.table.files import TableFile
+
+__all__ = ["ParquetRows", "RowGroup"]
+
+_BUFFER_BYTES = 1 << 18
+"""Read of one column of one lane at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of a file that can be read without the others."""
+
+    file: int
+    """Its place among the files."""
+    group: int
+    """Its place in the file."""
+    first_row: int
+    """In the file, from 1."""
+    position: int
+    """Of its first row, in all files."""
+    num_rows: int
+
+
+class ParquetRows:
+    """Files of one data set. Footers are read at once, and kept.
+
+    Args:
+        files: in order.
+        columns: that they must have, each of one type in all files.
+
+    Raises:
+        DataError: a file cannot be read, lacks a column, or has another type in it.
+    """
+
+    def __init__(self, files: Sequence[TableFile], columns: Sequence[str]) -> None:
+        self._files = files
+        self._footers: list[Any] = []
+        self._dictionaries: list[list[str]] = []
+        self.groups: list[RowGroup] = []
+        self.types: dict[str, Any] = {}
+        position = 0
+        for number, file in enumerate(files):
+            with _reading(file), _opened(file) as opened:
+                footer, schema = opened.metadata, opened.schema_arrow
+            self._check(file, schema, columns)
+            self._footers.append(footer)
+            self._dictionaries.append(_dictionary_columns(footer, schema, columns))
+            first_row = 1
+            for group in range(footer.num_row_groups):
+                count = footer.row_group(group).num_rows
+                if count:
+                    self.groups.append(RowGroup(number, group, first_row, position, count))
+                first_row += count
+                position += count
+        self.num_rows = position
+        if not position:
+            raise DataError(f"{files[0].name}: found no row in {len(files)} files")
+
+    def read(
+        self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
+    ) -> Iterator[RawRows]:
+        """Rows of row groups, in order, at most `block_rows` at a time.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        opened: Any = None
+        number = -1
+        try:
+            for group in groups:
+                file = self._files[group.file]
+                with _reading(file):
+                    if group.file != number:
+                        if opened is not None:
+                            opened.close()
+                        opened = self._open(group.file, columns)
+                        number = group.file
+                    done = 0
+                    for block in opened.iter_batches(
+                        batch_size=block_rows, row_groups=[group.group], columns=list(columns)
+                    ):
+                        yield RawRows(
+                            file.name,
+                            group.first_row + done,
+                            group.position + done,
+                            block.num_rows,
+                            dict(zip(block.schema.names, block.columns, strict=True)),
+                        )
+                        done += block.num_rows
+        finally:
+            if opened is not None:
+                opened.close()
+
+    def _open(self, number: int, columns: Sequence[str]) -> Any:
+        known = [name for name in self._dictionaries[number] if name in columns]
+        return _opened(self._files[number], metadata=self._footers[number], read_dictionary=known)
+
+    def _check(self, file: TableFile, schema: Any, columns: Sequence[str]) -> None:
+        for name in columns:
+            at = schema.get_all_field_indices(name)
+            if len(at) != 1:
+                shown = ", ".join(schema.names[:12]) + (", …" if len(schema.names) > 12 else "")
+                found = "is there more than once" if at else f"is missing, found {shown}"
+                raise DataError(
+                    f"{file.name}: column {name!r} {found}", path=file.name, column=name
+                )
+            kind = _family(schema.field(at[0]).type)
+            if self.types.setdefault(name, kind) != kind:
+                raise DataError(
+                    f"{file.name}, column {name!r}: found {kind}, but {self.types[name]} in "
+                    f"{self._files[0].name}; write all files with one type, as ids of strings are "
+                    "not those of whole numbers",
+                    path=file.name,
+                    column=name,
+                    found=kind,
+                    expected=self.types[name],
+                )
+
+
+def _family(kind: Any) -> str:
+    """A name for all types that give the same ids and numbers."""
+    if types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return f"lists of {_family(kind.value_type)}"
+    for test, name in (
+        (types.is_integer, "whole numbers"),
+        (types.is_floating, "numbers"),
+        (types.is_decimal, "numbers"),
+        (types.is_boolean, "booleans"),
+        (types.is_temporal, "times"),
+    ):
+        if test(kind):
+            return name
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return "strings" if any(test(kind) for test in texts) else str(kind)
+
+
+def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> list[str]:
+    """Columns of strings whose pages are all of indices, by the first row group's footer."""
+    if not footer.num_row_groups:
+        return []
+    group = footer.row_group(0)
+    found = []
+    for at in range(group.num_columns):
+        column = group.column(at)
+        name = column.path_in_schema
+        if name not in columns or not column.has_dictionary_page:
+            continue
+        kind = schema.field(name).type
+        # A writer goes over to plain pages when a dictionary has grown too large.
+        if types.is_string(kind) and _is_all_indices(column):
+            found.append(name)
+    return found
+
+
+def _is_all_indices(column: Any) -> bool:
+    return list(column.encodings).count("PLAIN") < 2 and column.encodings[-1] != "PLAIN"
+
+
+def _opened(file: TableFile, **options: Any) -> Any:
+    if file.is_local:
+        return parquet.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, **options)
+    return parquet.ParquetFile(file.open(), pre_buffer=True, **options)
+
+
+@contextmanager
+def _reading(file: TableFile) -> Iterator[None]:
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file.name}: cannot be read as Parquet: {error}; check that the file is whole",
+            path=file.name,
+        ) from error

@@ -1,0 +1,106 @@
+"""Chosen rows of a stream of rows, in an order of their own, so many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.data.table.decode import Decoder, RawRows
+from sparring_train.data.table.split import Split
+
+__all__ = ["BLOCK_ROWS", "ROWS_SHUFFLED", "Block", "Order", "Taker", "blocks"]
+
+Order = Callable[[int, int], npt.NDArray[np.int64]]
+"""Number of a block and its rows → a permutation of them."""
+
+ROWS_SHUFFLED = 1 << 20
+"""Over all lanes: rows that are held at a time, and among which each has its place drawn."""
+BLOCK_ROWS = 1 << 16
+"""Rows that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows that are held."""
+
+    batch: ColumnBatch
+    is_good: npt.NDArray[np.bool_]
+    """``(b,)``; bad rows are counted among the rows of a step, and left out of its batch."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def take(self, selection: slice) -> Block:
+        """The rows that `selection` picks."""
+        return Block(self.batch.take(selection), self.is_good[selection])
+
+
+def blocks(
+    rows: Iterator[RawRows],
+    decoder: Decoder,
+    split: Split,
+    *,
+    is_test: bool,
+    block_rows: int,
+    order: Order | None,
+) -> Iterator[Block]:
+    """One part of a stream, a block at a time.
+
+    Args:
+        rows: the stream.
+        decoder: makes batches of it.
+        split: tells the parts apart.
+        is_test: which part is given.
+        block_rows: of both parts, that a block is made of, or a few more.
+        order: of rows in a block; None: that of the stream.
+    """
+    batches: list[ColumnBatch] = []
+    chosen: list[npt.NDArray[np.bool_]] = []
+    good: list[npt.NDArray[np.bool_]] = []
+    number = held = 0
+
+    def block() -> Block:
+        places = np.flatnonzero(np.concatenate(chosen))
+        if order is not None:
+            places = places[order(number, len(places))]
+        return Block(ColumnBatch.joined(batches).take(places), np.concatenate(good)[places])
+
+    for each in rows:
+        batch, is_good = decoder.decode(each)
+        batches.append(batch)
+        chosen.append(split.is_test(each) == is_test)
+        good.append(np.ones(len(batch), np.bool_) if is_good is None else is_good)
+        held += len(batch)
+        if held >= block_rows:
+            yield block()
+            batches, chosen, good, held = [], [], [], 0
+            number += 1
+    if batches:
+        yield block()
+
+
+class Taker:
+    """Next rows of a stream of blocks."""
+
+    def __init__(self, stream: Iterator[Block]) -> None:
+        self._stream = stream
+        self._block: Block | None = None
+        self._at = 0
+
+    def take(self, count: int) -> Iterator[Block]:
+        """The next `count` rows, in pieces; fewer at the end of the stream."""
+        while count:
+            if self._block is None or self._at == len(self._block):
+                self._block = next(self._stream, None)
+                self._at = 0
+                if self._block is None:
+                    return
+                continue
+            end = min(self._at + count, len(self._block))
+            yield self._block.take(slice(self._at, end))
+            count -= end - self._at
+            self._at = end

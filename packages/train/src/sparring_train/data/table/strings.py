@@ -1,0 +1,146 @@
+"""Table from ids back to the strings that they were made of, in the folder of a run's snapshots.
+
+    <snapshots.url>/strings/<feature>/<rank>-<token>-<number>.parquet      columns: id int64, string
+
+Each rank writes strings that it has not written before; another rank, or an earlier part of the run,
+may have written the same ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from sparring.errors import DataError
+
+__all__ = ["StringWriter", "strings_of"]
+
+Ids = npt.NDArray[np.int64]
+
+_FOLDER = "strings"
+_ROWS_HELD = 1 << 18
+
+
+class StringWriter:
+    """Writes strings as they are seen, each once; holds 8 bytes of each, and some that wait.
+
+    Args:
+        snapshots_url: the folder of the run's snapshots.
+        rank: this one.
+    """
+
+    def __init__(self, snapshots_url: str, rank: int) -> None:
+        self._system, path = fsspec.core.url_to_fs(snapshots_url)
+        self._path = f"{path.rstrip('/')}/{_FOLDER}"
+        self._prefix = f"{rank:05}-{secrets.token_hex(4)}"
+        self._number = 0
+        self._known: dict[str, _IdSet] = {}
+        self._waiting: dict[str, list[tuple[Ids, Any]]] = {}
+        self._num_waiting = 0
+
+    def add(self, feature: str, ids: Ids, strings: Any) -> None:
+        """Ids ``(n,)`` and an Arrow array of their n strings; null and empty ones are left out.
+
+        Raises:
+            DataError: the folder cannot be written to.
+        """
+        distinct, first = np.unique(ids, return_index=True)
+        is_new = self._known.setdefault(feature, _IdSet()).add(distinct)
+        if not is_new.any():
+            return
+        chosen = strings.take(pyarrow.array(first[is_new])).cast(pyarrow.large_binary())
+        self._waiting.setdefault(feature, []).append((distinct[is_new], chosen))
+        self._num_waiting += len(chosen)
+        if self._num_waiting >= _ROWS_HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits.
+
+        Raises:
+            DataError: the folder cannot be written to.
+        """
+        for feature, parts in self._waiting.items():
+            table = pyarrow.table(
+                {
+                    "id": np.concatenate([ids for ids, _ in parts]),
+                    "string": pyarrow.chunked_array([strings for _, strings in parts]),
+                }
+            )
+            sizes = pc.binary_length(table["string"]).fill_null(0)
+            folder = f"{self._path}/{quote(feature, safe='')}"
+            name = f"{folder}/{self._prefix}-{self._number:06}.parquet"
+            self._number += 1
+            try:
+                self._system.makedirs(folder, exist_ok=True)
+                with self._system.open(name, "wb") as file:
+                    parquet.write_table(table.filter(pc.greater(sizes, 0)), file)
+            except OSError as error:
+                raise DataError(
+                    f"data.dictionary: cannot write {name}: {error}", path=name
+                ) from error
+        self._waiting, self._num_waiting = {}, 0
+
+
+def strings_of(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | None]:
+    """Strings of ids, in their order; None where no string is known.
+
+    Args:
+        url: a snapshot of a run with `data.dictionary`, or the folder of its snapshots.
+        feature: the column of strings.
+        ids: ``(n,)``.
+
+    Raises:
+        DataError: the files cannot be read.
+    """
+    wanted = np.asarray(ids, np.int64)
+    found: dict[int, str] = {}
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        path = path.rstrip("/")
+        for folder in (path, path.rpartition("/")[0]):
+            below = f"{folder}/{_FOLDER}/{quote(feature, safe='')}"
+            if system.isdir(below):
+                break
+        else:
+            return [None] * len(wanted)
+        for name in sorted(system.glob(f"{below}/*.parquet")):
+            with system.open(name, "rb") as file:
+                for batch in parquet.ParquetFile(file).iter_batches():
+                    here = batch.column("id").to_numpy()
+                    places = np.flatnonzero(np.isin(here, wanted))
+                    strings = batch.column("string").take(pyarrow.array(places)).to_pylist()
+                    texts = (each.decode("utf-8", "backslashreplace") for each in strings)
+                    found.update(zip(here[places].tolist(), texts, strict=True))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"strings of {feature!r} in {url}: cannot be read: {error}") from error
+    return [found.get(each) for each in wanted.tolist()]
+
+
+class _IdSet:
+    """Set of ids as sorted arrays, each at least twice as long as the next."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Ids] = []
+
+    def add(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Adds ids, which are sorted and distinct; whether each is new."""
+        is_new = np.ones(len(ids), np.bool_)
+        for array in self._arrays:
+            places = np.searchsorted(array, ids).clip(max=len(array) - 1)
+            is_new &= array[places] != ids
+        if is_new.any():
+            self._arrays.append(ids[is_new])
+        while len(self._arrays) > 1 and 2 * len(self._arrays[-1]) > len(self._arrays[-2]):
+            last = self._arrays.pop()
+            self._arrays[-1] = np.sort(np.concatenate([self._arrays[-1], last]))
+        return is_new

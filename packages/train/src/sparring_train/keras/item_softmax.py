@@ -1,0 +1,82 @@
+"""The loss `ranking`: a softmax over the items of a step, those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparring import StepContainer
+from sparring_tf import gather_over_ranks
+from sparring_train.config.kinds import Ranking
+from sparring_train.loop.step_items import ItemCounts, StepItems
+
+__all__ = ["ItemSoftmax"]
+
+
+class ItemSoftmax:
+    """Negative log likelihood of each example's item among those of the step.
+
+    Args:
+        ranking: its settings.
+        container: has the ranks that share the step.
+    """
+
+    signature = (
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([], tf.int64),
+    )
+    """Of the result of `tensors`."""
+
+    def __init__(self, ranking: Ranking, container: StepContainer) -> None:
+        self._ranking, self._container = ranking, container
+        self.counts = ItemCounts()
+
+    def tensors(self, step: StepItems) -> list[Any]:
+        """The items of a step, their corrections and the place of this rank's first, for a graph."""
+        corrections = (
+            self.counts.add(step.ids)
+            if self._ranking.log_q
+            else np.zeros(len(step.ids), np.float32)
+        )
+        return [tf.constant(each) for each in (step.ids, corrections, np.int64(step.first))]
+
+    def vectors(self, users: Any, items: Any) -> tuple[Any, Any]:
+        """Vectors as products are taken of them."""
+        if not self._ranking.normalize:
+            return users, items
+        return _of_length_one(users), _of_length_one(items)
+
+    def loss(self, pair: tuple[Any, Any], labels: Any, weights: Any, step: list[Any]) -> Any:
+        """Sum over this rank's examples, of which there may be none; all ranks call it.
+
+        Args:
+            pair: vectors of users and of items.
+            labels: of the examples, where there are.
+            weights: of the examples, where there are.
+            step: `tensors`.
+        """
+        ids, corrections, first = step
+        users, items = self.vectors(*pair)
+        with tf.control_dependencies([users]):  # lookups of other features exchange before it
+            candidates = gather_over_ranks(tf.identity(items), self._container)
+        logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature
+        logits -= tf.cast(corrections, logits.dtype)
+        own = first + tf.range(tf.shape(users, tf.int64)[0])
+        is_own = own[:, None] == tf.range(tf.shape(ids, tf.int64)[0])
+        # The same item elsewhere in the step is no negative.
+        is_same = tf.gather(ids, own)[:, None] == ids
+        mine = tf.gather(logits, own, batch_dims=1)
+        logits = tf.where(is_same & ~is_own, logits.dtype.min, logits)
+        losses = tf.reduce_logsumexp(logits, axis=1) - mine
+        if self._ranking.positive is not None and labels is not None:
+            losses *= tf.cast(labels >= self._ranking.positive, losses.dtype)
+        return tf.reduce_sum(losses if weights is None else losses * tf.cast(weights, losses.dtype))
+
+
+def _of_length_one(vectors: Any) -> Any:
+    """As `torch.nn.functional.normalize`."""
+    squares = tf.reduce_sum(tf.square(vectors), axis=1, keepdims=True)
+    return vectors / tf.sqrt(tf.maximum(squares, 1e-24))

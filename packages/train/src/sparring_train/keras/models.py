@@ -1,0 +1,151 @@
+"""Kinds of models, built for Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from sparring_tf import (
+    DLRM,
+    DeepFM,
+    MatrixFactorization,
+)
+from sparring_train.built_models import built_model
+from sparring_train.hookspecs import ModelRequest
+from sparring_train.keras.embedding_tables import embeddings_of
+from sparring_train.keras.ranking_models import SequenceNetwork, TwoTowers
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = [
+    "build_deepfm",
+    "build_dlrm",
+    "build_matrix_factorization",
+    "build_model",
+    "build_sequence",
+    "build_two_towers",
+]
+
+
+def build_model(request: ModelRequest, manager: PluginManager) -> Any:
+    """See `sparring_train.built_models.built_model`."""
+    model: Any = built_model("tensorflow", keras.Model, embeddings_of, request, manager)
+    return model
+
+
+def build_dlrm(request: ModelRequest) -> Any:
+    """`DLRM` over all features and numbers."""
+    return ColumnDLRM(request)
+
+
+def build_deepfm(request: ModelRequest) -> Any:
+    """`DeepFM` over all features and numbers."""
+    return ColumnDeepFM(request)
+
+
+def build_two_towers(request: ModelRequest) -> Any:
+    """`TwoTowers` of the features that the section names."""
+    return TwoTowers(request)
+
+
+def build_sequence(request: ModelRequest) -> Any:
+    """`SequenceNetwork` of a history and an item."""
+    return SequenceNetwork(request)
+
+
+def build_matrix_factorization(request: ModelRequest) -> Any:
+    """`MatrixFactorization` of two of the features."""
+    return ColumnFactorization(request)
+
+
+class ColumnDLRM(DLRM):
+    """A `DLRM` that takes columns."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        section = request.section
+        super().__init__(
+            embeddings_of(request),
+            max(len(request.schema.numbers), 1),
+            [*section.bottom_mlp, section.embedding_dim],
+            [*section.top_mlp, 1],
+            seed=request.seed % 2**31,
+        )
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """Logits ``(b, 1)``."""
+        return super().call(_with_numbers(inputs), training)
+
+
+class ColumnDeepFM(DeepFM):
+    """A `DeepFM` that takes columns and gives logits."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        section = request.section
+        super().__init__(
+            max(len(request.schema.numbers), 1),
+            embeddings_of(request),
+            section.hidden_layer,
+            section.deep_layer,
+            seed=request.seed % 2**31,
+        )
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """Logits ``(b, 1)``."""
+        return self.logits(_with_numbers(inputs), training)
+
+
+def _with_numbers(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Numbers ``(b, k)``, and ids; a 1 where k is 0, so that their layers learn one vector for all
+    examples."""
+    numbers, ids = inputs
+    return (numbers if numbers.shape[1] else tf.ones([tf.shape(numbers)[0], 1]), ids)
+
+
+class ColumnFactorization(MatrixFactorization):
+    """A `MatrixFactorization` that takes columns."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        section, known = request.section, request.label_range
+        user, item = (request.schema.feature(each) for each in (section.user, section.item))
+        assert user is not None
+        assert item is not None
+        super().__init__(
+            request.tables[user.table_name],
+            request.tables[item.table_name],
+            mean=0.0 if known is None else known.mean,
+            storage=request.storage,
+            container=request.container,
+        )
+        self._section = section
+        names = [feature.name for feature in request.schema.features]
+        self._places = names.index(section.user), names.index(section.item)
+
+    def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
+        """Predicted ratings ``(b,)``."""
+        return super().call(self._pairs(inputs[1]), training=training)
+
+    def training_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
+        """Sum over the batch of squared errors, and of the penalties on what it met."""
+        section = self._section
+        users, items = self._pairs(ids)
+        return self.loss_of(
+            users, items, labels, embedding_l2=section.embedding_l2, bias_l2=section.bias_l2
+        )
+
+    def program(self) -> tuple[list[Any], Callable[..., Any]]:
+        """Users and items ``(b,)`` in, ratings ``(b,)`` out."""
+
+        def predicted(users: Any, items: Any) -> Any:
+            return MatrixFactorization.call(self, (users, items))
+
+        return [tf.TensorSpec([None], tf.int64)] * 2, predicted
+
+    def _pairs(self, ids: Any) -> tuple[Any, Any]:
+        if isinstance(ids, dict):
+            return ids[self._section.user].values, ids[self._section.item].values
+        user, item = self._places
+        return ids[:, user], ids[:, item]

@@ -1,0 +1,179 @@
+"""`ColumnSource`: the examples of a run, of any kind of data, and the metrics of any loss."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import StepContainer, StorageChoice
+from sparring.errors import UnsupportedError
+from sparring_train.config.kinds import Loss
+from sparring_train.config.run import RunConfig
+from sparring_train.data.columns import ColumnBatch, Schema
+from sparring_train.data.dataset import Dataset, OpenRequest
+from sparring_train.hookspecs import ModelRequest
+from sparring_train.loop.model import Predict
+from sparring_train.loop.ranking_evaluation import RankingEvaluation, with_both
+from sparring_train.quality import BinaryQuality, NumberQuality, Quality
+from sparring_train.ranks import Ranks
+from sparring_train.registered_kinds import data_kinds
+from sparring_train.report.slices import SliceQuality
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["MAIN_METRICS", "ColumnSource", "Observe"]
+
+MAIN_METRICS: Mapping[Loss, str] = {
+    "log_loss": "auc",
+    "squared_error": "rmse",
+    "ranking": "recall@10",
+}
+"""Loss → the metric that a model is compared by."""
+
+_SKIPPED = "rows_skipped"
+
+
+Observe = Callable[[ColumnBatch, npt.NDArray[Any], npt.NDArray[Any]], None]
+
+
+class ColumnSource:
+    """The data of a run, which is opened when it is asked for.
+
+    Args:
+        config: the run.
+        manager: where kinds of data are looked up.
+        container: says which rank this is.
+        is_saved: the run has ended, and its model comes from a snapshot: it is built without data.
+
+    Raises:
+        DataError: files are missing or malformed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        manager: PluginManager,
+        container: StepContainer,
+        *,
+        is_saved: bool = False,
+    ) -> None:
+        self._config, self.container, self._is_saved = config, container, is_saved
+        self._kind = data_kinds(manager)[config.data.kind]
+        self.schema: Schema = config.data.columns
+        if not is_saved:
+            _ = self.data
+
+    @functools.cached_property
+    def data(self) -> Dataset:
+        """Its training and its test examples."""
+        config, collective = self._config, self.container.collective
+        request = OpenRequest(
+            config.seed,
+            config.model.label,
+            collective.rank,
+            collective.world_size,
+            snapshots_url=config.snapshots.url,
+            is_saved=self._is_saved,
+        )
+        return self._kind.open(config.data, request)
+
+    def read(self, path: str) -> Iterator[ColumnBatch]:
+        """All examples of another file; see `DataDescriptor.read`.
+
+        Raises:
+            UnsupportedError: the kind of data reads no other files.
+            DataError: the file is missing or malformed.
+        """
+        if self._kind.read is None:
+            raise UnsupportedError(
+                f"data.kind: {self._kind.name} reads no other files than those of the run; train with "
+                "data.kind: table to predict for files of your own"
+            )
+        return self._kind.read(self._config.data, path)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return self.data.steps_per_epoch
+
+    def model_request(self) -> ModelRequest:
+        """Parts that a model of this run is built of."""
+        config = self._config
+        return ModelRequest(
+            section=config.model,
+            schema=self.schema,
+            tables={table.name: table for table in config.wanted_tables()},
+            storage=StorageChoice(config.storage.backend, config.storage.options),
+            container=self.container,
+            # A snapshot has what a model has learnt of them.
+            label_range=None if self._is_saved else self.data.label_range,
+            seed=config.seed,
+        )
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        """All training examples once."""
+        batches = self.data.batches(epoch)
+        if self._config.model.loss != "ranking":
+            return batches
+        ranking = self._config.model.ranking(self.schema)
+        whole = (with_both(each, ranking) for each in batches)
+        return (each for each in whole if each.num_examples)
+
+    def evaluate(
+        self, predict: Predict, ranks: Ranks, observe: Observe | None = None
+    ) -> dict[str, float]:
+        """Metrics on the test examples: AUC and log loss of probabilities, RMSE of numbers, or those of
+        `RankingEvaluation`.
+
+        Args:
+            predict: gives a rank's predictions for its part of a batch.
+            ranks: of the run.
+            observe: called with each batch, and the predictions and labels of all ranks for it; not
+                where all items are ranked.
+        """
+        if self._config.model.loss == "ranking":
+            return self._ranking.metrics(predict, ranks)
+        known, quality = self.data.label_range, self.quality()
+        for batch in self.data.test_batches():
+            part, labels = ranks.part(batch), batch.labels
+            assert labels is not None
+            predictions = ranks.gathered(predict(part))
+            if batch.total is not None:
+                labels = ranks.gathered(labels)
+            if known is not None and self._config.model.label == "number":
+                predictions = predictions.clip(known.least, known.most)
+            quality.update(predictions, labels)
+            if observe is not None:
+                observe(batch, predictions, labels)
+        return quality.metrics()
+
+    @functools.cached_property
+    def _ranking(self) -> RankingEvaluation:
+        return RankingEvaluation(self._config.model.ranking(self.schema), self.data)
+
+    def quality(self) -> Quality:
+        """Empty metrics, which measure predictions of this run's model."""
+        return NumberQuality() if self._config.model.label == "number" else BinaryQuality()
+
+    def slice_quality(self, ranks: Ranks) -> SliceQuality | None:
+        """Empty metrics of slices of the test examples; None where no feature divides them."""
+        features = [each.name for each in self.data.schema.features if not each.is_list]
+        if not features or self._config.model.label is None:
+            return None
+        return SliceQuality(features, self.quality, ranks)
+
+    def ids(self, batch: ColumnBatch) -> dict[str, npt.NDArray[np.int64]]:
+        """Feature → its ids in a batch, for the report."""
+        return {name: column.ids for name, column in batch.ids.items()}
+
+    def extra(self) -> dict[str, Any]:
+        """See `Dataset.extra`."""
+        return {name: each for name, each in self.data.extra().items() if name != _SKIPPED}
+
+    def skipped(self) -> dict[str, int]:
+        """Rows that this rank left out of its data, where those are counted."""
+        return {name: each for name, each in self.data.extra().items() if name == _SKIPPED}

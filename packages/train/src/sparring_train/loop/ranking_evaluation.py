@@ -1,0 +1,263 @@
+"""Full-sort evaluation of a model of the loss `ranking`, over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.config.kinds import Ranking
+from sparring_train.data.columns import Column, ColumnBatch, Schema
+from sparring_train.data.dataset import Dataset
+from sparring_train.full_sort import full_sort
+from sparring_train.loop.model import Predict
+from sparring_train.ranks import Ranks
+
+__all__ = ["RankingEvaluation", "with_both"]
+
+Ids = npt.NDArray[np.int64]
+Jagged = tuple[Ids, Ids]
+
+_CUTOFF = 10
+_BLOCK = 4096
+"""Queries that are ranked, and items that are embedded, at once."""
+_PENDING = 1 << 16
+"""The fewest training examples that are looked at before items are sorted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queries:
+    """Test examples of this rank that a ranking is made for."""
+
+    users: Ids
+    """``(q,)``; places, where the model has no user."""
+    vectors: npt.NDArray[np.floating]
+    """``(q, dim)``"""
+    relevant: Jagged
+    history: Jagged | None
+
+
+class RankingEvaluation:
+    """Ranks all items of the training examples for each test query, without those that it has seen.
+
+    Each rank has its part of the queries. The training examples are read once more, at the first
+    evaluation: memory holds the features of each item, and of each user of this rank's queries the items
+    of training.
+
+    Args:
+        ranking: says which columns are what.
+        data: of the run.
+    """
+
+    def __init__(self, ranking: Ranking, data: Dataset) -> None:
+        self._ranking, self._data, self._schema = ranking, data, data.schema
+        self._items: ColumnBatch | None = None
+        self._seen: tuple[Ids, Jagged] | None = None
+        """Users in order, and the items of each."""
+
+    def metrics(self, predict: Predict, ranks: Ranks) -> dict[str, float]:
+        """Means over all queries of recall, NDCG, reciprocal rank and hit rate at 10; all ranks call it.
+
+        Raises:
+            UnsupportedError: sparring-packed is not installed.
+        """
+        queries = self._queries(predict, ranks)
+        if self._items is None:
+            self._read_training(np.unique(queries.users), ranks)
+        keys, vectors = self._item_vectors(predict, ranks)
+        sums = np.zeros(5)
+        for begin in range(0, len(queries.users), _BLOCK):
+            block = np.arange(begin, min(begin + _BLOCK, len(queries.users)))
+            found = full_sort(
+                queries.vectors[block],
+                keys,
+                vectors,
+                relevant=_taken(queries.relevant, block),
+                seen=self._seen_by(queries, block),
+                cutoffs=(_CUTOFF,),
+            )[_CUTOFF]
+            means = (found.recall, found.ndcg, found.mrr, found.hit_rate, 1.0)
+            if found.num_queries:
+                sums += found.num_queries * np.array(means)
+        sums = ranks.sum(sums)
+        values = (sums[:4] / sums[4] if sums[4] else np.full(4, np.nan)).tolist()
+        names = ("recall", "ndcg", "mrr", "hit_rate")
+        return {f"{name}@{_CUTOFF}": value for name, value in zip(names, values, strict=True)}
+
+    def _queries(self, predict: Predict, ranks: Ranks) -> _Queries:
+        """Of this rank, with their vectors."""
+        ranking = self._ranking
+        known: dict[int, int] = {}
+        users, vectors, places, items, histories = [], [], [], [], []
+        count = position = 0
+        for batch in self._whole(self._data.test_batches(), ranks, None):
+            wanted = self._positive(batch)
+            item = batch.ids[ranking.item[0]].ids
+            if ranking.query is None:
+                numbers = position + np.arange(len(batch))
+                mine = wanted & (numbers % ranks.world_size == ranks.rank)
+                first = np.flatnonzero(mine)
+                at = count + np.arange(len(first))
+                own = numbers[first] if ranking.user is None else batch.ids[ranking.user].ids[first]
+            else:
+                user = batch.ids[ranking.query].ids
+                mine = wanted & (user % ranks.world_size == ranks.rank)
+                at = np.empty(int(mine.sum()), np.int64)
+                new = []
+                for number, place in enumerate(np.flatnonzero(mine).tolist()):
+                    if user[place] not in known:
+                        known[user[place]] = len(known)
+                        new.append(place)
+                    at[number] = known[user[place]]
+                first = np.array(new, np.int64)
+                own = user[first]
+            position += len(batch)
+            count += len(first)
+            # All ranks ask together, those without a query for nothing.
+            examples = batch.take(first)
+            vectors.append(predict(replace(examples, total=len(batch)))[0])
+            users.append(own)
+            places.append(at)
+            items.append(item[mine])
+            if ranking.history is not None:
+                histories.append(examples.ids[ranking.history])
+        relevant = _jagged(_joined(places), _joined(items), count)
+        dim = vectors[0].shape[1] if vectors else 1
+        return _Queries(
+            _joined(users),
+            np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32),
+            relevant,
+            _column_as_jagged(histories) if histories else None,
+        )
+
+    def _read_training(self, users: Ids, ranks: Ranks) -> None:
+        """Items with their features as they were last met, and those of `users`."""
+        ranking = self._ranking
+        items: ColumnBatch | None = None
+        pending: list[ColumnBatch] = []
+        pairs: list[tuple[Ids, Ids]] = []
+        for batch in self._whole(self._data.batches(0), ranks, {*ranking.item, ranking.user}):
+            item = batch.ids[ranking.item[0]].ids
+            if ranking.user is not None and len(users):
+                user = batch.ids[ranking.user].ids
+                places = np.minimum(np.searchsorted(users, user), len(users) - 1)
+                mine = users[places] == user
+                pairs.append((places[mine], item[mine]))
+            features = {name: batch.ids[name] for name in ranking.item}
+            pending.append(ColumnBatch(features, numbers=batch.numbers))
+            if sum(map(len, pending)) > max(_PENDING, 0 if items is None else len(items)):
+                items, pending = self._merged(items, pending), []
+        if pending:
+            items = self._merged(items, pending)
+        assert items is not None  # a run has trained before it evaluates
+        self._items = items
+        if ranking.user is not None:
+            places, seen = (_joined([pair[side] for pair in pairs]) for side in (0, 1))
+            self._seen = users, _jagged(places, seen, len(users))
+
+    def _merged(self, items: ColumnBatch | None, pending: list[ColumnBatch]) -> ColumnBatch:
+        """Each item once, as it is in its last example."""
+        joined = ColumnBatch.joined([*([] if items is None else [items]), *pending])
+        ids = joined.ids[self._ranking.item[0]].ids
+        _, from_end = np.unique(ids[::-1], return_index=True)
+        return joined.take(len(ids) - 1 - from_end)
+
+    def _item_vectors(self, predict: Predict, ranks: Ranks) -> tuple[Ids, npt.NDArray[np.floating]]:
+        """Of all items, on every rank; each embeds its part of them."""
+        assert self._items is not None
+        items, vectors = self._items, []
+        for begin in range(0, len(items), _BLOCK):
+            block = items.take(slice(begin, begin + _BLOCK))
+            whole = replace(block, ids=_filled(block, self._schema))
+            found = predict(ranks.part(whole))[1]
+            vectors.append(ranks.gathered(np.ascontiguousarray(found)))
+        return items.ids[self._ranking.item[0]].ids, np.concatenate(vectors)
+
+    def _seen_by(self, queries: _Queries, block: Ids) -> Jagged | None:
+        """Items that each query of a block has seen."""
+        parts = []
+        if queries.history is not None:
+            parts.append(_taken(queries.history, block))
+        if self._seen is not None:
+            users, seen = self._seen
+            parts.append(_taken(seen, np.searchsorted(users, queries.users[block])))
+        if not parts:
+            return None
+        places = [np.repeat(np.arange(len(block)), np.diff(offsets)) for _, offsets in parts]
+        return _jagged(_joined(places), _joined([values for values, _ in parts]), len(block))
+
+    def _positive(self, batch: ColumnBatch) -> npt.NDArray[np.bool_]:
+        if self._ranking.positive is None or batch.labels is None:
+            return np.ones(len(batch), np.bool_)
+        is_positive: npt.NDArray[np.bool_] = batch.labels >= self._ranking.positive
+        return is_positive
+
+    def _whole(
+        self, batches: Iterator[ColumnBatch], ranks: Ranks, names: set[str | None] | None
+    ) -> Iterator[ColumnBatch]:
+        """The same examples on every rank; those features only, or all."""
+        for given in batches:
+            batch = with_both(given, self._ranking)
+            ids = {name: each for name, each in batch.ids.items() if names is None or name in names}
+            if batch.total is None or ranks.world_size == 1:
+                yield replace(batch, ids=ids, total=None)
+                continue
+            labels = batch.labels
+            yield ColumnBatch(
+                {name: _gathered(column, ranks) for name, column in ids.items()},
+                ranks.gathered(np.ascontiguousarray(batch.numbers)),
+                None if labels is None else ranks.gathered(np.ascontiguousarray(labels)),
+            )
+
+
+def with_both(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
+    """The examples that have an item, and a user where the model has them."""
+    names = [name for name in (ranking.item[0], ranking.user) if name is not None]
+    counts = [batch.ids[name].counts == 1 for name in names]
+    if not all(each.all() for each in counts):
+        batch = batch.take(np.logical_and.reduce(counts))
+    one_each = {name: Column(batch.ids[name].ids) for name in names}
+    return replace(batch, ids={**batch.ids, **one_each})
+
+
+def _gathered(column: Column, ranks: Ranks) -> Column:
+    ids = ranks.gathered(np.ascontiguousarray(column.ids))
+    return Column(ids, None if column.lengths is None else ranks.gathered(column.lengths))
+
+
+def _filled(items: ColumnBatch, schema: Schema) -> dict[str, Column]:
+    """All features, where the examples have those of items alone: what items do not depend on."""
+    filled = {}
+    for feature in schema.features:
+        if feature.name in items.ids:
+            filled[feature.name] = items.ids[feature.name]
+        elif feature.is_list or feature.may_be_missing:
+            filled[feature.name] = Column(np.empty(0, np.int64), np.zeros(len(items), np.int64))
+        else:
+            filled[feature.name] = Column(np.zeros(len(items), np.int64))
+    return filled
+
+
+def _jagged(places: Ids, values: Ids, count: int) -> Jagged:
+    """Values of each of `count` places, in order."""
+    order = np.argsort(places, kind="stable")
+    counts = np.bincount(places, minlength=count)
+    return values[order], np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _taken(jagged: Jagged, places: Ids) -> Jagged:
+    values, offsets = jagged
+    column = Column(values, np.diff(offsets)).take(places)
+    return column.ids, np.concatenate(([0], np.cumsum(column.counts))).astype(np.int64)
+
+
+def _column_as_jagged(columns: list[Column]) -> Jagged:
+    counts = _joined([each.counts for each in columns])
+    ids = _joined([each.ids for each in columns])
+    return ids, np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _joined(parts: list[Ids]) -> Ids:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

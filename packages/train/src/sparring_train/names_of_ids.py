@@ -1,0 +1,32 @@
+"""Strings that ids were made of, where `data.dictionary` kept them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import Snapshot
+from sparring_train.config.run import RunConfig
+
+__all__ = ["names_of_ids"]
+
+
+def names_of_ids(
+    snapshot: Snapshot, config: RunConfig, table: str, ids: npt.NDArray[np.int64]
+) -> list[int | str]:
+    """The string of each id of a table, or the id itself where none is known.
+
+    Raises:
+        DataError: the strings cannot be read.
+    """
+    # It imports pyarrow.
+    from sparring_train.data.table.strings import strings_of
+
+    names: list[int | str] = [int(each) for each in ids]
+    for feature in config.data.columns.features:
+        if feature.table_name == table:
+            found = strings_of(snapshot.url, feature.name, ids)
+            names = [
+                name if each is None else each for name, each in zip(names, found, strict=True)
+            ]
+    return names

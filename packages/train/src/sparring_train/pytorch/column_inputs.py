@@ -1,0 +1,32 @@
+"""`ColumnInputs`: a batch of examples as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparring_torch import KeyedJaggedTensor
+from sparring_train.loop.step_items import StepItems
+
+__all__ = ["ColumnInputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInputs:
+    """A batch as tensors."""
+
+    numbers: Tensor
+    """``(b, k)``"""
+    features: KeyedJaggedTensor
+    """Bags of ids of all features; its stride is b."""
+    ids: Mapping[str, Tensor]
+    """Feature → its ids ``(n,)``, example after example: for tables that are asked for one feature.
+    They are parts of the batch, so that a pipeline can look them up ahead."""
+    labels: Tensor | None
+    """``(b,)``"""
+    weights: Tensor | None
+    """``(b,)``"""
+    step_items: StepItems | None = None
+    """For training with the loss `ranking`."""

@@ -1,0 +1,151 @@
+"""Kinds of models, built for PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from sparring_torch import (
+    DLRM,
+    DeepFM,
+    KeyedJaggedTensor,
+    MatrixFactorization,
+)
+from sparring_train.built_models import built_model
+from sparring_train.hookspecs import ModelRequest
+from sparring_train.pytorch.column_inputs import ColumnInputs
+from sparring_train.pytorch.embedding_tables import embedding_bags
+from sparring_train.pytorch.ranking_models import SequenceNetwork, TwoTowers
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = [
+    "build_deepfm",
+    "build_dlrm",
+    "build_matrix_factorization",
+    "build_model",
+    "build_sequence",
+    "build_two_towers",
+]
+
+
+def build_model(request: ModelRequest, manager: PluginManager) -> nn.Module:
+    """See `sparring_train.built_models.built_model`."""
+    model: nn.Module = built_model("torch", nn.Module, embedding_bags, request, manager)
+    return model
+
+
+def build_dlrm(request: ModelRequest) -> nn.Module:
+    """`DLRM` over all features and numbers."""
+    return ColumnDLRM(request)
+
+
+def build_deepfm(request: ModelRequest) -> nn.Module:
+    """`DeepFM` over all features and numbers."""
+    return ColumnDeepFM(request)
+
+
+def build_two_towers(request: ModelRequest) -> nn.Module:
+    """`TwoTowers` of the features that the section names."""
+    return TwoTowers(request)
+
+
+def build_sequence(request: ModelRequest) -> nn.Module:
+    """`SequenceNetwork` of a history and an item."""
+    return SequenceNetwork(request)
+
+
+def build_matrix_factorization(request: ModelRequest) -> nn.Module:
+    """`MatrixFactorization` of two of the features."""
+    return ColumnFactorization(request)
+
+
+class ColumnDLRM(DLRM):
+    """A `DLRM` that takes columns."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        section = request.section
+        super().__init__(
+            embedding_bags(request),
+            dense_in_features=max(len(request.schema.numbers), 1),
+            dense_arch_layer_sizes=[*section.bottom_mlp, section.embedding_dim],
+            over_arch_layer_sizes=[*section.top_mlp, 1],
+        )
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        return super().forward(_never_none(dense_features), sparse_features)
+
+
+class ColumnDeepFM(DeepFM):
+    """A `DeepFM` that takes columns and gives logits."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        section = request.section
+        super().__init__(
+            max(len(request.schema.numbers), 1),
+            embedding_bags(request),
+            section.hidden_layer,
+            section.deep_layer,
+        )
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        return self.logits(_never_none(dense_features), sparse_features)
+
+
+def _never_none(numbers: Tensor) -> Tensor:
+    """Numbers ``(b, k)``; a 1 where k is 0, so that their layers learn one vector for all examples."""
+    return numbers if numbers.shape[1] else numbers.new_ones((numbers.shape[0], 1))
+
+
+class ColumnFactorization(MatrixFactorization):
+    """A `MatrixFactorization` that takes columns."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.names = request.section.user, request.section.item
+        user, item = map(request.schema.feature, self.names)
+        assert user is not None
+        assert item is not None
+        known = request.label_range
+        super().__init__(
+            request.tables[user.table_name],
+            request.tables[item.table_name],
+            mean=0.0 if known is None else known.mean,
+            storage=request.storage,
+            container=request.container,
+        )
+        self.penalties = {
+            "embedding_l2": request.section.embedding_l2,
+            "bias_l2": request.section.bias_l2,
+        }
+
+    # Called as all models of sparring train are.
+    def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> Tensor:  # type: ignore[override]
+        user, item = (features[name].values() for name in self.names)
+        return super().forward(user, item)
+
+    def training_loss(self, inputs: ColumnInputs) -> Tensor:
+        """Sum over the batch of squared errors, and of the penalties on what it met."""
+        assert inputs.labels is not None
+        user, item = (inputs.ids[name] for name in self.names)
+        return self.loss(user, item, inputs.labels, **self.penalties)
+
+    def program(self) -> nn.Module:
+        """Users and items ``(b,)`` in, ratings ``(b,)`` out."""
+        return _RatingProgram(self)
+
+    def program_inputs(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """An example of what the program takes."""
+        return ids[:, 0].contiguous(), ids[:, 0].contiguous()
+
+
+class _RatingProgram(nn.Module):
+    """Ratings ``(b,)`` of users and items, ``(b,)`` each."""
+
+    def __init__(self, model: MatrixFactorization) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        return MatrixFactorization.forward(self.model, users, items)

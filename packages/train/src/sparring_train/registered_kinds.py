@@ -1,0 +1,54 @@
+"""Kinds of data, models and trainers that plugins register."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring_train import built_in_kinds, hookspecs
+from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["data_kinds", "model_kinds", "trainer_names", "trainer_of"]
+
+
+def trainer_of(framework: str, manager: PluginManager) -> TrainerDescriptor:
+    """The trainer of a framework.
+
+    Raises:
+        PluginError: no plugin offers it, two distributions do, or its plugin was rejected.
+    """
+    return _extended(manager).find("trainers", framework, TrainerDescriptor)
+
+
+def trainer_names(manager: PluginManager) -> list[str]:
+    """Frameworks that have one."""
+    return [
+        each.name for each in _found(manager, "trainers") if isinstance(each, TrainerDescriptor)
+    ]
+
+
+def data_kinds(manager: PluginManager | None = None) -> dict[str, DataDescriptor]:
+    """Kind → what reads it; those that are built in, where the manager knows of none."""
+    found = _found(manager, "data") or built_in_kinds.data_kinds()
+    return {each.name: each for each in found if isinstance(each, DataDescriptor)}
+
+
+def model_kinds(manager: PluginManager | None = None) -> dict[str, ModelDescriptor]:
+    """Kind → what builds it; those that are built in, where the manager knows of none."""
+    found = _found(manager, "models") or built_in_kinds.model_kinds()
+    return {each.name: each for each in found if isinstance(each, ModelDescriptor)}
+
+
+def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
+    every = () if manager is None else _extended(manager).descriptors()
+    return [each.descriptor for each in every if each.kind == kind]
+
+
+def _extended(manager: PluginManager) -> PluginManager:
+    """The manager, which knows the hooks of this package."""
+    kinds = {"data": DataDescriptor, "models": ModelDescriptor, "trainers": TrainerDescriptor}
+    manager.extend(hookspecs, kinds)
+    return manager

@@ -1,0 +1,97 @@
+"""HTML that the pages of this package share; a page loads nothing and runs nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+
+from sparring.errors import DataError
+from sparring_train.report.figures import Figure
+
+__all__ = ["facts", "figure_elements", "line", "metric_name", "section", "tiles", "write_page"]
+
+
+def write_page(path: str | PathLike[str], title: str, sections: Sequence[str]) -> None:
+    """Writes a page whole, or not at all; folders that are missing are made.
+
+    Args:
+        path: the HTML file; one of that name is replaced.
+        title: of the window.
+        sections: HTML, from top to bottom; empty ones are left out.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    style = resources.files("sparring_train.report").joinpath("style.css").read_text("utf-8")
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(each for each in sections if each)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+    _write_whole(Path(path), page)
+
+
+def section(title: str, content: str) -> str:
+    return f'<h2>{escape(title)}</h2><div class="box">{content}</div>'
+
+
+def tiles(values: Sequence[tuple[str, str]]) -> str:
+    """Numbers that are read first, each with a remark."""
+    cells = (
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
+        for value, remark in values
+    )
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def figure_elements(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return ""
+    # As images the drawings keep their names to themselves: ids of one never meet another's.
+    shown = (
+        f"<figure><h3>{escape(figure.title)}</h3><figcaption>{escape(figure.caption)}</figcaption>"
+        f'<img alt="{escape(figure.title)}" '
+        f'src="data:image/svg+xml;base64,{base64.b64encode(figure.svg).decode()}"></figure>'
+        for figure in figures
+    )
+    return "<h2>Figures</h2>" + "\n".join(shown)
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """A table of names and values."""
+    lines = (
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in values.items()
+    )
+    return f"<table>{''.join(lines)}</table>"
+
+
+def line(name: str, *numbers: str) -> str:
+    """A line of a table of numbers."""
+    cells = "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)
+    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
+
+
+def metric_name(name: str) -> str:
+    """The name of a metric as people write it."""
+    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, "utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: the report cannot be written: {error}", path=str(path)) from error

@@ -1,0 +1,39 @@
+"""Where and when a run was made, in words."""
+
+from __future__ import annotations
+
+from sparring_train.report.run_data import RunData
+
+__all__ = ["bytes_in_words", "environment"]
+
+
+def environment(data: RunData) -> dict[str, str]:
+    """Name → fact, of those that are known."""
+    host, snapshot = data.host, data.snapshot
+    found = {"started (UTC)": data.started.replace("T", " ").removesuffix("+00:00")}
+    found["ranks"] = f"{data.world_size:,}"
+    found["threads of a rank"] = "" if data.threads is None else str(data.threads)
+    if data.peak_memory_bytes:
+        most = "" if data.world_size == 1 else ", of the rank with most"
+        found["peak memory of the process"] = bytes_in_words(data.peak_memory_bytes) + most
+    if host is not None:
+        cores = "1 core" if host.usable_cores == 1 else f"{host.usable_cores:,} cores"
+        found["host"] = host.name + ("" if data.world_size == 1 else ", of the first rank")
+        found["processor"] = f"{host.processor}, {cores}"
+        found["memory"] = bytes_in_words(host.memory_bytes) if host.memory_bytes else ""
+        found["GPUs"] = ", ".join(host.gpus)
+        found["system"] = host.system
+    if snapshot is not None:
+        found["snapshot"] = f"{snapshot.url}, after step {snapshot.step:,}"
+        found["hash of its manifest"] = snapshot.manifest_hash
+    found |= data.backends | data.versions
+    return {name: fact for name, fact in found.items() if fact}
+
+
+def bytes_in_words(count: int) -> str:
+    """As ``1.5 GiB``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{count:,} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"

@@ -1,0 +1,72 @@
+"""Keys and embeddings of a snapshot, as commands ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import Snapshot, embedding_parts, hash_strings, merged_chunks, partition
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["embedding_of", "embeddings", "key_of", "keys_of"]
+
+Ids = npt.NDArray[np.int64]
+
+
+def key_of(snapshot: Snapshot, table: str, text: str) -> int:
+    """The key that a person means: a whole number, or the hash of a string, whichever has a row.
+
+    Raises:
+        InvalidArgumentError: neither has.
+    """
+    candidates = [int(hash_strings([text])[0])]
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is not None and -(2**63) <= number < 2**63:
+        candidates.insert(0, number)
+    for key in candidates:
+        if embedding_of(snapshot, table, key) is not None:
+            return key
+    raise InvalidArgumentError(
+        f"table {table!r}: {text!r} has no row in snapshot {snapshot.url}; it was never trained, or "
+        "was evicted. `sparring export` lists the keys that there are",
+        table=table,
+    )
+
+
+def embedding_of(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:
+    """The embedding of one key ``(dim,)``, without further parts as a bias; None where it has no row."""
+    its_partition = int(partition(np.array([key], np.int64))[0])
+    for keys, found in embeddings(snapshot, table, [its_partition]):
+        at = np.flatnonzero(keys == key)
+        if len(at):
+            row: npt.NDArray[np.floating] = found[at[0]]
+            return row
+    return None
+
+
+def embeddings(
+    snapshot: Snapshot, table: str, partitions: list[int] | None = None
+) -> Iterator[tuple[Ids, npt.NDArray[np.floating]]]:
+    """Keys ``(n,)`` and embeddings ``(n, dim)`` of a table, a chunk at a time.
+
+    Raises:
+        InvalidArgumentError: there is no such table.
+        SnapshotError: it is damaged.
+    """
+    snapshot.check_table(table)
+    config = snapshot.tables[table].config
+    part = embedding_parts(snapshot, table, config.dim)["embedding"]
+    for chunk in merged_chunks(snapshot, table, range(4096) if partitions is None else partitions):
+        rows = config.embeddings(chunk.rows).astype(config.computing_dtype)
+        yield chunk.keys, rows[:, part]
+
+
+def keys_of(snapshot: Snapshot, table: str) -> Ids:
+    """All keys of a table, in order."""
+    parts = [keys for keys, _ in embeddings(snapshot, table)]
+    return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

@@ -1,0 +1,71 @@
+"""The run that a snapshot is of, to be asked: its configuration is in the snapshot."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+
+from sparring import Snapshot
+from sparring.errors import ConfigError, UnsupportedError
+from sparring_train.config.loader import parse_config
+from sparring_train.config.run import RunConfig
+from sparring_train.hookspecs import OpenedModel, SavedModel
+from sparring_train.registered_kinds import trainer_names, trainer_of
+from sparring_train.same_run import RUN
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["opened_run", "run_of"]
+
+_SECTIONS = ("seed", "data", "model", "tables", "optimizer")
+
+
+def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager) -> RunConfig:
+    """The configuration of the run that saved a snapshot, as far as the snapshot has it.
+
+    Args:
+        snapshot: saved by `sparring train`.
+        overrides: ``dotted.key=value``, as where data have been moved: ``data.path=new.csv``.
+        manager: where kinds and backends are looked up.
+
+    Raises:
+        ConfigError: it was not saved by `sparring train`, or an override is wrong.
+    """
+    names = snapshot.state_names(0)
+    frameworks = [name for name in trainer_names(manager) if name in names]
+    if RUN not in names or not frameworks:
+        raise ConfigError(
+            f"snapshot {snapshot.url} was not saved by `sparring train`, so its model is unknown; "
+            "load it in the program that made it: container.load",
+            setting="snapshots.url",
+        )
+    saved = snapshot.state(RUN).values
+    sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
+    text = io.StringIO()
+    YAML(typ="safe").dump({"framework": frameworks[0], **sections}, text)
+    return parse_config(text.getvalue(), overrides, source=snapshot.url, plugin_manager=manager)
+
+
+@contextmanager
+def opened_run(
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
+) -> Iterator[tuple[RunConfig, OpenedModel]]:
+    """Configuration and model of the run that saved a snapshot, over the rows of the snapshot.
+
+    Raises:
+        ConfigError: see `run_of`.
+        UnsupportedError: the trainer of its framework opens no saved models.
+    """
+    config = run_of(snapshot, overrides, manager)
+    open_model = trainer_of(config.framework, manager).open
+    if open_model is None:
+        raise UnsupportedError(
+            f"{snapshot.url}: the trainer of framework {config.framework!r} opens no saved models"
+        )
+    with open_model(config, manager, SavedModel(snapshot.url)) as model:
+        yield config, model

@@ -1,0 +1,140 @@
+"""`sparring init`: the configuration that it writes trains, and it says what it was unsure of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import csv, parquet
+
+from sparring.cli.application import main
+from sparring_train.config.loader import parse_config
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where runs save."""
+    monkeypatch.chdir(tmp_path)
+
+
+def log(num_rows: int = 1200) -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    return {
+        "user": [f"u{n}" for n in random.integers(0, 90, num_rows)],
+        "item_id": random.integers(0, 400, num_rows),
+        "tags": ["|".join(f"t{n}" for n in random.integers(0, 9, 3)) for _ in range(num_rows)],
+        "price": random.lognormal(3, 3, num_rows),
+        "visits": random.integers(0, 9, num_rows),
+        "row": np.arange(num_rows) * 7,
+        "always": ["x"] * num_rows,
+        "time": np.arange(num_rows) + 1_700_000_000,
+        "clicked": random.integers(0, 2, num_rows),
+    }
+
+
+def write(path: Path, columns: dict[str, Any]) -> str:
+    table = pyarrow.table(columns)
+    csv.write_csv(table, path) if path.suffix == ".csv" else parquet.write_table(table, path)
+    return str(path)
+
+
+def written(
+    capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0
+) -> tuple[str, str]:
+    assert main(["init", *arguments]) == status
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+def test_it_guesses_what_columns_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, unsure = written(capsys, write(tmp_path / "log.csv", log()))
+    config = parse_config(text)
+    data: Any = config.data
+    assert data.label == "clicked"
+    assert data.categorical == ("user", "item_id", "tags")
+    assert (data.lists, data.separator) == (("tags",), "|")
+    assert (data.numeric, data.log1p) == (("price", "visits"), ("price",))
+    assert (data.time, data.split.time) == ("time", 0.1)
+    assert "90 distinct" in text
+    assert "# left out: row, always" in text
+    for each in (
+        "clicked: taken for",
+        "tags: 100% of",
+        "visits: whole",
+        "row: nearly",
+        "always: it",
+    ):
+        assert f"unsure: {each}" in unsure
+        assert f"# UNSURE: {each}" in text
+    assert unsure.count("unsure:") == 5
+
+
+def test_roles_that_are_given_are_no_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "log.parquet", log())
+    roles = ("label=clicked", "categorical=visits,row", "skip=time,tags", "weight=price")
+    text, unsure = written(capsys, path, *roles)
+    data: Any = parse_config(text).data
+    assert data.categorical == ("user", "item_id", "visits", "row")
+    assert (data.weight, data.numeric, data.time) == ("price", (), None)
+    assert unsure == "unsure: always: it has one value\n"
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+@pytest.mark.parametrize("label", ["clicked", "rating"])
+def test_what_it_writes_trains(
+    name: str, label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    columns = log()
+    columns["rating"] = columns.pop("clicked") * 2.5 + 0.5 if label == "rating" else None
+    if label == "clicked":
+        columns = {**log(), "on": log()["user"]}  # a word of YAML
+    text, _ = written(capsys, write(tmp_path / name, columns), f"label={label}")
+    (tmp_path / "my.yaml").write_text(text)
+    assert main(["train", str(tmp_path / "my.yaml"), "training.steps=3", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["steps"] == 3
+    assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
+
+
+def test_without_numbers_it_trains_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    columns = {name: log()[name] for name in ("user", "item_id", "clicked")}
+    text, unsure = written(capsys, write(tmp_path / "log.csv", columns), "label=clicked")
+    assert unsure == ""
+    (tmp_path / "my.yaml").write_text(text)
+    assert main(["train", str(tmp_path / "my.yaml"), "training.steps=2", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lable=clicked"], "expected ROLE=COLUMN with one of label.*did you mean label?"),
+        (["label=click"], "has no column 'click'; did you mean clicked?"),
+        (["label=user"], "the label user is string"),
+        (["label=clicked", "skip=user,item_id,tags,visits,row"], "found no column of ids"),
+        (["label=price", "skip=item_id,row"], "the label price is a number, for which"),
+    ],
+)
+def test_what_it_cannot_write(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    path = write(tmp_path / "log.csv", log())
+    text, said = written(capsys, path, *arguments, status=2)
+    assert text == ""
+    assert re.search(message, " ".join(said.split()))
+
+
+def test_a_log_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = log()
+    del columns["clicked"]
+    _, said = written(capsys, write(tmp_path / "log.csv", columns), status=2)
+    assert "say label=COLUMN, one of user, item_id" in " ".join(said.split())

@@ -1,0 +1,206 @@
+"""`sparring evaluate`, `predict`, `recommend`, `neighbours`: what was trained is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
+
+from sparring.cli.application import main
+
+CLICKS = """
+seed: 1
+threads: 1
+data: {kind: table, path: clicks.csv, label: clicked, categorical: [user, item], numeric: [price],
+       dictionary: true, batch_size: 64}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [4], top_mlp: [8]}
+storage: {backend: memory}
+optimizer: {sparse: {name: adagrad, lr: 0.3}, dense: {name: adam, lr: 0.01}}
+training: {epochs: 6}
+snapshots: {url: clicks}
+"""
+RATINGS = """
+seed: 1
+threads: 1
+data: {kind: movielens, path: ratings.csv, batch_size: 64}
+model: {kind: matrix_factorization, dim: 4, embedding_l2: 0.01}
+storage: {backend: memory}
+optimizer: {sparse: {name: adagrad, lr: 0.3}}
+training: {epochs: 12}
+snapshots: {url: ratings}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Clicks of users on items of their own kind, even or odd, and ratings alike; trained."""
+    made = tmp_path_factory.mktemp("asked")
+    random = np.random.default_rng(3)
+    users, items = random.integers(0, 20, 1500), random.integers(0, 12, 1500)
+    fits = (users + items) % 2 == 0
+    lines = [
+        f"user-{user},SKU_{item},{price:.2f},{int(fit)}"
+        for user, item, price, fit in zip(users, items, random.random(1500), fits, strict=True)
+    ]
+    (made / "clicks.csv").write_text("\n".join(["user,item,price,clicked", *lines]) + "\n")
+    pairs = [(user, item) for user in range(20) for item in range(12) if (7 * user + item) % 4]
+    rows = [f"{user},{item},{5 if (user + item) % 2 == 0 else 1},0" for user, item in pairs]
+    (made / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
+    (made / "clicks.yaml").write_text(CLICKS)
+    (made / "ratings.yaml").write_text(RATINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        assert main(["train", "clicks.yaml"]) == 0
+        assert main(["train", "ratings.yaml"]) == 0
+        yield made
+
+
+@pytest.fixture
+def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command; its JSON, or the last line of what it says where it fails."""
+    assert folder.is_dir()
+
+    def run(*arguments: str) -> Any:
+        capsys.readouterr()
+        code = main(list(arguments))
+        told = capsys.readouterr()
+        return json.loads(told.out) if code == 0 else told.err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["clicks", "ratings"])
+def test_a_saved_model_has_the_metrics_that_its_run_told(
+    ask: Any, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ask("evaluate", name, "--json")
+    capsys.readouterr()
+    assert main(["train", f"{name}.yaml", f"snapshots.url={name}-again", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["metrics"] == told["metrics"]
+    assert found["step"] == told["steps"]
+    assert found["snapshot"].startswith(str(folder)) or found["snapshot"].startswith(name)
+
+
+def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
+    (folder / "ratings.csv").rename(folder / "moved.csv")
+    try:
+        assert "no such file" in ask("evaluate", "ratings", "--json")
+        assert ask("evaluate", "ratings", "data.path=moved.csv", "--json")["metrics"]["rmse"] < 2
+    finally:
+        (folder / "moved.csv").rename(folder / "ratings.csv")
+
+
+def test_predictions_are_those_of_the_model_in_the_order_of_the_file(folder: Path) -> None:
+    from pyarrow import csv, parquet
+
+    assert main(["predict", "clicks", "clicks.csv", "-o", "out.csv"]) == 0
+    assert main(["predict", "clicks", "clicks.csv", "-o", "out.parquet"]) == 0
+    found = csv.read_csv(folder / "out.csv")["prediction"].to_numpy()
+    np.testing.assert_array_equal(
+        found.astype(np.float32), parquet.read_table("out.parquet")["prediction"].to_numpy()
+    )
+    clicked = csv.read_csv(folder / "clicks.csv")["clicked"].to_numpy()
+    assert len(found) == len(clicked)
+    assert found[clicked == 1].mean() > found[clicked == 0].mean() + 0.3
+
+
+def test_predictions_need_no_label(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "new.csv").write_text("item,user,price\nSKU_1,user-1,0.5\nSKU_2,user-1,0.5\n,,\n")
+    capsys.readouterr()
+    assert main(["predict", "clicks", "new.csv"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    fits, fits_not, neither = map(float, lines)
+    assert header == "prediction"
+    assert fits > neither > fits_not
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["clicks", "none.csv"], "no such file"),
+        (["clicks", "clicks.csv", "-o", "out.txt"], "must end in .csv or .parquet"),
+        (["clicks", "ratings.csv"], "column 'user' is missing"),
+        (["nowhere", "clicks.csv"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_and_nothing_written(
+    ask: Any, arguments: list[str], reason: str, folder: Path
+) -> None:
+    before = set(folder.iterdir())
+    assert reason in ask("predict", *arguments)
+    assert set(folder.iterdir()) == before
+
+
+def test_the_best_items_are_those_of_the_users_kind(ask: Any) -> None:
+    clicks = ask("recommend", "clicks", "--user", "user-4", "-k", "6", "--item", "item", "--json")
+    assert {each["item"] for each in clicks["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}
+    ratings = ask("recommend", "ratings", "--user", "5", "-k", "6", "--json")
+    assert {each["item"] for each in ratings["items"]} == set(range(1, 12, 2))
+    scores = [each["score"] for each in ratings["items"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_new_items_are_not_in_the_training_data(ask: Any, folder: Path) -> None:
+    rows = (folder / "ratings.csv").read_text().splitlines()[1:]
+    rated = {int(row.split(",")[1]) for row in rows if row.startswith("5,")}
+    every = ask("recommend", "ratings", "--user", "5", "-k", "12", "--json")["items"]
+    new = ask("recommend", "ratings", "--user", "5", "-k", "12", "--new", "--json")["items"]
+    left_out = {each["item"] for each in every} - {each["item"] for each in new}
+    assert left_out
+    assert left_out <= rated
+
+
+def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
+    asked = ["recommend", "clicks", "--user", "user-4", "-k", "2", "--item", "item", "--json"]
+    plain = ask(*asked)["items"]
+    assert ask(*asked, "--with", "price=0")["items"] == plain
+    assert ask(*asked, "--with", "price=1000")["items"] != plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["clicks", "--user", "user-4"], "does not say which feature has the items"),
+        (["clicks", "--user", "user-4", "--item", "film"], "the features are user, item"),
+        (["clicks", "--user", "ann", "--item", "item"], "'ann' has no row"),
+        (
+            ["clicks", "--user", "user-4", "--item", "item", "--with", "age=3"],
+            "of user, item, price",
+        ),
+        (["clicks", "--user", "user-4", "--item", "item", "--with", "price=x"], "must be a number"),
+        (["ratings"], "give it: --with user=…"),
+        (["ratings", "--new"], "--new needs a user"),
+    ],
+)
+def test_a_question_without_an_answer_is_refused(
+    ask: Any, arguments: list[str], reason: str
+) -> None:
+    assert reason in ask("recommend", *arguments, "--json")
+
+
+def test_neighbours_are_of_the_same_kind(ask: Any) -> None:
+    found = ask("neighbours", "ratings", "item", "3", "-k", "4", "--json")
+    assert found["of"] == "3"
+    assert all(each["key"] % 2 for each in found["neighbours"])
+    named = ask("neighbours", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2", "--json")
+    assert all(each["key"].startswith("SKU_") for each in named["neighbours"])
+    assert "has no row" in ask("neighbours", "ratings", "item", "xyz")
+    assert "no table 'film'" in ask("neighbours", "ratings", "film", "3")
+    assert "metric" in ask("neighbours", "ratings", "item", "3", "--metric", "angle")
+
+
+def test_a_snapshot_of_a_program_has_no_model_to_ask(ask: Any, tmp_path: Path) -> None:
+    from sparring_torch import Embedding, Optimizer
+
+    module = Embedding(4, name="item", storage="memory")
+    with Optimizer(module, "sgd", lr=0.1).container as container:
+        container.save(str(tmp_path / "program"))
+    assert "was not saved by `sparring train`" in ask("evaluate", str(tmp_path / "program"))

@@ -1,0 +1,201 @@
+"""Effects of the keys of `data` of kind `table`."""
+
+from __future__ import annotations
+
+import csv as python_csv
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import csv, parquet
+
+from sparring import hash_strings
+from sparring.errors import ConfigError, DataError
+from sparring_train import strings_of
+
+from .config_runs import Effects, Ran, Runs
+
+__all__ = ["register"]
+
+_TABLE = """
+seed: 3
+threads: 1
+data:
+  kind: table
+  path: table.csv
+  label: clicked
+  categorical: [user, item, tags]
+  lists: [tags]
+  required: [user, item]
+  separator: "|"
+  numeric: [price]
+  batch_size: 16
+  split: {column: part}
+model: {kind: dlrm, embedding_dim: 2, bottom_mlp: [3], top_mlp: [3]}
+storage: {backend: memory}
+"""
+"""80 rows, of which 16 are for the test; 48 in `fewer.csv`; those of `bad.csv` have one bad row."""
+
+_FACTORS = "model={kind: matrix_factorization, dim: 2}"
+
+
+def _table(num_rows: int) -> Any:
+    random = np.random.default_rng(7)
+    tags = [
+        "|".join(f"t{n}" for n in random.integers(0, 9, random.integers(0, 3)))
+        for _ in range(num_rows)
+    ]
+    return pyarrow.table(
+        {
+            "user": [f"{n}" for n in random.integers(0, 10, num_rows)],
+            "item": [f"i{n}" for n in random.integers(0, 12, num_rows)],
+            "tags": tags,
+            "price": random.normal(0, 3, num_rows),
+            "clicked": random.integers(0, 2, num_rows),
+            "w": random.gamma(2, 1, num_rows),
+            "at": np.arange(num_rows),
+            "part": ["test" if at % 5 == 0 else "train" for at in range(num_rows)],
+        }
+    )
+
+
+def _ran(runs: Runs, *overrides: str, ranks: int = 1) -> Ran:
+    if not (runs.folder / "table.csv").exists():
+        whole, fewer = _table(80), _table(48)
+        csv.write_csv(whole, runs.folder / "table.csv")
+        csv.write_csv(fewer, runs.folder / "fewer.csv")
+        lines = (runs.folder / "table.csv").read_text().splitlines()
+        lines[2] = lines[2].replace(lines[2].split(",")[3], "cheap")
+        (runs.folder / "bad.csv").write_text("\n".join(lines))
+        listed = [each.split("|") for each in whole.column("tags").to_pylist()]
+        parquet.write_table(
+            whole.set_column(2, "tags", pyarrow.array(listed)),
+            runs.folder / "table.parquet",
+            row_group_size=10,
+        )
+    given = ("collective.backend=threads", *overrides) if ranks > 1 else overrides
+    return runs._run(_TABLE, given, ranks)[0]
+
+
+def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each key)
+    """Shows them."""
+
+    @effects.of("data:table.kind", "data:table.label", "data:table.batch_size")
+    def _(runs: Runs) -> None:
+        assert _ran(runs).samples == [16, 16, 16, 16]
+        assert _ran(runs, "data.batch_size=40").samples == [40, 24]
+        assert _ran(runs).end.metrics.keys() == {"auc", "log_loss"}
+        assert _ran(runs, "data.label=price", "data.numeric=[]", _NUMBERS).end.metrics.keys() == {
+            "rmse"
+        }
+
+    @effects.of("data:table.path")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs, "data.path=fewer.csv").samples) == 38
+
+    @effects.of("data:table.categorical", "data:table.share_tables")
+    def _(runs: Runs) -> None:
+        assert set(_ran(runs).rows) == {"user", "item", "tags"}
+        assert set(_ran(runs, "data.share_tables={user: item}").rows) == {"item", "tags"}
+        some = "data.categorical=[item, tags]"
+        assert set(_ran(runs, some, "data.required=[]").rows) == {"item", "tags"}
+
+    @effects.of("data:table.numeric", "data:table.log1p", "data:table.weight", "data:table.types")
+    def _(runs: Runs) -> None:
+        without = _ran(runs).losses
+        for given in ("log1p=[price]", "weight=w", "numeric=[price, w]", "types={user: string}"):
+            assert _ran(runs, f"data.{given}").losses != without, given
+
+    @effects.of("data:table.lists", "data:table.separator")
+    def _(runs: Runs) -> None:
+        assert _ran(runs).rows["tags"] == 9
+        assert _ran(runs, "data.lists=[]").rows["tags"] > 9
+        assert _ran(runs, 'data.separator="t"').rows["tags"] > 9
+
+    @effects.of("data:table.required")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs).samples) == 64
+        lines = (runs.folder / "table.csv").read_text().splitlines()
+        header, first = (next(python_csv.reader([line])) for line in lines[:2])
+        first[header.index("item")] = ""
+        (runs.folder / "lacking.csv").write_text("\n".join([*lines, ",".join(first)]) + "\n")
+        lacking = ["data.path=lacking.csv", "data.split={fraction: 0.01}"]
+        with pytest.raises(DataError, match=r"lacking.csv, row 82, column 'item': found None"):
+            _ran(runs, *lacking)
+        count = sum(_ran(runs, *lacking, "data.required=[]").samples)
+        assert sum(_ran(runs, *lacking, "data.bad_rows=skip").samples) == count - 1
+        numbers = ("data.label=price", "data.numeric=[]", _FACTORS)
+        assert _ran(runs, *numbers).end.metrics.keys() == {"rmse"}
+        with pytest.raises(ConfigError, match=r"rows may lack; name it in data\.required"):
+            _ran(runs, *numbers, "data.required=[user]")
+
+    @effects.of("data:table.split.column", "data:table.split.test")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs, "data.split.test=train").samples) == 16
+
+    @effects.of("data:table.split.fraction")
+    def _(runs: Runs) -> None:
+        assert 30 < sum(_ran(runs, "data.split={fraction: 0.5}").samples) < 50
+
+    @effects.of("data:table.time", "data:table.split.time", "data:table.split.time_from")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs, "data.time=at", "data.split={time: 0.25}").samples) == 60
+        assert sum(_ran(runs, "data.time=at", "data.split={time_from: 70}").samples) == 70
+
+    @effects.of("data:table.split.leave_one_out")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs, "data.split={leave_one_out: user}").samples) == 70
+
+    @effects.of("data:table.shuffle")
+    def _(runs: Runs) -> None:
+        ordered = _ran(runs, "data.shuffle=false")
+        assert ordered.losses != _ran(runs).losses
+        assert ordered.losses == _ran(runs, "data.shuffle=false", "training.epochs=1").losses
+
+    @effects.of("data:table.read", "data:table.lanes")
+    def _(runs: Runs) -> None:
+        # Ranks are threads here: models of torch would draw their initial values from one generator.
+        files = ("data.path=table.parquet", "data.label=price", "data.numeric=[]", _NUMBERS)
+        whole = _ran(runs, *files).losses
+        assert _ran(runs, *files, "data.lanes=3").losses != whole
+        assert np.allclose(_ran(runs, *files, ranks=2).losses, whole, rtol=1e-5)
+        own = _ran(runs, *files, "data.read=own", ranks=2).losses
+        assert len(own) == len(whole)
+        assert not np.allclose(own, whole, rtol=1e-5)
+
+    @effects.of(
+        "data:table.history.of",
+        "data:table.history.by",
+        "data:table.history.length",
+        "data:table.history.name",
+    )
+    def _(runs: Runs) -> None:
+        keys = ("data.time=at", "data.lists=[]", "data.categorical=[user, item]")
+        keys += ("data.required=[item]",)
+        losses = [_ran(runs, *keys).losses]
+        for given in ("", "of: user", "by: w", "length: 1"):
+            losses.append(_ran(runs, *keys, f"data.history={{{given}}}").losses)
+        assert len(set(map(tuple, losses))) == len(losses)
+        sequence = "model={kind: sequence, history: before}"
+        ranked = _ran(runs, *keys, "data.history={name: before}", sequence)
+        assert "recall@10" in ranked.end.metrics
+
+    @effects.of("data:table.dictionary")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match=r"snapshots\.url is null"):
+            _ran(runs, "data.dictionary=true")
+        _ran(runs, "data.dictionary=true", "snapshots.url=named")
+        last = runs.snapshot("named").url
+        assert strings_of(last, "item", hash_strings(["i3", "i99"])) == ["i3", None]
+
+    @effects.of("data:table.bad_rows")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match=r"bad\.csv, row 3, column 'price': found 'cheap'"):
+            _ran(runs, "data.path=bad.csv")
+        skipped = _ran(runs, "data.path=bad.csv", "data.bad_rows=skip")
+        assert skipped.end.skipped == {"rows_skipped": 1}
+        assert sum(skipped.samples) == 63
+
+
+_NUMBERS = "model={kind: matrix_factorization, dim: 3}"

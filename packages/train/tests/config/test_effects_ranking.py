@@ -1,0 +1,173 @@
+"""Every key of the models that rank items has an effect on `sparring train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sparring.errors import ConfigError
+
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
+
+from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking, made_runs
+
+EFFECTS = Effects()
+KINDS = ("two_towers", "sequence")
+KEYS = [key for key in all_keys() if is_of_ranking(key)]
+
+SEQUENCE = "model={kind: sequence, embedding_dim: 4, hidden_layer: 8, blocks: 1, dropout: 0}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    yield from made_runs(tmp_path_factory.mktemp("ranking"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
+    EFFECTS.show(key, runs)
+
+
+def test_effects_are_of_keys_that_there_are() -> None:
+    assert set(KEYS) == EFFECTS.keys()
+
+
+def sequence(runs: Runs, *overrides: str) -> Ran:
+    return runs.visits(SEQUENCE, *overrides)
+
+
+def both(runs: Runs, *overrides: str) -> list[tuple[Ran, Ran]]:
+    """Runs of both kinds without and with `overrides`."""
+    return [
+        (runs.visits(), runs.visits(*overrides)),
+        (sequence(runs), sequence(runs, *overrides)),
+    ]
+
+
+@EFFECTS.of(*(f"model:{kind}.kind" for kind in KINDS))
+def _(runs: Runs) -> None:
+    metrics = {"recall@10", "ndcg@10", "mrr@10", "hit_rate@10"}
+    assert runs.visits().end.metrics.keys() == sequence(runs).end.metrics.keys() == metrics
+    assert runs.visits().rows.keys() == {"user", "item"}
+    assert sequence(runs).rows.keys() == {"item"}
+
+
+@EFFECTS.of("model:two_towers.embedding_dim", "model:sequence.embedding_dim")
+def _(runs: Runs) -> None:
+    runs.visits("model.embedding_dim=6", "snapshots.url=towers")
+    sequence(runs, "model.embedding_dim=6", "snapshots.url=sequence")
+    for folder in ("towers", "sequence"):
+        assert runs.snapshot(folder).tables["item"].dim == 6
+
+
+@EFFECTS.of("model:two_towers.user", "model:two_towers.item", "model:two_towers.pooling")
+def _(runs: Runs) -> None:
+    wide = ("model.user=[user, history]", "model.item=[item, group]")
+    assert runs.visits(*wide).rows.keys() == {"user", "item", "group"}
+    mean = runs.visits(*wide, "model.pooling=mean")
+    assert mean.losses != runs.visits(*wide).losses
+
+
+@EFFECTS.of("model:two_towers.layers")
+def _(runs: Runs) -> None:
+    runs.visits("model.layers=[7]", "snapshots.url=layers")
+    widths = {each.shape for each in runs.snapshot("layers").state("torch").arrays.values()}
+    assert {(7, 4), (4, 7)} <= widths
+
+
+@EFFECTS.of(*(f"model:{kind}.temperature" for kind in KINDS))
+def _(runs: Runs) -> None:
+    for plain, cold in both(runs, "model.temperature=0.001"):
+        assert abs(cold.losses[0] - plain.losses[0]) > 0.1
+
+
+@EFFECTS.of(*(f"model:{kind}.normalize" for kind in KINDS))
+def _(runs: Runs) -> None:
+    # Products of short vectors are nearly equal; those of length 1 are from -1 to 1.
+    for plain, longer in both(runs, "model.normalize=true"):
+        assert abs(longer.losses[0] - plain.losses[0]) > 0.001
+
+
+@EFFECTS.of(*(f"model:{kind}.log_q" for kind in KINDS))
+def _(runs: Runs) -> None:
+    for plain, uncorrected in both(runs, "model.log_q=false"):
+        assert uncorrected.losses != plain.losses
+
+
+@EFFECTS.of(*(f"model:{kind}.positive" for kind in KINDS))
+def _(runs: Runs) -> None:
+    clicks = "data.label=binary"  # half of them are 0, and left out without a word
+    for run in (runs.visits, lambda *given: sequence(runs, *given)):
+        plain, every = run(clicks), run(clicks, "model.positive=0")
+        assert plain.losses[0] < 0.7 * every.losses[0]
+        assert run("data.label=number").losses == every.losses
+        with pytest.raises(ConfigError, match=r"model\.positive is 4, and the data has no label"):
+            run("model.positive=4")
+
+
+@EFFECTS.of("model:sequence.history", "model:sequence.item")
+def _(runs: Runs) -> None:
+    for key, name, reason in (
+        ("history", "item", "model.history is 'item', which is no list"),
+        ("item", "history", "model.item is 'history', which is a list; it takes one id an example"),
+        ("item", "user", "must share a table, found 'item' and 'user'"),
+        ("item", "film", "model.item is 'film', the features of the data are user, history, item"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            sequence(runs, f"model.{key}={name}")
+
+
+@EFFECTS.of("model:sequence.user")
+def _(runs: Runs) -> None:
+    """Visits in training are more than the history has."""
+    long = ("data.visits=10", "training.epochs=8")
+    own = sequence(runs, *long, "model.user=user").end.metrics["recall@10"]
+    assert own > sequence(runs, *long).end.metrics["recall@10"]
+
+
+@EFFECTS.of("model:sequence.length", "model:sequence.blocks", "model:sequence.hidden_layer")
+def _(runs: Runs) -> None:
+    shape = ("model.length=3", "model.blocks=2", "model.hidden_layer=9", "snapshots.url=shape")
+    sequence(runs, *shape)
+    arrays = runs.snapshot("shape").state("torch").arrays
+    shapes = {name: each.shape for name, each in arrays.items()}
+    assert (3, 4) in shapes.values()
+    assert (9, 4) in shapes.values()
+    assert any("blocks.1." in name for name in shapes)
+    assert not any("blocks.2." in name for name in shapes)
+
+
+@EFFECTS.of("model:sequence.heads", "model:sequence.dropout")
+def _(runs: Runs) -> None:
+    assert sequence(runs, "model.heads=4").losses != sequence(runs).losses
+    assert sequence(runs, "model.dropout=0.5").losses != sequence(runs).losses
+    with pytest.raises(ConfigError, match=r"embedding_dim 4 must be a multiple of model\.heads, 3"):
+        sequence(runs, "model.heads=3")
+
+
+@EFFECTS.of("model:package.module:Class.user", "model:package.module:Class.item")
+def _(runs: Runs) -> None:
+    text = """
+import torch
+
+class Pair(torch.nn.Module):
+    def __init__(self, embeddings, num_numbers):
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, numbers, features):
+        pooled = self.embeddings(features)
+        return pooled["user"] + pooled["history"], pooled["item"]
+"""
+    (runs.folder / "pairs_of_ones_own.py").write_text(text)
+    own = "model={kind: 'pairs_of_ones_own:Pair', trained_for: ranking, embedding_dim: 8}"
+    steps = ("training.epochs=12", "optimizer.sparse={name: adam, lr: 0.02}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.folder)
+        found = runs.visits(own, *steps).end.metrics["recall@10"]
+        assert found > 0.5
+        for key in ("user", "item"):
+            with pytest.raises(ConfigError, match=f"model.{key} is 'history', which is no feature"):
+                runs.visits(own, f"model.{key}=history")

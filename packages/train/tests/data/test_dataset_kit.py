@@ -1,0 +1,116 @@
+"""Kinds of data that are built in keep what the kit tests; and the kit finds what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring_testing import DatasetRequest, DatasetTests
+from sparring_train.config.data import MovieLensData, SyntheticCriteoData
+from sparring_train.data.clicks import SyntheticClickDataset
+from sparring_train.data.columns import ColumnBatch
+from sparring_train.data.dataset import OpenRequest
+from sparring_train.data.ratings import RatingDataset
+from sparring_train.data.table.dataset import open_table
+
+from .table.table_files import click_log, section, write_files
+
+
+def opened(data: Any, request: DatasetRequest) -> Any:
+    return open_table(data, OpenRequest(request.seed, "binary", request.rank, request.world_size))
+
+
+class TestParquet(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        write_files(tmp_path, click_log(400))
+        return lambda request: opened(section(tmp_path / "log.parquet"), request)
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 400
+
+
+class TestCsv(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        write_files(tmp_path, click_log(400))
+        return lambda request: opened(section(tmp_path / "log.csv"), request)
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 400
+
+
+class TestRatings(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        path = tmp_path / "ratings.csv"
+        rows = [f"{n % 17},{n % 23},{n % 9 / 2 + 0.5},{n}" for n in range(300)]
+        path.write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
+        data = MovieLensData(kind="movielens", path=str(path), batch_size=64)
+        return lambda request: RatingDataset(data, OpenRequest(request.seed, "number"))
+
+
+class TestSyntheticClicks(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self) -> Any:
+        data = SyntheticCriteoData(
+            kind="synthetic_criteo", samples=200, test_samples=50, batch_size=64, max_ids=40
+        )
+        return lambda request: SyntheticClickDataset(data, OpenRequest(request.seed, "binary"))
+
+
+class _Broken:
+    """A data set that breaks one promise."""
+
+    def __init__(self, data: Any, promise: str, request: DatasetRequest) -> None:
+        self._data, self._promise, self._request = data, promise, request
+        self._random = np.random.default_rng()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        for number, batch in enumerate(self._data.batches(epoch)):
+            changed = batch
+            if self._promise == "once" and number == 0:
+                changed = ColumnBatch.joined([batch, batch.take(slice(0, 1))])
+                changed = replace(changed, total=len(changed))
+            elif self._promise == "epochs" and epoch == 1 and number == 0:
+                changed = replace(batch, numbers=batch.numbers + 1)
+            elif self._promise == "seed":
+                changed = batch.take(self._random.permutation(len(batch)))
+            elif self._promise == "ranks" and self._request.rank == 1:
+                changed = batch.take(slice(0, len(batch) // 2))
+            elif self._promise == "schema":
+                changed = replace(batch, numbers=batch.numbers * np.float32("nan"))
+            yield changed
+        if self._promise == "steps":
+            yield batch.take(slice(0, 0))
+
+
+BREAKS = {
+    "once": lambda kit, at: kit.test_every_example_comes_once(at, 400),
+    "epochs": lambda kit, at: kit.test_every_epoch_has_the_same_examples(at),
+    "seed": lambda kit, at: kit.test_the_seed_repeats_every_order(at),
+    "ranks": lambda kit, at: kit.test_a_step_has_the_same_examples_at_every_number_of_ranks(at, 2),
+    "schema": lambda kit, at: kit.test_batches_are_as_the_schema_says(at),
+    "steps": lambda kit, at: kit.test_steps_per_epoch_is_what_comes(at),
+}
+
+
+@pytest.mark.parametrize("promise", BREAKS)
+def test_the_kit_finds_a_broken_promise(promise: str, tmp_path: Path) -> None:
+    write_files(tmp_path, click_log(400))
+
+    def open_broken(request: DatasetRequest) -> Any:
+        return _Broken(opened(section(tmp_path / "log.parquet"), request), promise, request)
+
+    with pytest.raises(AssertionError):
+        BREAKS[promise](DatasetTests(), open_broken)

@@ -1,0 +1,155 @@
+"""Two towers and the sequence model: on ranks as alone, better than popularity, tested over all items."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
+
+from sparring.collective.local import LocalGroup
+from sparring_train.config.kinds import Ranking
+from sparring_train.data.columns import Column, ColumnBatch
+from sparring_train.data.dataset import OpenRequest
+from sparring_train.loop.ranking_evaluation import RankingEvaluation
+from sparring_train.loop.step_items import ItemCounts, StepItems
+from sparring_train.ranks import Ranks
+
+from ..config.config_runs import VISITS, Runs, made_runs
+from ..data.visits import VisitsData, VisitsDataset
+
+TOWERS = "model={kind: two_towers, embedding_dim: 8}"
+SEQUENCE = (
+    "model={kind: sequence, embedding_dim: 8, hidden_layer: 16, blocks: 1, dropout: 0, user: user}"
+)
+STEPS = (
+    "training.epochs=10",
+    "optimizer={sparse: {name: adam, lr: 0.02}, dense: {name: adam, lr: 0.01}}",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    yield from made_runs(tmp_path_factory.mktemp("ranking"))
+
+
+def visits(**settings: Any) -> VisitsDataset:
+    section = VisitsData(kind="visits", batch_size=50, **settings)
+    return VisitsDataset(section, OpenRequest(3, None))
+
+
+def recall_of_popularity(data: VisitsDataset) -> float:
+    """Of the ten items that come most in training and that the user has not seen."""
+    counts = Counter(item for _, _, item, _, _ in data.train)
+    seen = {(user, item) for user, _, item, _, _ in data.train}
+    hits = 0
+    for user, _, item, _, _ in data.test:
+        unseen = [each for each, _ in counts.most_common() if (user, each) not in seen]
+        hits += item in unseen[:10]
+    return hits / len(data.test)
+
+
+@pytest.mark.parametrize("model", [TOWERS, SEQUENCE], ids=["two towers", "sequence"])
+def test_planted_visits_are_learnt_better_than_by_popularity(model: str, runs: Runs) -> None:
+    ran = runs.visits(model, *STEPS)
+    assert ran.losses[-1] < 0.5 * ran.losses[0]
+    assert ran.end.metrics["recall@10"] > 3 * recall_of_popularity(visits())
+    assert ran.end.metrics["recall@10"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["data.batch_size=50"], ["training.micro_batches=2"], ["data.parts=true"]],
+    ids=["uneven parts", "micro-batches", "data of each rank"],
+)
+def test_three_ranks_train_as_one(given: list[str], runs: Runs) -> None:
+    alone = runs.visits(TOWERS, *STEPS, *given)
+    together = runs.ranks(TOWERS, *STEPS, *given, text=VISITS, world_size=3)
+    assert together[0].losses == pytest.approx(alone.losses, rel=1e-6)
+    for each in together:
+        assert each.end.metrics == pytest.approx(alone.end.metrics, abs=1e-6)
+
+
+def test_examples_without_a_user_or_an_item_are_left_out(runs: Runs) -> None:
+    whole = runs.visits(TOWERS, *STEPS)
+    found = runs.visits(TOWERS, *STEPS, "data.missing=true")
+    assert found.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert found.end.metrics == pytest.approx(whole.end.metrics, abs=1e-6)
+    assert found.rows == whole.rows
+
+
+def test_a_run_goes_on_where_a_snapshot_was_saved(runs: Runs) -> None:
+    """Counts of items are saved, or the correction would begin again."""
+    whole = runs.visits(TOWERS, *STEPS)
+    saved = (TOWERS, STEPS[1], "snapshots.url=on")
+    first = runs.visits(*saved, "training.epochs=4")
+    rest = runs.visits(*saved, "training.epochs=10", "snapshots.resume=true")
+    assert [*first.losses, *rest.losses] == pytest.approx(whole.losses, rel=1e-6)
+    assert rest.end.metrics == pytest.approx(whole.end.metrics, abs=1e-6)
+
+
+def test_counts_estimate_frequencies() -> None:
+    counts = ItemCounts()
+    assert np.exp(counts.add(np.array([7, 7, -3, 7]))).tolist() == pytest.approx(
+        [0.75, 0.75, 0.25, 0.75]
+    )
+    assert np.exp(counts.add(np.array([2**62, -3]))).tolist() == pytest.approx([1 / 6, 2 / 6])
+    again = ItemCounts()
+    again.restore({"item_counts": counts.state()})
+    more = np.array([7, 5])
+    assert again.add(more).tolist() == counts.add(more).tolist()
+
+
+def test_items_of_a_step_are_those_of_all_ranks() -> None:
+    whole = ColumnBatch({"item": Column(np.arange(7))}, np.empty((7, 0), np.float32))
+    group = LocalGroup(1)
+    with group.join(0) as collective:
+        step = StepItems.of(whole, "item", Ranks(collective))
+    assert step.ids.tolist() == list(range(7))
+    assert step.first == 0
+
+
+class Planted:
+    """Vectors of ids, which evaluation asks for."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(8)
+        self.users = self._random.normal(size=(60, 6)).astype(np.float32)
+        self.items = self._random.normal(size=(80, 6)).astype(np.float32)
+
+    def predict(self, batch: ColumnBatch) -> Any:
+        users = self.users[batch.ids["user"].ids]
+        # Those of users are asked for with any item.
+        return np.stack([users, self.items[(batch.ids["item"].ids - 1000) % 80]])
+
+
+@pytest.mark.parametrize("query", ["user", None])
+def test_all_items_are_ranked_without_those_seen(query: str | None) -> None:
+    data, planted = visits(label="binary"), Planted()
+    ranking = Ranking(item=("item",), user="user", query=query, positive=1.0)
+    with LocalGroup(1).join(0) as collective:
+        found = RankingEvaluation(ranking, data).metrics(planted.predict, Ranks(collective))
+    known = np.unique([item for _, _, item, _, _ in data.train])
+    hits, ndcg, mrr = [], [], []
+    for user, _, item, label, _ in data.test:
+        if label < 1:
+            continue
+        seen = {each for other, _, each, _, _ in data.train if other == user}
+        unseen = np.array([each for each in known if each not in seen])
+        scores = planted.items[unseen - 1000] @ planted.users[user]
+        place = list(unseen[np.argsort(-scores, kind="stable")]).index(item)
+        hits.append(place < 10)
+        ndcg.append((place < 10) / np.log2(place + 2))
+        mrr.append((place < 10) / (place + 1))
+    expected = {
+        "recall@10": np.mean(hits),
+        "ndcg@10": np.mean(ndcg),
+        "mrr@10": np.mean(mrr),
+        "hit_rate@10": np.mean(hits),
+    }
+    assert found == pytest.approx(expected, abs=1e-6)

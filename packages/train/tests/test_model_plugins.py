@@ -1,0 +1,51 @@
+"""The kind of model that a page shows trains, as a plugin, in both frameworks."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.plugins.distributions import PluginSource
+from sparring_train.config.loader import parse_config
+from sparring_train.registered_kinds import trainer_of
+from sparring_train.result import SilentProgress
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/bring-data-or-a-model.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("framework", "package"), [("torch", "sparring_torch"), ("tensorflow", "tensorflow")]
+)
+def test_the_kind_of_the_page_trains(
+    framework: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package, reason=f"needs {package}")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    (code,) = (each for each in blocks if "class SumModel" in each)
+    module = types.ModuleType("summing")
+    monkeypatch.setitem(sys.modules, "summing", module)
+    exec(code, module.__dict__)
+    manager = make_plugin_manager()
+    manager.load(PluginSource("sum", "sum-model", "1", lambda: module))
+    path = tmp_path / "clicks.csv"
+    path.write_text("user,item,clicked\n" + "ann,shoe,1\nbob,hat,0\nann,hat,0\n" * 64)
+    config = parse_config(
+        f"""
+framework: {framework}
+threads: 1
+data: {{kind: table, path: {path}, label: clicked, categorical: [user, item], batch_size: 32}}
+model: {{kind: sum}}
+storage: {{backend: memory}}
+optimizer: {{sparse: {{name: adagrad, lr: 0.5}}}}
+training: {{epochs: 4}}
+""",
+        plugin_manager=manager,
+    )
+    result = trainer_of(framework, manager).train(config, manager, SilentProgress())
+    assert result.metrics["auc"] > 0.95
+    assert set(result.rows) == {"user", "item"}

@@ -1,0 +1,281 @@
+"""What sessions install, and how packages of this checkout are built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import nox
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ROOT / "packages"
+
+# What builds the native packages. Build isolation is off because a backend is built against the core
+# that is being developed, not against one from an index.
+BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake", "ninja")
+
+# One torch for all development sessions, so that a red test means our change. The packages
+# themselves declare a range.
+TORCH = "torch==2.13.0"
+
+# What the TensorFlow adapter is tested with, next to torch; and all releases that one wheel is proven on.
+TENSORFLOW = "tensorflow-cpu==2.21.0"
+TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
+
+# The siblings of core that are released with it, in the order in which they are built.
+FAMILY = (
+    "testing",
+    "plan",
+    "backend-hkv",
+    "backend-rocksdb",
+    "backend-redis",
+    "packed",
+    "serve",
+    "framework-torch",
+    "framework-tf",
+    "framework-jax",
+    "train",
+)
+
+# Complete plugins of a third party, to start from.
+TEMPLATES = ("_template", "_template_collective")
+
+# What tests need of other distributions, by package. Those of ours are installed from this checkout.
+TEST_EXTRAS = {
+    "core": "[parquet,mpi]",
+    "plan": "[highspy]",
+    "serve": "[metrics]",
+    "train": "[report,metrics]",
+}
+
+# With what `tests` says where its wheels are, so that nothing is compiled twice.
+GIVEN_WHEELS = "--wheels="
+
+# What the machine must have before a package can be built or tested: a file that tells whether it is
+# there, and the package of Debian and Ubuntu that brings it.
+SYSTEM_PACKAGES = {"backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"}}
+
+# What the packages with C++ tests call the option that builds them.
+CXX_TESTS = {
+    "core": "SPARRING_TESTS",
+    "backend-hkv": "SPARRING_HKV_TESTS",
+    "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
+    "packed": "SPARRING_PACKED_TESTS",
+}
+
+# Options for modules that only tests need: a GPU's kernels, run on the host.
+TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
+
+# What finds the compiler of GPU code, or brings it from PyPI; and the releases that it can bring.
+FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
+GPU_OPTION = "SPARRING_HKV_CUDA"
+
+# Tests compile GPU code for one architecture, a third less work; `build` and `cuda_releases` do for all.
+TEST_ARCHITECTURE = "90"
+
+# Set to anything, tests do without it.
+WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
+
+# Programs that tests start, and the package of Debian and Ubuntu that brings each.
+TEST_PROGRAMS = {
+    "openssl": "openssl",
+    "redis-server": "redis-server",
+    "fiu-run": "fiu-utils",
+    "prometheus": "prometheus",
+}
+
+
+def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
+    """Installs system packages, where root may; returns whether it did."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return False
+    # Debian would also start servers of its own, which no one asked for.
+    env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
+        session.run("apt-get", *command, external=True, silent=True, env=env)
+    return True
+
+
+def system_packages(session: nox.Session, *packages: str) -> list[str]:
+    """Those of our `packages` whose system packages are there; root gets what is missing installed.
+
+    Other users are told which command to run, and what needs the packages is left out.
+    """
+    missing = {
+        package: [
+            name
+            for file, name in SYSTEM_PACKAGES.get(package, {}).items()
+            if not Path(file).exists()
+        ]
+        for package in packages
+    }
+    names = sorted({name for some in missing.values() for name in some})
+    if names and apt_install(session, names):
+        return list(packages)
+    for package, some in missing.items():
+        if some:
+            session.warn(f"{package} is left out. It needs: sudo apt install {' '.join(some)}")
+    return [package for package in packages if not missing[package]]
+
+
+def install_programs(session: nox.Session) -> None:
+    """Sees to the programs that tests start. Root gets them installed, others are told how.
+
+    Where one is missing all the same, the tests that need it skip and say so.
+    """
+    missing = [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
+    if missing and not apt_install(session, missing):
+        names = " ".join(missing)
+        session.warn(f"tests that need {names} are skipped; to run them: sudo apt install {names}")
+
+
+def install_family(
+    session: nox.Session, *packages: str, extras: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
+    install_build_tools(session)
+    for package in ("core", *packages):
+        install_local(session, package, extras.get(package, ""))
+
+
+def install_build_tools(session: nox.Session) -> None:
+    """Installs what compiles the native packages, but for the compiler."""
+    session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
+
+
+def gpu_setting(nvcc: str | None) -> str:
+    """The setting of a build of backend-hkv: with GPU code where there is an nvcc, else without."""
+    return f"--config-settings=cmake.define.{GPU_OPTION}={'OFF' if nvcc is None else 'REQUIRED'}"
+
+
+def install_local(
+    session: nox.Session, package: str, extras: str = "", *settings: str, nvcc: str | None = None
+) -> None:
+    """Builds one package of this checkout and installs it in place of what is installed."""
+    chosen = (*build_settings(session, package), *settings)
+    source = f"{PACKAGES / package}{extras}"
+    session.install("--no-build-isolation", *chosen, source, silent=True, env=compilers(nvcc))
+
+
+def build_settings(session: nox.Session, package: str) -> list[str]:
+    """Where a native package is built: kept, so that only what changed is compiled again."""
+    if not (PACKAGES / package / "CMakeLists.txt").exists():
+        return []
+    build_folder = Path(session.virtualenv.location) / "build" / package
+    return [f"--config-settings=build-dir={build_folder}"]
+
+
+def environment(session: nox.Session, folder: Path, *needed: str) -> str:
+    """Makes an environment next to the session's, installs what is needed, and returns its Python."""
+    python = str(folder / "bin/python")
+    session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
+    session.run(python, "-m", "pip", "install", "--quiet", *needed, external=True, silent=True)
+    return python
+
+
+def build_wheels(
+    session: nox.Session,
+    folder: Path,
+    *packages: str,
+    extras: Mapping[str, str] = MappingProxyType({}),
+    options: Collection[str] = (),
+    nvcc: str | None = None,
+    architecture: str | None = None,
+) -> None:
+    """Builds wheels of core and the packages named. Installs core's, for the others need its header.
+
+    C++ tests and modules for tests, if `options` ask for them, are built with what the wheels hold,
+    so that nothing is compiled twice. GPU code is for all architectures unless one is named.
+    """
+    settings = {
+        package: [
+            f"--config-settings=cmake.define.{option}={'ON' if option in options else 'OFF'}"
+            for option in (CXX_TESTS[package], *TEST_MODULES.get(package, ()))
+        ]
+        for package in CXX_TESTS
+    }
+    settings["backend-hkv"].append(gpu_setting(nvcc))
+    if architecture is not None:
+        chosen = f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}"
+        settings["backend-hkv"].append(chosen)
+    install_build_tools(session)
+    shutil.rmtree(folder, ignore_errors=True)
+    make_wheel(session, "core", folder, *settings["core"])
+    install_made(session, folder, "core", extras=extras)
+    for package in packages:
+        make_wheel(session, package, folder, *settings.get(package, ()), nvcc=nvcc)
+
+
+def make_wheel(
+    session: nox.Session, package: str, folder: Path, *settings: str, nvcc: str | None = None
+) -> None:
+    """Builds a wheel of a package of this checkout."""
+    session.run(
+        "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
+        *build_settings(session, package), *settings, str(PACKAGES / package),
+        silent=True, env=compilers(nvcc),
+    )  # fmt: skip
+
+
+def find_nvcc(session: nox.Session) -> str | None:
+    """The compiler of GPU code: the machine's own, or PyPI's. None where there may be none."""
+    if os.environ.get(WITHOUT_NVCC):
+        session.warn(f"{WITHOUT_NVCC} is set: no GPU code is compiled")
+        return None
+    folder = Path(session.virtualenv.location) / "nvcc"
+    try:
+        return str(session.run("python", str(FIND_NVCC), str(folder), silent=True)).split()[-1]
+    except nox.command.CommandFailed:
+        how = f"install nvcc of CUDA 12.4 to 13.x, or set {WITHOUT_NVCC}=1 to go without"
+        if os.environ.get("CI"):
+            session.error(f"GPU code could not be compiled: {how}")
+        session.warn(f"no GPU code is compiled; to have it compiled, {how}")
+        return None
+
+
+def install_made(
+    session: nox.Session,
+    folder: Path,
+    *packages: str,
+    extras: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Installs wheels of `packages` from a folder, and what they and these extras of them need."""
+    wheels = [str(wheel_of(package, folder)) for package in packages]
+    wanted = [
+        f"{wheel}{extras.get(package, '')}" for package, wheel in zip(packages, wheels, strict=True)
+    ]
+    session.install(*wanted, silent=True)
+    # The version stays the same while the checkout changes.
+    session.install("--force-reinstall", "--no-deps", *wheels, silent=True)
+
+
+def wheel_of(package: str, folder: Path) -> Path:
+    """The wheel of a package in a folder."""
+    name = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]["name"]
+    (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
+    return wheel
+
+
+def compilers(nvcc: str | None) -> dict[str, str]:
+    """The environment of a build, for GPUs too where there is an nvcc."""
+    return cached() if nvcc is None else {**cached(), "CUDACXX": nvcc}
+
+
+def cached() -> dict[str, str]:
+    """The environment of compilers: with ccache, where it is installed.
+
+    What it keeps serves every environment and every checkout, for it names files from this one's root.
+    """
+    if shutil.which("ccache") is None:
+        return {}
+    return {
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
+        # The same name everywhere, for one compiler under two names is two to ccache.
+        "CXX": os.environ.get("CXX", "g++"),
+        "CCACHE_BASEDIR": str(ROOT),
+        "CCACHE_NOHASHDIR": "1",
+    }

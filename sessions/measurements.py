@@ -1,0 +1,133 @@
+"""Sessions that measure: benchmarks, reliability, fuzzing, and all that needs a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+from sessions.environments import (
+    FAMILY,
+    PACKAGES,
+    ROOT,
+    TENSORFLOW,
+    TEST_EXTRAS,
+    TEST_MODULES,
+    TORCH,
+    environment,
+    find_nvcc,
+    gpu_setting,
+    install_family,
+    install_local,
+    install_programs,
+    system_packages,
+)
+
+# The peers that benchmarks compare with, in the only versions that go with this torch.
+TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
+
+# The solver, of another make than ours, that confirms a bound of the planner.
+PULP = "pulp==3.3.2"
+
+# Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
+TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
+TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Prints the figures of the documentation, ours and the peers' side by side in one run.
+
+    Installs the peers; TFRA gets an environment of its own. Names after ``--`` choose benchmarks.
+    """
+    session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
+    session.install("--no-deps", *TORCH_PEERS, silent=True)
+    install_family(session, *system_packages(session, *FAMILY), extras=TEST_EXTRAS)
+    install_programs(session)
+    env = {"PYTHONPATH": str(ROOT)}
+    names = [each for each in session.posargs if not each.startswith("-")]
+    if not names or "lookups" in names:
+        env["SPARRING_BENCHMARK_TFRA_PYTHON"] = tfra_python(session)
+    session.run("python", "-m", "benchmarks", *session.posargs, env=env)
+
+
+@nox.session
+def benchmarks_planning(session: nox.Session) -> None:
+    """Prints plans with TorchRec's, by its costs, and lets another solver confirm a bound; minutes.
+
+    Names after ``--`` choose cases, ``--large`` those of many minutes.
+    """
+    session.install(TORCH, *TORCH_PEERS_NEED, PULP, "hypothesis", "pytest", silent=True)
+    session.install("--no-deps", *TORCH_PEERS, silent=True)
+    install_family(session, "plan", extras=TEST_EXTRAS)
+    session.run(
+        "pytest", str(PACKAGES / "plan/tests/test_planning_bounds.py"), "-k", "another_solver"
+    )
+    env = {"PYTHONPATH": str(ROOT)}
+    session.run("python", "-m", "benchmarks.planning_torchrec", *session.posargs, env=env)
+
+
+@nox.session
+def benchmarks_tensorflow(session: nox.Session) -> None:
+    """Prints the figures of the TensorFlow adapter, with those of keras.layers.Embedding and TFRA."""
+    session.install(TENSORFLOW, silent=True)
+    install_family(session, "backend-hkv", "framework-tf", "train", extras={"train": "[report]"})
+    env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
+    session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
+
+
+def tfra_python(session: nox.Session) -> str:
+    """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
+    folder = Path(session.virtualenv.location) / "tfra"
+    python = folder / "bin/python"
+    return str(python) if python.exists() else environment(session, folder, *TFRA)
+
+
+@nox.session
+def reliability(session: nox.Session) -> None:
+    """Breaks things for real, thousands of times, and prints counts; some minutes.
+
+    Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
+    breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
+    """
+    without = ("plan", "framework-torch", "framework-tf", "framework-jax", "train")
+    needed = system_packages(session, *(each for each in FAMILY if each not in without))
+    install_family(session, *needed)
+    install_programs(session)
+    session.install("pytest", silent=True)
+    session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
+    session.install("atheris>=3", "coverage", silent=True)
+    install_family(session, "packed", "serve")
+    session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Runs the tests, checks and benchmarks that need a GPU; elsewhere says what it did not run.
+
+    Needs a GPU with its driver, g++, and compute-sanitizer of NVIDIA's toolkit; nvcc comes from PyPI
+    where there is none. Where there is a GPU, it fails if any of that could not run.
+    """
+    install_family(session, "testing")
+    program = "from sparring import inspect_gpus; print(len(inspect_gpus().devices))"
+    num_gpus = int(str(session.run("python", "-c", program, silent=True)).split()[-1])
+    if num_gpus > 0:
+        session.install(TORCH, silent=True)
+        nvcc = find_nvcc(session)
+        emulated = [
+            f"--config-settings=cmake.define.{option}=ON" for option in TEST_MODULES["backend-hkv"]
+        ]
+        install_local(session, "backend-hkv", "", gpu_setting(nvcc), *emulated, nvcc=nvcc)
+        install_local(session, "framework-torch")
+    # A driver's files without a GPU that can be used are a failure.
+    has_none = num_gpus == 0 and not any(
+        map(os.path.exists, ("/dev/nvidia0", "/proc/driver/nvidia"))
+    )
+    allowed = ("--allow-no-gpu",) if has_none else ()
+    run = ("python", "benchmarks/gpu/run_everything.py", "--no-build", *allowed)
+    session.run(*run, *session.posargs)

