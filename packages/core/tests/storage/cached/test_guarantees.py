@@ -20,6 +20,7 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.change_publisher import ChangePublisher
 from sparring.engine.container import StepContainer
+from sparring.errors import StorageIOError
 from sparring.storage.cached.folder_log import FolderLog
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
@@ -89,6 +90,34 @@ def test_a_read_that_overlaps_a_missed_note_is_not_kept(trainer: Trainer, tmp_pa
         reader.find(KEYS)
         assert reader.counters().cached_rows == 0
         assert (reader.find(KEYS).rows == rows_of(KEYS, 2)).all()
+
+
+def test_a_read_that_a_note_overtakes_leaves_no_older_row_behind(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """Another read puts an older row into the cache, between a find's miss and its own read."""
+    view = ReadOnly(trainer.backend)
+    with open_reader(view, tmp_path) as reader:
+        follower: Any = reader._follower
+        may_exist = follower.may_exist
+
+        def overtaken(keys: Keys) -> Any:
+            follower.may_exist = may_exist
+            reader.find(KEYS[:10])  # of version 1, and they stay in the cache
+            trainer.write(KEYS[:10], 2)
+            view.before_return = Once(take_note)
+            return may_exist(keys)
+
+        def take_note() -> None:
+            trainer.publish()
+            view.is_cut = True  # the note is taken, and its keys cannot be read again yet
+            with pytest.raises(StorageIOError):
+                reader.refresh()
+            view.is_cut = False
+
+        follower.may_exist = overtaken
+        assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 2)).all()
+        assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 2)).all()
 
 
 def test_of_two_reads_that_overlap_none_is_kept(trainer: Trainer, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ Reads of the backend overlap with each other, with notes, and with the trainer's
 backend does not say how new a row is. Two rules keep the rows of each key from going back:
 
 1.  A read that began before a note was taken, and ends after it, leaves out the keys that the note may
-    have: they may be older than the note, and the note's own re-reading may be over.
+    have: they may be older than the note, and the note's own re-reading may be over. It removes them
+    from the cache as well: another read may have put an older row there before this one began, which the
+    note's re-reading has yet to replace.
 2.  Where two reads of one key overlap, no one knows which row is newer, and both may have been seen. So
     the one that ends last removes the key from the cache. The next find reads it from the backend, which
     has a row at least as new as both.
@@ -87,7 +89,7 @@ class CacheFills:
             begun: result of `begin`.
             keys: ``(n,)`` that were read.
             rows: ``(n, width)``
-            found: which have a row; the others leave the cache.
+            found: which have a row.
             hits: keys that the cache had meanwhile, which its policy is told of; None: it takes no such.
             is_new: the cache did not have the keys when the read began.
         """
@@ -102,7 +104,7 @@ class CacheFills:
                     else:
                         is_fresh &= ~has
             taken = is_fresh & is_alone & found
-            leaving = keys[~is_alone | ~found]
+            leaving = keys[~taken]
             if len(leaving):
                 self._cache.erase(leaving)
             if hits is not None and len(hits):
