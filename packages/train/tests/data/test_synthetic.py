@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from sparring.errors import InvalidArgumentError
+from sparring_train.config.data import SyntheticCriteoData
+from sparring_train.data import clicks
 from sparring_train.data.batches import ClickBatch, concatenate
 from sparring_train.data.click_log import ClickLog
 from sparring_train.data.criteo import read_clicks
+from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import CHUNK_ROWS, PlantedModel
 from sparring_train.quality import auc
 
@@ -162,3 +165,15 @@ def test_files_are_read_as_the_log_that_is_in_memory(tmp_path: Path, suffix: str
 def test_options_out_of_range_are_refused(option: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(option))):
         PlantedModel(**option)  # type: ignore[arg-type]
+
+
+def test_the_best_auc_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    monkeypatch.setattr(clicks, "auc", lambda *given: computed.append(given) or auc(*given))
+    section = SyntheticCriteoData(
+        kind="synthetic_criteo", samples=64, test_samples=500, batch_size=64
+    )
+    data = clicks.SyntheticClickDataset(section, OpenRequest(3, "binary"))
+    assert not computed
+    assert data.extra() == data.extra()
+    assert len(computed) == 1

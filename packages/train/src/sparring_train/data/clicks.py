@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -90,6 +91,10 @@ class SyntheticClickDataset:
 
     def extra(self) -> Mapping[str, Any]:
         """``best_auc`` and ``best_log_loss``, those of the model that the log was drawn from."""
+        return self._best
+
+    @cached_property
+    def _best(self) -> dict[str, float]:
         probabilities = np.concatenate([chunk.probabilities for chunk in self._test])
         labels = np.concatenate([chunk.labels for chunk in self._test])
         return {

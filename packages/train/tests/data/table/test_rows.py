@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.data.columns import Label
+from sparring_train.data.table import csv_rows
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
 
@@ -120,6 +121,36 @@ def test_a_line_of_csv_with_another_number_of_fields(tmp_path: Path) -> None:
     (data,) = opened(section(path, **ONE, bad_rows="skip"))
     assert sum(map(len, [*data.batches(0), *data.test_batches()])) == 39
     assert data.extra() == {"rows_skipped": 1}
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 8, 8 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_quoted_values_of_csv_may_have_line_breaks(
+    block_bytes: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_rows, "_BLOCK_BYTES", block_bytes)
+    items = [f"i{n % 7}{end}and, so on" for n in range(40)]
+    rows = [f'"{item}",{n},{n % 2},"a{end}{end}b"' for n, item in enumerate(items)]
+    path = tmp_path / "a.csv"
+    path.write_bytes(end.join(["item,price,clicked,unread", *rows, ""]).encode())
+    found = all_rows(path)
+    ids = hash_strings(items).tolist()
+    assert sorted((row[1], row[0]) for row in found) == [(n, (ids[n],)) for n in range(40)]
+
+
+@pytest.mark.parametrize("bad_rows", ["refuse", "skip"])
+@pytest.mark.parametrize("last", ["", ',39,1,"d"'])
+@pytest.mark.parametrize("quoted", ['i3,1,0,"not closed', '"i3,1,0,not closed'])
+def test_a_quote_of_csv_that_is_not_closed_swallows_no_rows(
+    quoted: str, last: str, bad_rows: str, tmp_path: Path
+) -> None:
+    rows = [f"i{n % 7},{n},{n % 2}, b" for n in range(40)]
+    rows[3] = quoted
+    rows[39] = last or rows[39]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["item,price,clicked,unread", *rows, ""]))
+    with pytest.raises(DataError, match=r"a\.csv, row 5: found a quote that is not closed"):
+        all_rows(path, bad_rows=bad_rows)
 
 
 def test_a_value_of_another_type_in_a_later_file_of_csv(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ _EXPECTED: dict[Kind, str] = {
 class CsvRows:
     """Files of one data set, each with a header. All are read from their beginning.
 
+    A quoted value may have line breaks. A quote that is not closed would make one value of all rows
+    after it: a file whose lines are more than its rows is therefore parsed again, strictly.
+
     Raises:
         DataError: a file cannot be read, or lacks a column.
     """
@@ -51,6 +54,7 @@ class CsvRows:
     num_broken: int = 0
     """Rows left out for another number of fields, in the last reading."""
     _kinds: dict[str, Kind] = field(default_factory=dict)
+    _strictly_read: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for file in self.files:
@@ -95,13 +99,16 @@ class CsvRows:
             self.num_broken += 1
             return "skip" if self.data.bad_rows == "skip" else "error"
 
+        num_rows = 1  # the header
         try:
             with _reading(file), file.open() as stream:
+                counted = _CountedLines(stream)
                 reader = csv.open_csv(
-                    stream,
+                    counted,
                     csv.ReadOptions(block_size=block_bytes),
                     csv.ParseOptions(
-                        delimiter="\t" if file.has_tabs else ",",
+                        delimiter=_delimiter(file),
+                        newlines_in_values=True,
                         invalid_row_handler=on_broken,
                     ),
                     csv.ConvertOptions(
@@ -112,15 +119,38 @@ class CsvRows:
                         check_utf8=False,
                     ),
                 )
-                yield from reader
+                for block in reader:
+                    num_rows += block.num_rows
+                    yield block
+                if counted.num_lines != num_rows + len(broken):
+                    self._check_quotes(file)
         except DataError:
+            self._check_quotes(file)
             if not broken or self.data.bad_rows == "skip":
                 raise
             row = broken[0]
             fields = f"{row.expected_columns} fields, as the header has"
             found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
-            line = _line_of(file, row.expected_columns)
+            line = _row_of(file, row.expected_columns)
             raise bad_row(file.name, line, BadValue(0, None, found, fields)) from None
+
+    def _check_quotes(self, file: TableFile) -> None:
+        """Raises DataError where a quote is not closed, or text follows a closing quote."""
+        if file.name in self._strictly_read:
+            return
+        row = 0
+        try:
+            with file.open() as stream:
+                for row, _ in enumerate(_python_rows(file, stream, strict=True), 1):  # noqa: B007
+                    pass
+        except python_csv.Error as error:
+            raise DataError(
+                f"{file.name}, row {row + 1}: found a quote that is not closed, or not in its place "
+                f"({error}); expected a quoted value to end with a quote; mend the row",
+                path=file.name,
+                row=row + 1,
+            ) from None
+        self._strictly_read.add(file.name)
 
     def _kind(self, name: str, sample: list[str]) -> Kind:
         if name in self.data.types:
@@ -196,18 +226,47 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _line_of(file: TableFile, num_fields: int) -> int:
-    """The first line of another number of fields; the parser tells no line of a stream."""
+def _row_of(file: TableFile, num_fields: int) -> int:
+    """The first row of another number of fields; the parser tells no row of a stream."""
     with file.open() as stream:
-        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
-        reader = python_csv.reader(lines, delimiter="\t" if file.has_tabs else ",")
-        return next((reader.line_num for row in reader if row and len(row) != num_fields), 0)
+        rows = enumerate(_python_rows(file, stream), 1)
+        return next((number for number, row in rows if len(row) != num_fields), 0)
+
+
+def _python_rows(file: TableFile, stream: Any, *, strict: bool = False) -> Iterator[list[str]]:
+    """Rows that are not empty, of a file that something is wrong with."""
+    lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
+    return filter(None, python_csv.reader(lines, delimiter=_delimiter(file), strict=strict))
+
+
+def _delimiter(file: TableFile) -> str:
+    return "\t" if file.has_tabs else ","
+
+
+class _CountedLines:
+    """A stream whose lines are counted as it is read."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._ended, self._last = 0, b"\n"
+
+    def read(self, size: int = -1) -> bytes:
+        block: bytes = self._stream.read(size)
+        self._ended += block.count(b"\n")
+        self._last = block[-1:] or self._last
+        return block
+
+    @property
+    def num_lines(self) -> int:
+        return self._ended + (self._last != b"\n")
 
 
 def _header(file: TableFile) -> list[str]:
     with _reading(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
-    names = next(python_csv.reader([text], delimiter="\t" if file.has_tabs else ","), [])
+    names = next(python_csv.reader([text], delimiter=_delimiter(file)), [])
     if not names:
         raise DataError(
             f"{file.name}, row 1: found nothing, expected a header with the names of columns",

@@ -122,8 +122,10 @@ def _parquet_rows(file: TableFile) -> Iterator[Any]:
 def _csv_rows(file: TableFile) -> Iterator[Any]:
     rows = 0
     with file.open() as stream:
-        delimiter = "\t" if file.has_tabs else ","
-        for batch in csv.open_csv(stream, parse_options=csv.ParseOptions(delimiter=delimiter)):
+        options = csv.ParseOptions(
+            delimiter="\t" if file.has_tabs else ",", newlines_in_values=True
+        )
+        for batch in csv.open_csv(stream, parse_options=options):
             yield batch
             rows += batch.num_rows
             if rows >= _SAMPLE_ROWS:
