@@ -1,4 +1,4 @@
-"""Overrides of a configuration that a package reads as a document."""
+"""Documents: their overrides, and what messages about them say and keep to themselves."""
 
 from __future__ import annotations
 
@@ -56,3 +56,63 @@ def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said
 def test_what_is_wrong_with_the_file_is_said_with_its_place() -> None:
     with pytest.raises(ConfigError, match=r"a\.yaml:2:3: server\.threads: "):
         read(text="server:\n  threads: few\n")
+
+
+class Access(DocumentModel):
+    password: int | None = None
+    tls_key: bool = False
+    addresses: int = 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password: !!int hunter2",
+        "password: !!float hunter2",
+        "password: !!bool hunter2",
+        "password: !!timestamp hunter2",
+        "password: !!binary hunter2",
+        "password: !hunter2",
+        "password: !!hunter2 more",
+        "password: !hunter2!more",
+        "password: *hunter2",
+        "password: {a: [!!int hunter2]}",
+        "password: hunter2",
+        "password: [hunter2]",
+        "password: {a: hunter2}",
+        "tls_key: hunter2",
+        "addresses: redis://me:hunter2@host",
+        "addresses: !!int redis://me:hunter2@host",
+        "? [hunter2]\n: 3",
+    ],
+)
+def test_no_message_repeats_a_secret(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.yaml:1:") as raised:
+        Document("a.yaml", text).as_model(Access)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["password hunter2", "password:hunter2", "password=!!int hunter2"]
+)
+def test_no_message_about_an_override_repeats_a_secret(override: str) -> None:
+    document = Document("a.yaml", "")
+    with pytest.raises(ConfigError) as raised:
+        document.override(override)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("addresses: !!int few", "'few' is no value of type tag:yaml.org,2002:int"),
+        ("addresses: !!bool few", "'few' is no value of type tag:yaml.org,2002:bool"),
+        ("addresses: few", r"\(found 'few'\)"),
+        ("addresses: !few", "the tag !few is not allowed"),
+        ("addresses: [", "but found '<stream end>'"),
+        ("? [few]\n: 3", "a key must be text"),
+    ],
+)
+def test_other_wrong_values_are_shown(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Document("a.yaml", text).as_model(Access)

@@ -97,13 +97,6 @@ if TYPE_CHECKING:
         ScanChunk,
         Scores,
     )
-    from sparring.contracts.secrets import (
-        SECRET_GIVEN,
-        SecretFound,
-        may_show_secret,
-        passwords_in,
-        secrets_in,
-    )
     from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
     from sparring.contracts.storage import Storage
     from sparring.contracts.storage_optional import (
@@ -121,6 +114,13 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
     from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+    from sparring.runtime.secrets import (
+        SECRET_GIVEN,
+        SecretFound,
+        may_show_secret,
+        passwords_in,
+        secrets_in,
+    )
 
 __getattr__ = names_from(
     globals(),
@@ -158,7 +158,7 @@ __getattr__ = names_from(
         "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
         "sparring.contracts.results": "Columns Evicted FindResult Keys Rows ScanChunk Scores",
-        "sparring.contracts.secrets": (
+        "sparring.runtime.secrets": (
             "SECRET_GIVEN SecretFound may_show_secret passwords_in secrets_in"
         ),
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",

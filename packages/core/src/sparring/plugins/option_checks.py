@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from sparring.contracts.descriptors import Descriptor
 from sparring.contracts.options import Options
-from sparring.contracts.secrets import SECRET_GIVEN, may_show_secret
 from sparring.errors import InvalidArgumentError
+from sparring.runtime.secrets import SECRET_GIVEN, may_show_secret
 from sparring.runtime.suggestions import closest_name
 
 __all__ = ["checked_options"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -12,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sparring.errors import ConfigError
+from sparring.runtime.secrets import may_show_secret
 from sparring.runtime.suggestions import closest_name
 
 __all__ = ["Document", "DocumentModel", "read_document"]
@@ -21,6 +24,8 @@ _MAX_VALUES = 2_000_000
 _SCALARS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "null", "str", "timestamp")
 )
+# Names of aliases and tags: `*` and `!` may begin a password without quotes.
+_QUOTED = re.compile(r" '[^'<][^']+'")
 _Model = TypeVar("_Model", bound="DocumentModel")
 _Key = tuple[str | int, ...]
 
@@ -47,7 +52,8 @@ class Document:
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-            raise ConfigError(f"{place}: YAML: {error.problem or error.context}") from None
+            reason = _QUOTED.sub("", str(error.problem or error.context))
+            raise ConfigError(f"{place}: YAML: {reason}") from None
         except (YAMLError, RecursionError) as error:
             raise ConfigError(f"{source}: YAML: {error}") from None
         if not isinstance(self.value, dict):
@@ -74,8 +80,9 @@ class Document:
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
-            raise ConfigError(f"override {text!r}: must be dotted.key=value, as server.threads=4")
-        given = Document(f"override {key}", f"value: {value}").value["value"]
+            shown = "" if may_show_secret(text) else f" {text!r}"
+            raise ConfigError(f"override{shown}: must be dotted.key=value, as server.threads=4")
+        given = Document(f"override {key}", f"{json.dumps(key)}: {value}").value[key]
         section = self.value
         for part in path[:-1]:
             section = section.setdefault(part, {})
@@ -109,7 +116,8 @@ class Document:
         if error["type"] == "missing":
             return f"{self.place(path)}: {name} is missing; add it"
         message = error["msg"].removeprefix("Value error, ")
-        found = "" if isinstance(error["input"], (dict, list)) else f" (found {error['input']!r})"
+        found = _shown(path, error["input"])
+        found = f" (found {found})" if found else ""
         return f"{self.place(path)}: {name}: {message[:1].lower()}{message[1:]}{found}"
 
     def _read(self, node: Node, path: _Key) -> Any:
@@ -120,6 +128,8 @@ class Document:
         if isinstance(node, MappingNode) and str(node.tag).endswith(":map"):
             mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:
+                if not isinstance(key_node, ScalarNode):
+                    self.refuse(path, "a key must be text, not a mapping or list")
                 key = str(key_node.value)
                 below = (*path, key)
                 first = self._places.get(below)
@@ -134,9 +144,19 @@ class Document:
         if isinstance(node, ScalarNode) and str(node.tag) in _SCALARS:
             try:
                 return self._constructor.construct_object(node, deep=True)
-            except (ValueError, OverflowError):
-                self.refuse(path, f"{node.value!r} is no value of type {node.tag}")
-        self.refuse(path, f"the tag {node.tag} is not allowed; remove it")
+            except (YAMLError, LookupError, ValueError, OverflowError):
+                found = _shown(path, node.value) or "this"
+                self.refuse(path, f"{found} is no value of type {node.tag}")
+        tag = f" {node.tag}" if _shown(path, str(node.tag)) else ""
+        self.refuse(path, f"the tag{tag} is not allowed; remove it")
+
+
+def _shown(path: _Key, value: object) -> str:
+    """`value` for a message; empty where it has parts, or may be a secret by itself or by its key."""
+    if isinstance(value, (dict, list)):
+        return ""
+    text = repr(value)
+    return "" if any(may_show_secret(each) for each in (*map(str, path), text)) else text
 
 
 def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.results import ScanChunk
-from sparring.contracts.secrets import has_password
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,
     SnapshotError,
     UnknownTableError,
 )
+from sparring.runtime.secrets import has_password
 from sparring.snapshot.format.data_file import SnapshotState, dtype_of_code, state_values
 from sparring.snapshot.format.manifest import (
     MANIFEST_BYTES,

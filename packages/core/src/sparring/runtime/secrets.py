@@ -36,7 +36,7 @@ _IN_A_URL = re.compile(
 )
 _BEFORE_A_HOST = re.compile(r"[^/\s:@]*:[^/\s@]+@[^/\s@]+\Z")
 _NAME = re.compile(rf"{_WORDS}\Z", re.IGNORECASE)
-_HINT = re.compile(rf"{_WORDS}|[^\s='\"@]@", re.IGNORECASE)
+_HINT = re.compile(rf"{_WORDS}|(?:tls|ssl)[_-]?key|[^\s='\"@]@", re.IGNORECASE)
 _NAME_OF_A_VARIABLE = re.compile(rf"{_WORDS}_environment\Z", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sparring.contracts.secrets import has_password, is_secret_name, secrets_in
+from sparring.runtime.secrets import has_password, is_secret_name, secrets_in
 
 SECRET = "hunter2hunter2"
 
