@@ -16,7 +16,8 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.apply.gradients import sum_gradients
-from sparring.engine.container import NonFinite, StepContainer
+from sparring.engine.container import StepContainer
+from sparring.engine.state import NonFinite
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage

@@ -19,8 +19,9 @@ from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gradients import sum_gradients
-from sparring.engine.container import NonFinite, StepContainer
+from sparring.engine.container import StepContainer
 from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
+from sparring.engine.state import NonFinite
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.exchange.options import ExchangeOptions

@@ -11,8 +11,9 @@ import pytest
 from sparring.contracts.admission import Frequency
 from sparring.contracts.collective import Collective
 from sparring.contracts.updates import MethodChoice
-from sparring.engine.container import NonFinite, StepContainer
+from sparring.engine.container import StepContainer
 from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
+from sparring.engine.state import NonFinite
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method

@@ -1,4 +1,4 @@
-"""The hub of a training: `StepContainer`, and `Step` to drive it by hand.
+"""The hub of a training: `StepContainer`.
 
 In an ordinary training loop a framework adapter drives it: forward calls `lookup`, backward hands
 gradients to `resources.accumulate`, the optimizer calls `apply`. It knows nothing of any framework.
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.collective.local import LocalGroup
-from sparring.contracts.checkpoint import Loaded, Retention, Saved, SaveOptions, State
+from sparring.contracts.checkpoint import Loaded, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Transfer
@@ -35,7 +35,7 @@ from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.function import apply_update
-from sparring.engine.apply.gather import TableUpdate, Update
+from sparring.engine.apply.gather import Update
 from sparring.engine.apply.methods import apply_methods
 from sparring.engine.assign import assign
 from sparring.engine.checkpoint.flush import flush
@@ -45,13 +45,13 @@ from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save import save
 from sparring.engine.checkpoint.save_manager import SaveManager
 from sparring.engine.expiry import note_step
-from sparring.engine.job_fingerprint import JobFingerprint, describe_wire_format
+from sparring.engine.job_fingerprint import JobFingerprint
 from sparring.engine.lookup import Lookup, look_up
 from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.prefetch import Prefetch
 from sparring.engine.prefetch_thread import PrefetchThread
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import EngineState, NonFinite, Purpose, StepCounters, place_of, quiesce
+from sparring.engine.state import EngineState, NonFinite, Purpose, place_of, quiesce
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
 from sparring.engine.tables import TableEntry, Tables
@@ -70,22 +70,7 @@ from sparring.storage.tiered.counters import TierCounters
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
 
-__all__ = [
-    "Loaded",
-    "Lookup",
-    "NonFinite",
-    "Prefetch",
-    "Retention",
-    "SaveOptions",
-    "Saved",
-    "State",
-    "Step",
-    "StepContainer",
-    "StepCounters",
-    "StorageChoice",
-    "TableUpdate",
-    "Update",
-]
+__all__ = ["StepContainer"]
 
 
 class StepContainer:
@@ -141,10 +126,9 @@ class StepContainer:
         resources, events, at_work = ResourceManager(), EventLoop(), StoragesAtWork()
         # Others are told in time that this rank cannot go on.
         most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
-        self._fingerprint = JobFingerprint(config or {})
-        plan = (
-            plan if isinstance(plan, ShardingPlan) else ShardingPlan({} if plan is None else plan)
-        )
+        fingerprint = JobFingerprint(config or {})
+        if not isinstance(plan, ShardingPlan):
+            plan = ShardingPlan({} if plan is None else plan)
         tables = Tables(place, rendezvous, resources, events, plugin_manager, plan)
         self.state = EngineState(
             collective=collective,
@@ -154,7 +138,7 @@ class StepContainer:
                 collective,
                 shards,
                 exchange,
-                settings=self._describe_settings,
+                settings=lambda: fingerprint.describe(self.state),
                 layout_of=tables.layout_of,
             ),
             tables=tables,
@@ -204,15 +188,6 @@ class StepContainer:
     def span(self, name: str) -> AbstractContextManager[None]:
         """Traces the block."""
         return self.state.span(name)
-
-    def _describe_settings(self) -> Mapping[str, Any]:
-        return self._fingerprint.describe(
-            list(self.tables.values()),
-            describe_wire_format(self.state),
-            self.state.tables.layout_of,
-            reduction=self.state.reduction.value,
-            non_finite_gradients=self.state.non_finite.value,
-        )
 
     # -- tables
 
@@ -678,16 +653,6 @@ class StepContainer:
         tables: Iterable[str] | None = None,
         is_base: bool = False,
     ) -> Task[Loaded]: ...
-
-    @overload
-    def load(
-        self,
-        url: str,
-        *,
-        blocking: bool,
-        tables: Iterable[str] | None = None,
-        is_base: bool = False,
-    ) -> Loaded | Task[Loaded]: ...
 
     def load(
         self,

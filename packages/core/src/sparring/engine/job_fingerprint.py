@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any
 
-from sparring.contracts.layout import Layout
 from sparring.contracts.table import TableConfig
 from sparring.engine.state import EngineState
 
-__all__ = ["JobFingerprint", "describe_wire_format"]
+__all__ = ["JobFingerprint"]
 
 
 class JobFingerprint:
@@ -25,22 +24,15 @@ class JobFingerprint:
         self._config = config
         self._described: tuple[object, Mapping[str, Any]] | None = None
 
-    def describe(
-        self,
-        tables: Sequence[TableConfig],
-        devices: Mapping[str, str],
-        layout_of: Callable[[str], Layout],
-        **policies: str,
-    ) -> Mapping[str, Any]:
-        """The settings: the same object as last time where nothing changed.
-
-        Args:
-            tables: all that were declared.
-            devices: of tables whose rows travel between devices, how they do.
-            layout_of: table → its layout, which never changes.
-            policies: by name, how gradients of several ranks combine, and the like.
-        """
-        known = (tuple(tables), dict(devices), policies)
+    def describe(self, state: EngineState) -> Mapping[str, Any]:
+        """The settings: the same object as last time where nothing changed."""
+        tables = tuple(entry.config for entry in list(state.tables.declared.values()))
+        devices = _travels_by_table(state)
+        policies = {
+            "reduction": state.reduction.value,
+            "non_finite_gradients": state.non_finite.value,
+        }
+        known = (tables, devices, policies)
         if self._described is None or self._described[0] != known:
             self._described = (
                 known,
@@ -50,7 +42,7 @@ class JobFingerprint:
                     "tables": {
                         table.name: _described(table)
                         | {
-                            "layout": str(layout_of(table.name)),
+                            "layout": str(state.tables.layout_of(table.name)),
                             "rows travel": devices.get(table.name, "between hosts"),
                         }
                         for table in tables
@@ -82,7 +74,7 @@ def _version() -> str:
         return "unknown"
 
 
-def describe_wire_format(state: EngineState) -> dict[str, str]:
+def _travels_by_table(state: EngineState) -> dict[str, str]:
     """Table → how its rows travel between devices, for all ranks to compare."""
     if state.collective.world_size == 1:
         return {}
