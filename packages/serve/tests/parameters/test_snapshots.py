@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,18 @@ import pytest
 
 from sparring import list_snapshots, open_snapshot, verify_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError
-from sparring_serve import PushFailedError, Token
+from sparring_serve import (
+    AsyncParameterClient,
+    ClientConfig,
+    LookupServer,
+    ParameterClient,
+    PushFailedError,
+    ServingConfig,
+    Token,
+    open_parameter_server,
+)
 from sparring_serve.client.transport import Send
+from sparring_serve.testing import FaultyTransport
 
 from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, made_gradients
 
@@ -124,7 +136,8 @@ def test_a_save_without_one_of_the_shards_is_refused_and_names_it(
     train(shards, 0, 1)
     shards.fault = lambda send: "cut" if send.address == "shard:2" else ""
     with shards.client() as client:
-        with pytest.raises(SnapshotError, match="nothing was changed: shard 3 of 3 at shard:2"):
+        refused = r"nothing was changed: shard 3 of 3 at shard:2 .*UNAVAILABLE connection refused"
+        with pytest.raises(SnapshotError, match=refused):
             client.save("a")
         assert list_snapshots(str(tmp_path)) == []
         assert not list(tmp_path.iterdir())
@@ -213,3 +226,137 @@ def test_pushes_go_on_while_a_save_runs_and_are_not_in_it(
     own = ShardReplicas(shards.map.shards).shard_of(IDS) == 1
     for name, rows in one_process.rows(IDS).items():
         assert np.array_equal(found[name][own], rows[own])
+
+
+@pytest.mark.parametrize("method", ["save", "load"])
+def test_a_shard_that_no_one_listens_for_is_named_with_its_connection(
+    tmp_path: Path, method: str
+) -> None:
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{bound.getsockname()[1]}"
+        config = ServingConfig.model_validate(
+            {
+                "shards": [["127.0.0.1:0"], [nowhere]],
+                "parameters": {"tables": TABLES, "start": None, "folders": [str(tmp_path)]},
+            }
+        )
+        with open_parameter_server(config) as server:
+            given = ClientConfig(deadline_seconds=10)
+            with ParameterClient([[server.address], [nowhere]], given) as client:
+                if method == "load":  # of a snapshot that is there
+                    with one_shard(tmp_path) as other, ParameterClient(other.address) as its:
+                        its.save("a")
+                refused = f"nothing was changed: shard 2 of 2 at {nowhere} .*Connection refused"
+                with pytest.raises(SnapshotError, match=refused):
+                    getattr(client, method)("a", deadline_seconds=4)
+            with ParameterClient([[nowhere], [server.address]], given) as client:
+                refused = f"nothing was changed: shard 1: .*{nowhere}: .*Connection refused"
+                with pytest.raises(SnapshotError, match=refused):
+                    getattr(client, method)("a", deadline_seconds=4)
+
+
+def one_shard(folder: Path) -> LookupServer:
+    parameters = {"tables": TABLES, "start": None, "folders": [str(folder)]}
+    return open_parameter_server(
+        ServingConfig.model_validate({"parameters": parameters}), address="127.0.0.1:0"
+    )
+
+
+def test_a_shard_that_is_starting_again_is_waited_for(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    shards = make_shards(2, folders=[str(tmp_path)])
+    train(shards, 0, 1)
+    asked: list[Send] = []
+
+    def comes_back(send: Send) -> str:
+        if send.method != "SavePart" or send.address != "shard:1":
+            return ""
+        asked.append(send)
+        return "" if asked[-1].waits or len(asked) > 2 else "cut"
+
+    shards.fault = comes_back
+    with shards.client() as client:
+        assert client.save("a").step == 1
+    assert [each.waits for each in asked] == [False, True, False]
+
+
+def test_a_snapshot_with_more_tables_is_loaded_by_the_names_of_those_of_the_service(
+    make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
+) -> None:
+    both = make_shards(2, folders=[str(tmp_path)])
+    train(both, 0, 3)
+    with both.client() as client:
+        token = client.push({"item": made_gradients(3)["item"]}, wait="applied").token
+        client.save("both")
+    one = make_shards(3, folders=[str(tmp_path)], tables={"item": TABLES["item"]})
+    with one.client() as client:
+        with pytest.raises(SnapshotError, match=r"not declared: user; .*load\(url, tables=…\)"):
+            client.load("both")
+        loaded = client.load("both", tables=["item"])
+        assert set(loaded.rows) == {"item"}
+        gradients = {"item": made_gradients(3)["item"]}
+        assert client.push(gradients, token=token).was_known == (0, 1, 2)
+        gradients = {"item": made_gradients(4)["item"]}
+        assert client.push(gradients, wait="applied").step == (5, 5, 5)
+        assert client.save().url.endswith("step-000000000005")
+        found = client.pull({"item": IDS}).rows["item"]
+    for seed in range(3):
+        one_process.push(made_gradients(seed))
+    for seed in range(3, 5):
+        one_process.push({"item": made_gradients(seed)["item"]})
+    assert np.array_equal(found, one_process.rows(IDS)["item"])
+
+
+def test_other_tables_and_tokens_stay_where_one_table_is_loaded(
+    make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
+) -> None:
+    shards = make_shards(2, folders=[str(tmp_path)])
+    train(shards, 0, 2)
+    with shards.client() as client:
+        client.save("a")
+        token = client.push(made_gradients(2), wait="applied").token
+        client.load("a", tables=("user",))
+        assert client.push(made_gradients(2), token=token).was_known == (0, 1)
+        with pytest.raises(SnapshotError, match="'usr'"):
+            client.load("a", tables=["usr"])
+        # Its method goes on with the steps that its rows have.
+        client.push({"user": made_gradients(3)["user"]}, wait="applied")
+    one_process.push(made_gradients(0))
+    one_process.push(made_gradients(1))
+    one_process.push({"item": made_gradients(2)["item"]})
+    one_process.push({"user": made_gradients(3)["user"]})
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+def test_the_client_for_asyncio_loads_tables_by_their_names(
+    make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
+) -> None:
+    one_process.push(made_gradients(0))
+    one_process.container.save(f"{tmp_path}/of-ranks")
+    shards = make_shards(2, folders=[str(tmp_path)])
+    asyncio.run(_load_for_asyncio(shards, "of-ranks", ["user", "item"]))
+    assert_same_rows(shards, one_process.rows(IDS))
+
+
+async def _load_for_asyncio(shards: Shards, name: str, tables: list[str]) -> None:
+    transport = AsyncOf(FaultyTransport(shards.services))
+    async with AsyncParameterClient(shards.map, transport=transport) as client:
+        assert set((await client.load(name, tables=tables)).rows) == set(tables)
+
+
+class AsyncOf:
+    """A transport for asyncio, of one that is not."""
+
+    def __init__(self, transport: FaultyTransport) -> None:
+        self._transport = transport
+
+    async def exchange(self, sends: list[Send]) -> object:
+        return self._transport.exchange(sends)
+
+    async def pause(self, seconds: float) -> None:
+        self._transport.pause(seconds)
+
+    async def close(self) -> None:
+        self._transport.close()

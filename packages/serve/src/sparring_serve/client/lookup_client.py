@@ -6,18 +6,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ClosedError, InvalidArgumentError
 from sparring_serve.client.answer import Answer
+from sparring_serve.client.arguments import checked_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
 from sparring_serve.client.recommending import Queries, Recommendations, Wanted, recommending
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import AsyncTransport, Outcome, Pause, Transport
-from sparring_serve.config import ClientConfig, read_serving_config
+from sparring_serve.config import ClientConfig, ServingConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.wire.messages import Missing
@@ -25,7 +26,7 @@ from sparring_serve.wire.messages import Missing
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncLookupClient", "LookupClient"]
+__all__ = ["AsyncLookupClient", "Client", "LookupClient", "Targets"]
 
 _Result = TypeVar("_Result")
 
@@ -38,9 +39,29 @@ def _shards(targets: Targets) -> ShardReplicas:
         return targets
     if isinstance(targets, str):
         return ShardReplicas(((targets,),), number=0)
-    if all(isinstance(each, str) for each in targets):
-        return ShardReplicas((tuple(map(str, targets)),), number=0)
-    return ShardReplicas(tuple(map(tuple, targets)), number=0)
+    shards: Sequence[Any] = targets if isinstance(targets, (list, tuple)) else [None]
+    if all(isinstance(each, str) for each in shards):
+        return ShardReplicas((tuple(shards),), number=0)
+    for replicas in shards:
+        is_of_text = isinstance(replicas, (list, tuple)) and all(
+            isinstance(each, str) for each in replicas
+        )
+        if not is_of_text:
+            raise InvalidArgumentError(
+                "targets must be 'host:port', a list of those of the replicas of one shard, or for each "
+                f"shard such a list; found {targets!r}"
+            )
+    return ShardReplicas(tuple(map(tuple, shards)), number=0)
+
+
+def _read_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> ServingConfig:
+    text = checked_text("path", os.fspath(path) if isinstance(path, os.PathLike) else path)
+    is_list = isinstance(overrides, (list, tuple))
+    if not is_list or not all(isinstance(each, str) for each in overrides):
+        raise InvalidArgumentError(
+            f"overrides must be a list of texts, as ['client.row_dtype=int8'], found {overrides!r}"
+        )
+    return read_serving_config(Path(text), overrides)
 
 
 def _missing(given: str) -> Missing:
@@ -52,8 +73,8 @@ def _missing(given: str) -> Missing:
         ) from None
 
 
-class _Client:
-    """The part that both clients share."""
+class Client:
+    """The part that clients share, whether they wait for their answers or are for asyncio."""
 
     def __init__(
         self,
@@ -62,6 +83,11 @@ class _Client:
         metrics: ServingMetrics | None,
         clock: Callable[[], float],
     ) -> None:
+        if not isinstance(config, (ClientConfig, type(None))):
+            raise InvalidArgumentError(
+                f"config must be a ClientConfig, found {type(config).__name__}; for the file of a "
+                "service use from_config"
+            )
         self.config = ClientConfig() if config is None else config
         self.metrics = ServingMetrics() if metrics is None else metrics
         self._session = Session(_shards(targets), self.config, self.metrics, clock)
@@ -75,7 +101,7 @@ class _Client:
             raise ClosedError("this lookup client is closed; make a new one")
 
 
-class LookupClient(_Client):
+class LookupClient(Client):
     """A client that waits for its answers. Any thread may call any method.
 
     Args:
@@ -110,7 +136,7 @@ class LookupClient(_Client):
         Raises:
             ConfigError: the file is wrong.
         """
-        config = read_serving_config(Path(path), overrides)
+        config = _read_config(path, overrides)
         return cls(config.shard_map, config.client)
 
     def pull(
@@ -245,7 +271,7 @@ class LookupClient(_Client):
                 outcomes = self._transport.exchange(sends)
 
 
-class AsyncLookupClient(_Client):
+class AsyncLookupClient(Client):
     """`LookupClient` for asyncio; of the event loop that first uses it."""
 
     def __init__(
@@ -262,7 +288,7 @@ class AsyncLookupClient(_Client):
     @classmethod
     def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
         """As `LookupClient.from_config`."""
-        config = read_serving_config(Path(path), overrides)
+        config = _read_config(path, overrides)
         return cls(config.shard_map, config.client)
 
     async def pull(

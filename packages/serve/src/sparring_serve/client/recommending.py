@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy.typing as npt
 from sparring import suggestion
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_serve.client.answer import AnsweredVersion
+from sparring_serve.client.arguments import checked_text, whole_ids, whole_number
 from sparring_serve.client.failures import ReplicasFailedError
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
-from sparring_serve.client.session import MOST_BEGINNINGS, Description, Session, Steps, whole_ids
+from sparring_serve.client.session import MOST_BEGINNINGS, Description, Session, Steps
 from sparring_serve.tables import VersionGoneError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RecommendAnswer, RecommendRequest
@@ -77,6 +78,9 @@ class _Part:
 
 def recommending(session: Session, wanted: Wanted, deadline: float) -> Steps[Recommendations]:
     """Recommendations; see `LookupClient.recommend`."""
+    checked_text("table", wanted.table)
+    checked_text("version", wanted.version)
+    whole_number("k", wanted.k)
     for beginning in range(MOST_BEGINNINGS):
         is_last = beginning == MOST_BEGINNINGS - 1
         description = yield from session.described(deadline)
@@ -142,7 +146,10 @@ def _vectors(
             )
         found = answer.found[table]
     else:
-        vectors = np.asarray(given)
+        try:
+            vectors = np.asarray(given)
+        except ValueError as error:
+            raise InvalidArgumentError(f"queries are no array: {error}") from None
         if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
             raise InvalidArgumentError(
                 f"queries: must be (queries, {dim}) numbers, or the keys of a table, found "
@@ -204,10 +211,10 @@ def _excluded(
     """Keys, and how many each query has."""
     if wanted.exclude is None:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    if len(wanted.exclude) != num_queries:
+    found = len(wanted.exclude) if isinstance(wanted.exclude, Sized) else repr(wanted.exclude)
+    if found != num_queries or isinstance(wanted.exclude, (Mapping, Set)):
         raise InvalidArgumentError(
-            f"exclude: must have a sequence of keys for each of {num_queries} queries, found "
-            f"{len(wanted.exclude)}"
+            f"exclude: must have a sequence of keys for each of {num_queries} queries, found {found}"
         )
     keys = [whole_ids(wanted.table, each).astype(np.int64) for each in wanted.exclude]
     counts = np.array([len(each) for each in keys], np.int64)

@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import dedup, hash_strings, suggestion
+from sparring import dedup, suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
 from sparring_serve.client.answer import Answer
+from sparring_serve.client.arguments import (
+    by_table,
+    checked_seconds,
+    checked_text,
+    whole_ids,
+    whole_number,
+)
 from sparring_serve.client.division import CallLimits, TableKeys, divide
 from sparring_serve.client.fallback import Fallback
 from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
@@ -39,7 +44,7 @@ from sparring_serve.wire.messages import (
 )
 from sparring_serve.wire.rows import ids_of, read_rows, row_bytes
 
-__all__ = ["MOST_BEGINNINGS", "Description", "Session", "Steps", "checked_seconds", "whole_ids"]
+__all__ = ["MOST_BEGINNINGS", "Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
@@ -135,7 +140,9 @@ class Session:
         deadline_seconds: float | None,
     ) -> Steps[Answer]:
         """A pull; see `LookupClient.pull`."""
-        wanted = [_distinct(table, each) for table, each in ids.items()]
+        asked = by_table("ids", ids, "ids")
+        wanted = [_distinct(table, each) for table, each in asked.items()]
+        checked_text("version", version)
         deadline = self.deadline(deadline_seconds)
         for beginning in range(MOST_BEGINNINGS):
             is_last = beginning == MOST_BEGINNINGS - 1
@@ -183,6 +190,8 @@ class Session:
                 before, or empty.
             deadline: seconds for it; None: that of the client.
         """
+        checked_text("table", table)
+        whole_number("chunk_rows", most_rows)
         end = self.deadline(deadline)
         description = yield from self.described(end)
         dims, (version, cursor) = description.dims, place
@@ -358,42 +367,6 @@ class Session:
     def deadline(self, deadline_seconds: float | None) -> float:
         given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
         return self.clock() + checked_seconds(given, 600.0)
-
-
-def checked_seconds(given: object, most: float) -> float:
-    """A deadline of `most` at most.
-
-    Raises:
-        InvalidArgumentError: it is no such number.
-    """
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    if not is_number or not 0 < float(given) <= most:  # type: ignore[arg-type]
-        up_to = f" and at most {most:g}" if most < math.inf else ""
-        raise InvalidArgumentError(
-            f"deadline_seconds must be a number above 0{up_to}, found {given!r}"
-        )
-    return float(given)  # type: ignore[arg-type]
-
-
-def whole_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
-    """``(n,)`` whole numbers; of strings those of `sparring.hash_strings`.
-
-    Raises:
-        InvalidArgumentError: they are neither; `table` names the one whose ids they are.
-    """
-    try:
-        array = np.asarray(ids)
-        if array.dtype.kind in "US" and array.size and array.ndim == 1:
-            array = hash_strings(ids)
-    except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"ids of table {table!r} are no array: {error}") from None
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidArgumentError(
-            f"ids of table {table!r} must be whole numbers, or strings, in one dimension, found dtype "
-            f"{array.dtype}, shape {array.shape}; flatten and convert them",
-            table=table,
-        )
-    return array
 
 
 def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:

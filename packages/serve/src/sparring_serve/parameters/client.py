@@ -5,15 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
-from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
-from sparring_serve.client.session import Session, Steps
+from sparring_serve.client.arguments import by_table, checked_text, whole_number
+from sparring_serve.client.lookup_client import (
+    AsyncLookupClient,
+    Client,
+    LookupClient,
+    Targets,
+)
+from sparring_serve.client.session import Steps
+from sparring_serve.config import ClientConfig
+from sparring_serve.metrics import ServingMetrics
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.pushing import (
     Pushed,
@@ -36,7 +43,7 @@ def _pushes(
     hyper: Mapping[str, Any] | None,
 ) -> dict[str, TablePush]:
     pushes = {}
-    for table, each in gradients.items():
+    for table, each in by_table("gradients", gradients, "(ids, gradients)").items():
         if isinstance(each, TablePush):
             pushes[table] = each
         elif isinstance(each, (tuple, list)) and len(each) == 2:
@@ -60,19 +67,22 @@ def _wait(given: str) -> Wait:
         raise InvalidArgumentError(f"wait must be 'queued' or 'applied', found {given!r}") from None
 
 
-class _Pushing:
+class _Pushing(Client):
     """The part that both clients share: tokens are the name of a client, and numbers from 1."""
 
-    _session: Session
-
-    @cached_property
-    def name(self) -> str:
+    def __init__(
+        self,
+        targets: Targets,
+        config: ClientConfig | None,
+        metrics: ServingMetrics | None,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(targets, config, metrics, clock)
+        self.name = secrets.token_hex(8)
         """The client in its push tokens."""
-        return secrets.token_hex(8)
-
-    @cached_property
-    def _numbers(self) -> Iterator[int]:
-        return itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._heard: dict[str, int] = {}
+        """Of each address the failure that its last flush told."""
 
     def _pushing(
         self,
@@ -89,6 +99,9 @@ class _Pushing:
             raise InvalidArgumentError(
                 f"push: token must be that of an earlier push, as error.token, found {token!r}"
             )
+        if token is not None:
+            checked_text("push: token.client", token.client)
+            whole_number("push: token.number", token.number)
         seconds = deadline_seconds
         if seconds is None:
             seconds = self._session.config.push_deadline_seconds
@@ -98,10 +111,11 @@ class _Pushing:
         )
 
     def _flushing(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
-        return flushing(self._session, self.name, self._session.deadline(deadline_seconds))
+        deadline = self._session.deadline(deadline_seconds)
+        return flushing(self._session, self.name, self._heard, deadline)
 
 
-class ParameterClient(_Pushing, LookupClient):
+class ParameterClient(LookupClient, _Pushing):
     """A `LookupClient` that changes tables, too. Any thread may call any method."""
 
     def push(
@@ -147,7 +161,8 @@ class ParameterClient(_Pushing, LookupClient):
             Of each shard the pushes that it has applied.
 
         Raises:
-            PushFailedError: a shard failed, or could not apply a push of this client that was queued.
+            PushFailedError: a shard failed, or could not apply a push of this client that was queued;
+                `token` is that of the first one. The next flush tells of later ones only.
         """
         return self._run(self._flushing(deadline_seconds))
 
@@ -173,12 +188,19 @@ class ParameterClient(_Pushing, LookupClient):
         return self._run(snapshotting(self._session, "Save", url, deadline_seconds))
 
     def load(
-        self, url: str | os.PathLike[str], *, deadline_seconds: float | None = None
+        self,
+        url: str | os.PathLike[str],
+        *,
+        tables: Collection[str] | None = None,
+        deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
         """Replaces all tables of all shards by those of a snapshot, of any number of shards or ranks.
 
         Args:
             url: as of `save`.
+            tables: load the rows of these only, as where the snapshot has others that the service does
+                not. Other tables stay as they are, and so do push tokens, unless these are all tables
+                of the service. None: everything.
             deadline_seconds: as of `save`.
 
         Raises:
@@ -187,10 +209,10 @@ class ParameterClient(_Pushing, LookupClient):
                 refuse pulls and pushes, or are those of before, until then.
             InvalidArgumentError, DeadlineError, ReplicasFailedError, AccessError: as `save`.
         """
-        return self._run(snapshotting(self._session, "Load", url, deadline_seconds))
+        return self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))
 
 
-class AsyncParameterClient(_Pushing, AsyncLookupClient):
+class AsyncParameterClient(AsyncLookupClient, _Pushing):
     """`ParameterClient` for asyncio; of the event loop that first uses it."""
 
     async def push(
@@ -219,7 +241,11 @@ class AsyncParameterClient(_Pushing, AsyncLookupClient):
         return await self._run(snapshotting(self._session, "Save", url, deadline_seconds))
 
     async def load(
-        self, url: str | os.PathLike[str], *, deadline_seconds: float | None = None
+        self,
+        url: str | os.PathLike[str],
+        *,
+        tables: Collection[str] | None = None,
+        deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
         """As `ParameterClient.load`."""
-        return await self._run(snapshotting(self._session, "Load", url, deadline_seconds))
+        return await self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))

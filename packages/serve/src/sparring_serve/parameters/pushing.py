@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from sparring import suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
+from sparring_serve.client.arguments import checked_seconds, checked_text
 from sparring_serve.client.failures import is_of_replica, refusal_error
-from sparring_serve.client.rounds import ShardMapMovedError
-from sparring_serve.client.session import Description, Session, Steps, checked_seconds
+from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.rounds import Rounds, ShardMapMovedError
+from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.shard_ranges import ShardReplicas
@@ -34,6 +36,7 @@ from sparring_serve.wire.messages import (
 from sparring_serve.wire.rows import as_bytes
 
 __all__ = [
+    "ASK_SECONDS",
     "PushFailedError",
     "Pushed",
     "ServiceSnapshot",
@@ -43,19 +46,23 @@ __all__ = [
     "flushing",
     "pushing",
     "raise_failed",
+    "said",
     "save_seconds",
     "snapshotting",
 ]
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.25
 _SHORTEST_ATTEMPT_SECONDS = 1.0
+ASK_SECONDS = 5.0
+"""How long a save or load waits for a shard that is starting again."""
 
 
 class PushFailedError(SparringError):
-    """A push was not applied on all shards: push it again with `token`, which applies it where it
-    is missing.
+    """A push, or a flush, was not done by all shards: push again with `token`, which applies a push
+    where it is missing, or flush again.
 
-    `done` has the shards that took it, `reasons` why others did not.
+    `done` has the shards that did it, `reasons` why others did not. `token` is None after a flush that
+    tells of no push.
     """
 
 
@@ -143,18 +150,40 @@ def pushing(
             is_first = False
             continue
         what = f"push {token.number} of client {token.client}"
-        raise_failed(what, calls, shards, token=token)
+        advice = "See what is wrong there, and push again with token=error.token"
+        raise_failed(what, calls, shards, advice, token)
         known = tuple(shard for shard, each in enumerate(calls) if each.answer.was_known)
         return Pushed(token, tuple(each.answer.step for each in calls), known)
 
 
-def flushing(session: Session, client: str, deadline: float) -> Steps[tuple[int, ...]]:
-    """A flush; see `ParameterClient.flush`."""
+def flushing(
+    session: Session, client: str, heard: dict[str, int], deadline: float
+) -> Steps[tuple[int, ...]]:
+    """A flush; see `ParameterClient.flush`.
+
+    Args:
+        session: to the servers.
+        client: in tokens.
+        heard: of each address the failure that it told last; changed.
+        deadline: on the session's clock.
+    """
     description = yield from session.described(deadline)
     shards, longest = session.shards, save_seconds(description)
-    calls = [ShardCall(encode(FlushRequest(client))) for _ in shards.shards]
+    addresses = [replicas[0] for replicas in shards.shards]
+    calls = [ShardCall(encode(FlushRequest(client, heard.get(each, 0)))) for each in addresses]
     yield from attempts(session, "Flush", calls, FlushAnswer, deadline, longest)
-    raise_failed("flush", calls, shards)
+    token, advice = None, "See what is wrong there, and flush again"
+    for address, call in zip(addresses, calls, strict=True):
+        if call.answer is not None and call.answer.failure:
+            heard[address] = call.answer.failure
+            token = token or Token(client, call.answer.push)
+            call.reason = Outcome(None, "FAILED_PRECONDITION", call.answer.why)
+            call.answer = None
+            advice = (
+                "See what is wrong there; to push that one again, give push its gradients and "
+                "token=error.token"
+            )
+    raise_failed("flush", calls, shards, advice, token)
     return tuple(each.answer.step for each in calls)
 
 
@@ -174,35 +203,76 @@ class ServiceSnapshot:
 
 
 def snapshotting(
-    session: Session, method: str, url: str | os.PathLike[str], deadline_seconds: float | None
+    session: Session,
+    method: str,
+    url: str | os.PathLike[str],
+    deadline_seconds: float | None,
+    tables: Collection[str] | None = None,
 ) -> Steps[ServiceSnapshot]:
     """A save or load; see `ParameterClient.save` and `load`."""
     if not isinstance(url, (str, os.PathLike)):
         raise InvalidArgumentError(
             f"{method.lower()}: the snapshot must be a name, a path or a URL, found {url!r}"
         )
-    url = os.fspath(url)
+    url = checked_text(f"{method.lower()}: the name of the snapshot", os.fspath(url))
+    names = _table_names(tables)
+    given = None if deadline_seconds is None else checked_seconds(deadline_seconds, math.inf)
     description = yield from session.described(session.deadline(None))
     most_seconds = save_seconds(description)
-    seconds = most_seconds
-    if deadline_seconds is not None:
-        seconds = min(checked_seconds(deadline_seconds, math.inf), most_seconds)
+    seconds = most_seconds if given is None else min(given, most_seconds)
     first = session.shards.shards[0][0]
-    # Asked once: the answer to a second attempt would tell nothing of the first.
-    outcomes = yield [Send(first, method, encode(SnapshotRequest(url)), seconds, waits=True)]
-    [outcome] = outcomes
     what = f"{method.lower()} of {url or 'all tables'}"
+    end = session.clock() + seconds
+    yield from _reach_first(session, what, min(ASK_SECONDS, seconds / 2))
+    # Asked once: the answer to a second attempt would tell nothing of the first.
+    request = encode(SnapshotRequest(url, names))
+    [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
     if outcome.answer is None:
         if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             raise refusal_error(first, outcome)
-        raise SnapshotError(
-            f"{what}: shard 1 at {first}: {outcome.status} {outcome.message}", url=url
-        )
+        raise SnapshotError(f"{what}: shard 1 at {first}: {said(outcome, seconds)}", url=url)
     try:
         answer: SnapshotAnswer = decode(SnapshotAnswer, outcome.answer)
     except MessageError as error:
         raise SnapshotError(f"{what}: its answer cannot be read: {error}", url=url) from None
     return ServiceSnapshot(answer.url, answer.step, {each.name: each.rows for each in answer.rows})
+
+
+def _table_names(tables: Collection[str] | None) -> tuple[str, ...]:
+    """Names of tables to load; none: everything.
+
+    Raises:
+        InvalidArgumentError: they are no names, or none.
+    """
+    if tables is None:
+        return ()
+    is_of_names = isinstance(tables, Collection) and not isinstance(tables, (str, bytes))
+    if not is_of_names or not len(tables):
+        raise InvalidArgumentError(
+            f"load: tables must be the names of at least one table, found {tables!r}; give "
+            "tables=['item'], or leave it out to load everything"
+        )
+    return tuple(checked_text("load: the name of a table", each) for each in tables)
+
+
+def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
+    """Waits for the server that directs saves and loads, which may be starting again.
+
+    Raises:
+        SnapshotError: it cannot be reached; nothing was asked of it.
+    """
+    rounds = Rounds("Describe", [(0, b"")], lambda *_: None, is_patient=True)
+    shards, end = session.shards.shards, session.clock() + seconds
+    yield from rounds.run(shards, ReplicaOrder(), session.clock, end)
+    for _, error in rounds.failures():
+        raise SnapshotError(f"{what}: nothing was changed: {error}") from error
+
+
+def said(outcome: Outcome, seconds: float) -> str:
+    """Why an attempt failed, for a person."""
+    if outcome.status == "DEADLINE_EXCEEDED":
+        return f"it has not answered within {seconds:.3g} s; {outcome.message or 'no connection'}"
+    return f"{outcome.status} {outcome.message}".rstrip()
 
 
 def save_seconds(description: Description) -> float:
@@ -242,12 +312,14 @@ def attempts(
         # A lost answer must leave time to ask again.
         timeout = min(max(remaining / 2, _SHORTEST_ATTEMPT_SECONDS), remaining, longest_seconds)
         outcomes = yield [
-            Send(shards.shards[shard][0], method, each.request, timeout, waits=True)
+            Send(shards.shards[shard][0], method, each.request, timeout, each.reason is not None)
             for shard, each in due
         ]
         moved: Outcome | None = None
         for (_, each), outcome in zip(due, outcomes, strict=True):
-            each.reason = outcome
+            # That there is still no connection says less than why there was none.
+            if each.reason is None or outcome.status != "DEADLINE_EXCEEDED":
+                each.reason = outcome
             if outcome.answer is not None:
                 try:
                     each.answer = decode(answer, outcome.answer)
@@ -263,7 +335,11 @@ def attempts(
 
 
 def raise_failed(
-    what: str, calls: Sequence[ShardCall], shards: ShardReplicas, **details: object
+    what: str,
+    calls: Sequence[ShardCall],
+    shards: ShardReplicas,
+    advice: str,
+    token: Token | None,
 ) -> None:
     """Raises where a shard has not done its part.
 
@@ -287,13 +363,9 @@ def raise_failed(
         f"shard {shard + 1} at {shards.shards[shard][0]}: {each.status} {each.message}".rstrip()
         for shard, each in reasons.items()
     )
-    taken = f"shards {', '.join(str(each + 1) for each in done)} have" if done else "no shard has"
+    others = f"; shards {', '.join(str(each + 1) for each in done)} have done it" if done else ""
     raise PushFailedError(
-        f"{what}: {listed}; of the others {taken} done it. See what is wrong there, and ask again, a "
-        "push with the same token",
-        done=done,
-        reasons=reasons,
-        **details,
+        f"{what}: {listed}{others}. {advice}", done=done, reasons=reasons, token=token
     )
 
 
@@ -348,7 +420,9 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
             f"{gradients.dtype}, shape {gradients.shape}",
             table=table,
         )
-    if given.update_method not in (None, method):
+    if given.update_method is not None and (
+        checked_text("update_method", given.update_method) != method
+    ):
         raise InvalidArgumentError(
             f"push to table {table!r}: update method {given.update_method!r} was asked for, and the "
             f"service has {method!r}, whose state is behind the rows; push with that one, or declare the "
@@ -366,7 +440,7 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
 
 def _hyper_text(table: str, given: Mapping[str, Any] | None) -> str:
     """JSON of hyper-parameters; numbers may be those of NumPy or of a framework."""
-    if given is None or given == {}:
+    if given is None or (isinstance(given, Mapping) and not given):
         return ""
     try:
         return json.dumps(dict(given), default=lambda each: each.item())

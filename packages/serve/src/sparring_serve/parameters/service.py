@@ -19,6 +19,7 @@ from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.transport import Transport
 from sparring_serve.parameters.declaration import TableDeclaration
+from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
@@ -38,6 +39,8 @@ from sparring_serve.wire.messages import (
 __all__ = ["ParameterService"]
 
 _CLIENT = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
+_MOST_WHY = 1000
+"""Characters of a reason that a message has."""
 
 
 class ParameterService:
@@ -59,8 +62,7 @@ class ParameterService:
         self._lock = threading.RLock()
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
-        self._failed: dict[str, str] = {}
-        """Client → why the first of its pushes that was answered before it was applied, was not."""
+        self._failures = PushFailures(config.most_clients)
 
     def push(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a PushRequest with a PushAnswer.
@@ -91,11 +93,11 @@ class ParameterService:
         request: FlushRequest = decoded(FlushRequest, content)
         self.check_long_deadline(remaining_seconds)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
-        with self._lock:
-            why = self._failed.pop(request.client, "")
-        if why:
-            raise Refusal(Status.FAILED_PRECONDITION, why, reason="push_failed")
-        return encode(FlushAnswer(self.shard.steps))
+        told = self._failures.tell(request.client, request.heard)
+        if told is None:
+            return encode(FlushAnswer(self.shard.steps))
+        why = str(told)[:_MOST_WHY]
+        return encode(FlushAnswer(self.shard.steps, told.name, told.push, why))
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """As `Changes.methods`."""
@@ -191,10 +193,10 @@ class ParameterService:
         error = done.exception()
         with self._lock:
             self._pending.pop(token, None)
-            if error is not None and wait is Wait.QUEUED and len(self._failed) < 1024:
-                self._failed.setdefault(
-                    token.client, f"push {token.number} was queued, and not applied: {error}"
-                )
+        if error is None:
+            self._failures.drop(token)
+        elif wait is Wait.QUEUED:
+            self._failures.add(token, str(error))
 
     @staticmethod
     def _result(future: Future[Any], seconds: float, what: str) -> Any:
@@ -203,7 +205,8 @@ class ParameterService:
         except FutureTimeoutError:
             raise Refusal(
                 Status.DEADLINE_EXCEEDED,
-                f"the {what} waits its turn still; ask again with the same token, and a longer deadline",
+                f"the {what} waits its turn still; {what} again, "
+                f"{'with the same token and' if what == 'push' else 'with'} a longer deadline",
             ) from None
         except Refusal:
             raise

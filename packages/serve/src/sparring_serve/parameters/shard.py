@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,8 @@ class ParameterShard:
         self.config, self.place = config, place
         self._turn = threading.Lock()
         self._steps = dict.fromkeys(config.tables, 0)
+        self._steps_before = 0
+        """Pushes that the engine does not count, as it loaded rows of some tables of a snapshot."""
         self.windows = PushWindows(config.most_clients)
         self._storages: dict[str, Storage] = {}
         self._shapes: dict[str, TableShape] = {}
@@ -135,8 +137,8 @@ class ParameterShard:
 
     @property
     def steps(self) -> int:
-        """Pushes that were applied."""
-        return self._container.counters.steps
+        """Pushes that were applied, those in the snapshot that was loaded included."""
+        return self._steps_before + self._container.counters.steps
 
     def describe(self) -> ParametersMessage:
         """Methods of the tables, and what clients check before they push."""
@@ -194,7 +196,7 @@ class ParameterShard:
     def figures(self) -> Mapping[str, float]:
         counters = self._container.counters
         return {
-            "pushed_steps": float(counters.steps),
+            "pushed_steps": float(self.steps),
             "rows_updated": float(counters.rows_updated),
             "gradients_not_admitted": float(counters.gradients_not_admitted),
         }
@@ -272,21 +274,28 @@ class ParameterShard:
                 )
             )
 
-    def load(self, url: str) -> Loaded:
+    def load(self, url: str, tables: Collection[str] = ()) -> Loaded:
         """Takes over this shard's part of a snapshot of any number of shards or ranks.
+
+        Args:
+            url: of the snapshot.
+            tables: rows of these only. Push tokens, and the count of pushes, are taken over where these
+                are all tables; otherwise those of now stay. None: everything.
 
         Raises:
             SparringError: as `StepContainer.load`.
         """
         with self._turn:
-            loaded = self._container.load(url)
+            loaded = self._container.load(url, tables=tables or None)
             snapshot = open_snapshot(loaded.url)
             saved = _saved_states(snapshot, self.place)
             steps = [each["steps"] for each in saved] or [method_steps(snapshot)]
-            for name in self._steps:
+            for name in tables or self._steps:
                 found = [each[name] for each in steps if name in each]
                 self._steps[name] = max(found, default=snapshot.step)
-            self.windows.load([each["clients"] for each in saved])
+            if not tables or set(tables) == set(self._steps):
+                self._steps_before = snapshot.step - self._container.counters.steps
+                self.windows.load([each["clients"] for each in saved])
             return loaded
 
     def flush(self) -> None:

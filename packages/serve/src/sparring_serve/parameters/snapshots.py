@@ -26,6 +26,7 @@ from sparring import locate, open_place, open_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
 from sparring_serve.client.transport import Outcome, Send, Transport
 from sparring_serve.parameters.push_queue import PushQueue
+from sparring_serve.parameters.pushing import ASK_SECONDS, said
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import decoded
@@ -40,8 +41,6 @@ from sparring_serve.wire.messages import (
 
 __all__ = ["ShardSnapshots"]
 
-_ASK_SECONDS = 5.0
-"""How long a shard that is starting again is waited for."""
 _LOOK_SECONDS = 0.02
 
 
@@ -65,7 +64,7 @@ class ShardSnapshots:
         request: SnapshotRequest = decoded(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"save of {request.url or 'all tables'}"):
-            asked = self._ask("SavePart", PartRequest(asks=True), "save")
+            asked = self._ask("SavePart", PartRequest(asks=True), "save", seconds)
             step = max([self._shard.steps, *(each.step for each in asked)])
             url = self._url(request.url or f"step-{step:012d}")
             part = PartRequest(url, token=secrets.token_hex(16), step=step)
@@ -79,9 +78,10 @@ class ShardSnapshots:
             url = self._url(request.url)
             with _refused("load"):
                 snapshot = open_snapshot(url)
-            part = PartRequest(url, asks=True, step=snapshot.step, hash=snapshot.manifest_hash)
-            self._ask("LoadPart", part, "load")
-            part = PartRequest(url, step=snapshot.step, hash=snapshot.manifest_hash)
+            part = PartRequest(
+                url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
+            )
+            self._ask("LoadPart", replace(part, asks=True), "load", seconds)
             return self._together("LoadPart", part, self._load_part, "load", deadline)
 
     @contextmanager
@@ -114,17 +114,28 @@ class ShardSnapshots:
             if shard
         ]
 
-    def _ask(self, method: str, part: PartRequest, what: str) -> list[PartAnswer]:
+    def _ask(self, method: str, part: PartRequest, what: str, seconds: float) -> list[PartAnswer]:
         """Answers of all other shards, that they can.
+
+        Args:
+            method: to ask by.
+            part: that they are to do.
+            what: for the message.
+            seconds: that the caller waits.
 
         Raises:
             Refusal: one is missing, or cannot; nothing was changed.
         """
-        sends = [
-            (shard, replace(send, waits=True))
-            for shard, send in self._sends(method, part, _ASK_SECONDS)
-        ]
-        outcomes = self._transport.exchange([send for _, send in sends])
+        # The caller is to hear which shard is missing before its own deadline.
+        sends = self._sends(method, part, min(ASK_SECONDS, seconds / 4))
+        outcomes = list(self._transport.exchange([send for _, send in sends]))
+        # One that is not there says so at once, and may be starting again. Where it does not come,
+        # the reason of its connection says more than that time is over.
+        gone = [at for at, each in enumerate(outcomes) if each.status == "UNAVAILABLE"]
+        waiting = [replace(sends[at][1], waits=True) for at in gone]
+        for at, outcome in zip(gone, self._transport.exchange(waiting), strict=True):
+            if outcome.status != "DEADLINE_EXCEEDED":
+                outcomes[at] = outcome
         return [
             self._answer(shard, send, outcome, f"{what}: nothing was changed")
             for (shard, send), outcome in zip(sends, outcomes, strict=True)
@@ -171,7 +182,7 @@ class ShardSnapshots:
         raise Refusal(
             Status.FAILED_PRECONDITION,
             f"{what}: shard {shard + 1} of {self._shard.place.shards.num_shards} at {send.address} has "
-            f"not done its part: {outcome.status} {outcome.message}; see what is wrong there",
+            f"not done its part: {said(outcome, send.timeout_seconds)}; see what is wrong there",
             reason="shard_missing",
         )
 
@@ -214,7 +225,7 @@ class ShardSnapshots:
     def _load_part(self, part: PartRequest, seconds: float) -> PartAnswer:
         url = self._url(part.url)
         with _refused("load"):
-            loaded = self._queue.call(lambda: self._shard.load(url)).result(seconds)
+            loaded = self._queue.call(lambda: self._shard.load(url, part.tables)).result(seconds)
         return PartAnswer(self._shard.steps, _rows(loaded.rows), part.hash)
 
     def _check_meant(self, part: PartRequest) -> None:
@@ -231,6 +242,12 @@ class ShardSnapshots:
     def _url(self, url: str) -> str:
         """The URL of a snapshot in one of the folders of the service."""
         folders = self._shard.config.folders
+        if url in (".", "..") or "\0" in url:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"{url!r} is no name of a snapshot; give one of letters and digits, or a URL",
+                reason="url",
+            )
         if url and "/" not in url:
             return f"{folders[0].rstrip('/')}/{url}"
         try:

@@ -253,16 +253,21 @@ class PushAnswer:
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
     client: str = text(1)
+    heard: int = number(2)
 
 
 @dataclass(frozen=True, slots=True)
 class FlushAnswer:
     step: int = number(1)
+    failure: int = number(2)
+    push: int = number(3)
+    why: str = text(4)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
     url: str = text(1)
+    tables: tuple[str, ...] = texts(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +286,7 @@ class PartRequest:
     token: str = text(5)
     step: int = number(6)
     hash: str = text(7)
+    tables: tuple[str, ...] = texts(8)
 
 
 @dataclass(frozen=True, slots=True)

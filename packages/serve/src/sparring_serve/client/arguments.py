@@ -1,0 +1,102 @@
+"""Arguments of clients, checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import hash_strings
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["by_table", "checked_seconds", "checked_text", "whole_ids", "whole_number"]
+
+
+def checked_seconds(given: object, most: float) -> float:
+    """A deadline of `most` at most.
+
+    Raises:
+        InvalidArgumentError: it is no such number.
+    """
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    try:
+        seconds = float(given) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond all floats
+        seconds = math.nan
+    if not 0 < seconds <= most:
+        up_to = f" and at most {most:g}" if most < math.inf else ""
+        raise InvalidArgumentError(
+            f"deadline_seconds must be a number above 0{up_to}, found {given!r}"
+        )
+    return seconds
+
+
+def checked_text(what: str, given: object) -> str:
+    """A string that UTF-8 can hold, without NUL.
+
+    Raises:
+        InvalidArgumentError: it is none; `what` names the argument.
+    """
+    if isinstance(given, str) and "\0" not in given:
+        try:
+            given.encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            return given
+    raise InvalidArgumentError(f"{what} must be text, found {given!r}")
+
+
+def whole_number(what: str, given: object, least: int = 1) -> int:
+    """A whole number that fits into 63 bits.
+
+    Raises:
+        InvalidArgumentError: it is none, or below `least`; `what` names the argument.
+    """
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_whole or not least <= int(given) < 1 << 63:  # type: ignore[call-overload]
+        raise InvalidArgumentError(
+            f"{what} must be a whole number, at least {least}, found {given!r}"
+        )
+    return int(given)  # type: ignore[call-overload,no-any-return]
+
+
+def by_table(what: str, given: object, values: str) -> Mapping[str, Any]:
+    """A mapping whose keys are names of tables.
+
+    Raises:
+        InvalidArgumentError: it is none; `what` names the argument, and `values` what it maps to.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"{what} must be a mapping of tables to {values}, found {type(given).__name__}; give "
+            f"{{'item': {values}}}"
+        )
+    for each in given:
+        checked_text(f"{what}: the name of a table", each)
+    return given
+
+
+def whole_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
+    """``(n,)`` whole numbers; of strings those of `sparring.hash_strings`.
+
+    Raises:
+        InvalidArgumentError: they are neither; `table` names the one whose ids they are.
+    """
+    try:
+        array = np.asarray(ids)
+        if array.dtype.kind in "US" and array.size and array.ndim == 1:
+            array = hash_strings(ids)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"ids of table {table!r} are no array: {error}") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"ids of table {table!r} must be whole numbers, or strings, in one dimension, found dtype "
+            f"{array.dtype}, shape {array.shape}; flatten and convert them",
+            table=table,
+        )
+    return array

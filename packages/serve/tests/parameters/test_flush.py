@@ -1,0 +1,118 @@
+"""Flushes tell of pushes that were queued and not applied, also where an answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pytest
+
+from sparring.errors import StorageIOError
+from sparring_serve import PushFailedError
+from sparring_serve.client.transport import Send
+from sparring_serve.parameters.push_failures import PushFailures
+from sparring_serve.parameters.push_window import Token
+from sparring_serve.parameters.service import ParameterService
+
+from .conftest import IDS, MakeShards, OneProcess, made_gradients
+
+
+def fail_pushes(service: ParameterService, numbers: Collection[int]) -> None:
+    """Pushes of these numbers find a full disk."""
+    apply = service.shard.apply
+
+    def failing(token, pushed):
+        if token.number in numbers:
+            raise StorageIOError("the disk is full")
+        return apply(token, pushed)
+
+    service.shard.apply = failing
+
+
+@pytest.mark.parametrize("fault", ["lost", "damaged"])
+def test_a_failure_whose_answer_was_lost_is_told_by_the_flush_that_is_repeated(
+    make_shards: MakeShards, fault: str
+) -> None:
+    shards = make_shards(2)
+    fail_pushes(shards.services["shard:1"], {1, 2})
+    faults = [fault]
+
+    def lose_the_first(send: Send) -> str:
+        is_it = send.method == "Flush" and send.address == "shard:1"
+        return faults.pop() if is_it and faults else ""
+
+    with shards.client(lose_the_first) as client:
+        for seed in range(3):
+            client.push(made_gradients(seed))
+        with pytest.raises(
+            PushFailedError,
+            match=r"flush: shard 2 at shard:1: .*push 1 was queued, and not applied: the disk is full; "
+            r"1 later ones failed, too; shards 1 have done it.*give push its gradients",
+        ) as info:
+            client.flush(deadline_seconds=60)
+        assert not faults
+        assert info.value.token == Token(client.name, 1)
+        assert info.value.done == (0,)
+        assert client.flush() == (3, 1)
+
+
+def test_a_flush_that_is_given_up_leaves_its_failure_to_the_next_one(
+    make_shards: MakeShards,
+) -> None:
+    shards = make_shards(1)
+    fail_pushes(shards.services["shard:0"], {1})
+    down = {"Flush"}
+    with shards.client(lambda send: "lost" if send.method in down else "") as client:
+        client.push(made_gradients(0))
+        with pytest.raises(PushFailedError, match=r"connection reset\. .*flush again$") as info:
+            client.flush(deadline_seconds=2)
+        assert info.value.token is None
+        down.clear()
+        with pytest.raises(PushFailedError, match="push 1 was queued"):
+            client.flush()
+        assert client.flush() == (0,)
+
+
+def test_failures_after_one_that_was_told_are_told_by_the_next_flush(
+    make_shards: MakeShards, one_process: OneProcess
+) -> None:
+    shards = make_shards(1)
+    numbers = {1, 2}
+    fail_pushes(shards.services["shard:0"], numbers)
+    with shards.client() as client, shards.client() as other:
+        client.push(made_gradients(0))
+        with pytest.raises(PushFailedError) as info:
+            client.flush()
+        client.push(made_gradients(1))
+        other.flush()
+        with pytest.raises(PushFailedError, match="push 2 was queued"):
+            client.flush()
+        client.flush()
+        numbers.clear()
+        for seed in range(2):
+            token = Token(client.name, seed + 1)
+            assert seed or token == info.value.token
+            client.push(made_gradients(seed), token=token, wait="applied")
+            one_process.push(made_gradients(seed))
+    for name, rows in shards.rows(IDS).items():
+        assert np.array_equal(rows, one_process.rows(IDS)[name])
+
+
+def test_a_push_that_was_applied_in_the_end_is_no_failure(make_shards: MakeShards) -> None:
+    shards = make_shards(1)
+    numbers = {1}
+    fail_pushes(shards.services["shard:0"], numbers)
+    with shards.client() as client, shards.client() as other:
+        client.push(made_gradients(0))
+        other.flush()
+        numbers.clear()
+        client.push(made_gradients(0), token=Token(client.name, 1), wait="applied")
+        assert client.flush() == (1,)
+
+
+def test_failures_of_clients_that_never_flush_are_bounded() -> None:
+    failures = PushFailures(2)
+    for each in range(5):
+        failures.add(Token(f"client-{each}", 1), "the disk is full")
+    told = [failures.tell(f"client-{each}", 0) for each in range(5)]
+    assert [each is not None for each in told] == [False, False, False, True, True]
