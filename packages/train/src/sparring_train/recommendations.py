@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +13,10 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.hookspecs import OpenedModel
+from sparring_train.item_index import Index, UsedIndex, chooses_faiss
+from sparring_train.loop.item_catalogue import ItemCatalogue
 
-__all__ = ["Given", "Sides", "recommended", "seen_items", "sides_of"]
+__all__ = ["Given", "Recommended", "Sides", "recommended", "seen_items", "sides_of"]
 
 Ids = npt.NDArray[np.int64]
 _BLOCK = 8192
@@ -69,6 +71,16 @@ def sides_of(config: RunConfig, item: str | None) -> Sides:
     return Sides(user, chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """The best items, best first; of equal scores the smaller key."""
+
+    keys: Ids
+    scores: npt.NDArray[np.floating]
+    index: UsedIndex
+    """The index that compared them."""
+
+
 def recommended(
     model: OpenedModel,
     config: RunConfig,
@@ -76,8 +88,9 @@ def recommended(
     given: Given,
     items: Ids,
     k: int,
-) -> tuple[Ids, npt.NDArray[np.floating]]:
-    """The k best of `items` and their scores, best first; of equal scores the smaller key.
+    index: Index,
+) -> Recommended:
+    """The k best of `items`.
 
     Args:
         model: of the run.
@@ -86,30 +99,41 @@ def recommended(
         given: of the user, and what else is known.
         items: ``(n,)`` keys.
         k: at least 1.
+        index: what compares them.
 
     Raises:
         InvalidArgumentError: the model needs an id of a feature that is not given.
-        UnsupportedError: items have further features, which only the data know.
+        DataError: items have further features, and the training examples cannot be read.
+        UnsupportedError: Faiss is asked for, and is not installed, or the model has no vectors.
     """
     schema = config.data.columns
-    scores = np.empty(len(items), np.float64)
-    query: npt.NDArray[np.floating] | None = None
-    if config.model.loss == "ranking":
-        ranking = cast(Any, config.model).ranking(schema)
-        if len(ranking.item) > 1:
+    if config.model.loss != "ranking":
+        if index == "faiss":
             raise UnsupportedError(
-                f"model.kind: {config.model.kind} has several features of an item, "
-                f"{', '.join(ranking.item)}, which a snapshot does not have for each item; publish the "
-                "vectors of items and ask a service, or train with one feature of items"
+                f"--index faiss: a model of kind {config.model.kind} scores pairs and has no vectors "
+                "of items; choose --index exact"
             )
-        query = model.predict(_examples(schema, given, sides.item, items[:1]))[0][0]
-    for begin in range(0, len(items), _BLOCK):
-        block = items[begin : begin + _BLOCK]
-        found = model.predict(_examples(schema, given, sides.item, block))
-        scores[begin : begin + len(block)] = found if query is None else found[1] @ query
-    scores[np.isnan(scores)] = -np.inf
-    best = np.lexsort((items, -scores))[:k]
-    return items[best], scores[best]
+        blocks = _blocks(_one_each(schema, sides.item, items))
+        scores = [model.predict(_examples(schema, given, block)) for block in blocks]
+        return _best(items, scores, k)
+    uses_faiss = chooses_faiss(index)
+    of_items = _one_each(schema, sides.item, items)
+    names = cast(Any, config.model).ranking(schema).item
+    if len(names) > 1:
+        catalogue = _catalogue(model, names)
+        of_items = catalogue.take(np.isin(catalogue.ids[sides.item].ids, items))
+    keys = of_items.ids[sides.item].ids
+    if not len(keys):
+        return _best(keys, [], k)
+    query = model.predict(_examples(schema, given, of_items.take(slice(0, 1))))[0][0]
+    vectors = (model.predict(_examples(schema, given, each))[1] for each in _blocks(of_items))
+    if not uses_faiss:
+        return _best(keys, [each @ query for each in vectors], k)
+    from sparring_packed import FaissIndex
+
+    found = FaissIndex([(keys, np.concatenate(list(vectors)))]).top_k(query[None], k)
+    count = int(found.counts[0])
+    return Recommended(found.keys[0, :count], found.scores[0, :count], "faiss")
 
 
 def seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
@@ -125,14 +149,43 @@ def seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
     return np.unique(np.concatenate(parts))
 
 
-def _examples(schema: Schema, given: Given, item: str, items: Ids) -> ColumnBatch:
+def _best(keys: Ids, scores: list[npt.NDArray[np.floating]], k: int) -> Recommended:
+    joined = np.concatenate(scores).astype(np.float64) if scores else np.empty(0)
+    joined[np.isnan(joined)] = -np.inf
+    best = np.lexsort((keys, -joined))[:k]
+    return Recommended(keys[best], joined[best], "exact")
+
+
+def _catalogue(model: OpenedModel, names: Sequence[str]) -> ColumnBatch:
+    """Items of the training examples, which are read for it, with these features."""
+    catalogue = ItemCatalogue(names)
+    for batch in model.source.data.batches(0):
+        column = batch.ids[names[0]]
+        has_item = batch.take(column.counts == 1)
+        one_each = {**has_item.ids, names[0]: Column(has_item.ids[names[0]].ids)}
+        catalogue.add(replace(has_item, ids=one_each))
+    return catalogue.items()
+
+
+def _one_each(schema: Schema, item: str, items: Ids) -> ColumnBatch:
+    """Items with no feature but their key."""
+    feature = schema.feature(item)
+    assert feature is not None
+    has_lengths = feature.is_list or feature.may_be_missing
+    column = Column(items, np.ones(len(items), np.int64) if has_lengths else None)
+    return ColumnBatch({item: column}, np.empty((len(items), 0), np.float32))
+
+
+def _blocks(items: ColumnBatch) -> Iterator[ColumnBatch]:
+    return (items.take(slice(begin, begin + _BLOCK)) for begin in range(0, len(items), _BLOCK))
+
+
+def _examples(schema: Schema, given: Given, items: ColumnBatch) -> ColumnBatch:
     """One example for each item."""
     count = len(items)
-    ids = {}
+    ids = dict(items.ids)
     for feature in schema.features:
-        if feature.name == item:
-            one_each = feature.is_list or feature.may_be_missing
-            ids[item] = Column(items, np.ones(count, np.int64) if one_each else None)
+        if feature.name in ids:
             continue
         own = given.ids.get(feature.name, np.empty(0, np.int64))
         if len(own) != 1 and not feature.is_list and (len(own) or not feature.may_be_missing):

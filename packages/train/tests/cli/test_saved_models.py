@@ -13,7 +13,10 @@ import pytest
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
+from sparring import Snapshot, hash_strings, latest_snapshot, make_plugin_manager
 from sparring.cli.application import main
+from sparring_train import item_index
+from sparring_train.saved_run import opened_run
 
 CLICKS = """
 seed: 1
@@ -36,6 +39,18 @@ optimizer: {sparse: {name: adagrad, lr: 0.3}}
 training: {epochs: 12}
 snapshots: {url: ratings}
 """
+TOWERS = """
+seed: 1
+threads: 1
+data: {kind: table, path: towers.csv, label: clicked, categorical: [user, item, brand, colours],
+       lists: [colours], separator: "|", dictionary: true, batch_size: 64}
+model: {kind: two_towers, embedding_dim: 8, user: [user], item: [item, brand, colours], layers: [16],
+        positive: 1}
+storage: {backend: memory}
+optimizer: {sparse: {name: adagrad, lr: 0.3}, dense: {name: adam, lr: 0.01}}
+training: {epochs: 6}
+snapshots: {url: towers}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +68,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pairs = [(user, item) for user in range(20) for item in range(12) if (7 * user + item) % 4]
     rows = [f"{user},{item},{5 if (user + item) % 2 == 0 else 1},0" for user, item in pairs]
     (made / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
+    lines = [
+        f"user-{user},SKU_{item},{'even' if item % 2 == 0 else 'odd'},c{item % 3}|c{item % 5},{int(fit)}"
+        for user, item, fit in zip(users, items, fits, strict=True)
+    ]
+    lines += ["user-1,,even,,1", "user-1,,odd,c1,1"]  # of no item
+    (made / "towers.csv").write_text("\n".join(["user,item,brand,colours,clicked", *lines]) + "\n")
+    (made / "towers.yaml").write_text(TOWERS)
     (made / "clicks.yaml").write_text(CLICKS)
     (made / "ratings.yaml").write_text(RATINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
         assert main(["train", "clicks.yaml"]) == 0
         assert main(["train", "ratings.yaml"]) == 0
+        assert main(["train", "towers.yaml"]) == 0
         yield made
 
 
@@ -148,6 +171,77 @@ def test_the_best_items_are_those_of_the_users_kind(ask: Any) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def _newest(folder: str) -> Snapshot:
+    newest = latest_snapshot(folder)
+    assert newest is not None
+    return newest
+
+
+def test_items_of_several_features_have_those_of_the_training_data(ask: Any) -> None:
+    asked = ["recommend", "towers", "--user", "user-4", "--index", "exact", "--json"]
+    found = ask(*asked, "-k", "6")
+    assert {each["item"] for each in found["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}
+    assert found["index"] == "exact"
+    assert len(ask(*asked, "-k", "100")["items"]) == 12
+    # The score of an item is that of its examples, which have all its features.
+    scores = {each["item"]: each["score"] for each in found["items"]}
+    with opened_run(_newest("towers"), (), make_plugin_manager()) as (_, model):
+        batch = next(iter(model.source.data.test_batches()))
+        vectors = model.predict(batch)
+        of_user = batch.ids["user"].ids == hash_strings(["user-4"])
+        compared = 0
+        for place in np.flatnonzero(of_user):
+            for name, score in scores.items():
+                if batch.ids["item"].ids[place] == hash_strings([name])[0]:
+                    assert vectors[0, place] @ vectors[1, place] == pytest.approx(score, rel=1e-5)
+                    compared += 1
+    assert compared
+
+
+def test_a_table_with_a_label_needs_to_know_what_is_ranked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    assert main(["train", "towers.yaml", "model.positive=null"]) == 2
+    assert "none is given from which on an example counts" in capsys.readouterr().err
+    given = ("model.positive=null", "data.label=null", "data.categorical=[user,item,brand,colours]")
+    assert main(["config", "check", "towers.yaml", *given]) == 0
+
+
+def test_new_items_of_several_features(ask: Any) -> None:
+    asked = ["recommend", "towers", "--user", "user-4", "-k", "20", "--new", "--json"]
+    assert len(ask(*asked)["items"]) < 12
+
+
+def test_an_index_of_faiss_answers_as_the_exact_one(ask: Any) -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    for asked in (
+        ["recommend", "towers", "--user", "user-4", "-k", "5"],
+        ["neighbours", "clicks", "item", "SKU_3", "-k", "4"],
+        ["neighbours", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2"],
+    ):
+        exact = ask(*asked, "--index", "exact", "--json")
+        for index in (["--index", "faiss"], ["--index", "auto"], []):
+            found = ask(*asked, *index, "--json")
+            assert (found.pop("index"), exact["index"]) == ("faiss", "exact")
+            listed = "items" if "items" in found else "neighbours"
+            for one, two in zip(found[listed], exact[listed], strict=True):
+                assert {**one, "score": 0} == {**two, "score": 0}
+                assert one["score"] == pytest.approx(two["score"], rel=1e-4, abs=1e-5)
+
+
+def test_faiss_that_is_not_installed_is_refused_where_it_is_asked_for(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_index, "find_spec", lambda name: None if name == "faiss" else name)
+    for asked in (
+        ["recommend", "towers", "--user", "user-4", "--json"],
+        ["neighbours", "clicks", "item", "SKU_3", "--json"],
+    ):
+        assert "pip install faiss-cpu" in ask(*asked, "--index", "faiss")
+        assert ask(*asked)["index"] == "exact"
+
+
 def test_new_items_are_not_in_the_training_data(ask: Any, folder: Path) -> None:
     rows = (folder / "ratings.csv").read_text().splitlines()[1:]
     rated = {int(row.split(",")[1]) for row in rows if row.startswith("5,")}
@@ -176,6 +270,10 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
             "of user, item, price",
         ),
         (["clicks", "--user", "user-4", "--item", "item", "--with", "price=x"], "must be a number"),
+        (
+            ["clicks", "--user", "user-4", "--item", "item", "--index", "faiss"],
+            "scores pairs and has",
+        ),
         (["ratings"], "give it: --with user=…"),
         (["ratings", "--new"], "--new needs a user"),
     ],

@@ -334,7 +334,7 @@ def all_keys() -> list[str]:
 
 def is_of_ranking(key: str) -> bool:
     """Whether a key is one of the models that rank items."""
-    own = ("model:package.module:Class.user", "model:package.module:Class.item")
+    own = tuple(f"model:package.module:Class.{name}" for name in ("user", "item", "positive"))
     return key in own or key.startswith(("model:two_towers.", "model:sequence."))
 
 

@@ -177,7 +177,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         for given in ("", "of: user", "by: w", "length: 1"):
             losses.append(_ran(runs, *keys, f"data.history={{{given}}}").losses)
         assert len(set(map(tuple, losses))) == len(losses)
-        sequence = "model={kind: sequence, history: before}"
+        sequence = "model={kind: sequence, history: before, positive: 1}"
         ranked = _ran(runs, *keys, "data.history={name: before}", sequence)
         assert "recall@10" in ranked.end.metrics
 

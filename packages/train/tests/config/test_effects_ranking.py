@@ -147,7 +147,7 @@ def _(runs: Runs) -> None:
         sequence(runs, "model.heads=3")
 
 
-@EFFECTS.of("model:package.module:Class.user", "model:package.module:Class.item")
+@EFFECTS.of(*(f"model:package.module:Class.{name}" for name in ("user", "item", "positive")))
 def _(runs: Runs) -> None:
     text = """
 import torch
@@ -171,3 +171,8 @@ class Pair(torch.nn.Module):
         for key in ("user", "item"):
             with pytest.raises(ConfigError, match=f"model.{key} is 'history', which is no feature"):
                 runs.visits(own, f"model.{key}=history")
+        clicks = runs.visits(own, "data.label=binary")
+        every = runs.visits(own, "data.label=binary", "model.positive=0")
+        assert clicks.losses[0] < 0.7 * every.losses[0]
+        with pytest.raises(ConfigError, match=r"model\.positive is 4, and the data has no label"):
+            runs.visits(own, "model.positive=4")

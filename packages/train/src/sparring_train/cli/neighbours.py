@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -12,6 +12,7 @@ from sparring import context_of, make_console, print_json
 from sparring.errors import UnsupportedError
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import snapshot_at
+from sparring_train.item_index import IndexOption, chooses_faiss
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.same_run import RUN
 from sparring_train.saved_rows import embedding_of, embeddings, key_of
@@ -39,11 +40,12 @@ def neighbours(
     metric: Annotated[
         str, typer.Option(help="cosine, dot or l2 (the squared distance times -1).")
     ] = "cosine",
+    index: IndexOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Print the keys of a table whose embeddings are nearest to that of one key, compared with all."""
     try:
-        from sparring_packed import top_k
+        from sparring_packed import FaissIndex, top_k
     except ImportError:
         raise UnsupportedError(
             "neighbours needs sparring-packed; run: pip install 'sparring-train[ranking]'"
@@ -52,13 +54,12 @@ def neighbours(
     asked = key_of(found, table, key)
     query = embedding_of(found, table, asked)
     assert query is not None
-    best = top_k(
-        embeddings(found, table),
-        query[None],
-        k,
-        metric=metric,  # type: ignore[arg-type]  # checked by it
-        exclude=(np.array([asked]), np.array([0, 1])),
-    )
+    uses_faiss, itself = chooses_faiss(index), (np.array([asked]), np.array([0, 1]))
+    rows, measure = embeddings(found, table), cast(Any, metric)  # checked by what it is given to
+    if uses_faiss:
+        best = FaissIndex(rows, metric=measure).top_k(query[None], k, exclude=itself)
+    else:
+        best = top_k(rows, query[None], k, metric=measure, exclude=itself)
     count = int(best.counts[0])
     keys, scores = best.keys[0][:count], best.scores[0][:count].tolist()
     manager = context_of(context).plugin_manager
@@ -67,7 +68,9 @@ def neighbours(
         names = names_of_ids(found, run_of(found, (), manager), table, keys)
     if as_json:
         listed = [{"key": name, "score": score} for name, score in zip(names, scores, strict=True)]
-        print_json({"snapshot": found.url, "table": table, "of": key, "neighbours": listed})
+        used = "faiss" if uses_faiss else "exact"
+        told = {"snapshot": found.url, "table": table, "of": key, "index": used}
+        print_json({**told, "neighbours": listed})
     else:
         print_best(table, names, metric, scores)
 

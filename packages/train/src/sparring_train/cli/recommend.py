@@ -14,6 +14,7 @@ from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.neighbours import Best, print_best
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
+from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
 from sparring_train.saved_rows import key_of, keys_of
@@ -50,9 +51,13 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     new: Annotated[
         bool, typer.Option("--new", help="Leave out items of the user in the training data.")
     ] = False,
+    index: IndexOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Print the best items for a user: every item that has a row is scored."""
+    """Print the best items for a user: every item that has a row is scored.
+
+    Of a model with several features of an item it is every item of the training data, which are read.
+    """
     found = snapshot_at(snapshot)
     with opened_run(found, overrides or [], context_of(context).plugin_manager) as (config, model):
         sides = sides_of(config, item)
@@ -62,14 +67,16 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             if sides.user is None or user is None:
                 raise InvalidArgumentError("--new needs a user: give --user")
             items = np.setdiff1d(items, seen_items(model, sides, int(asked.ids[sides.user][0])))
-        keys, scores = recommended(model, config, sides, asked, items, k)
-        names = names_of_ids(found, config, _table(config, sides.item), keys)
+        best = recommended(model, config, sides, asked, items, k, index)
+        names = names_of_ids(found, config, _table(config, sides.item), best.keys)
+    scores = best.scores.tolist()
     if as_json:
-        listed = zip(names, scores.tolist(), strict=True)
+        listed = zip(names, scores, strict=True)
         items_told = [{"item": name, "score": score} for name, score in listed]
-        print_json({"snapshot": found.url, "user": user, "items": items_told})
+        told = {"snapshot": found.url, "user": user, "index": best.index, "items": items_told}
+        print_json(told)
     else:
-        print_best(sides.item, names, "score", scores.tolist())
+        print_best(sides.item, names, "score", scores)
 
 
 def _given(

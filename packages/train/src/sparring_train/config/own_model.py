@@ -41,13 +41,19 @@ class OwnModel(ModelSection):
         "item", min_length=1, description="The feature that has the item, for `ranking`."
     )
 
+    positive: float | None = Field(
+        None,
+        description="Examples whose label is below are left out of the loss and of the test, for "
+        "`ranking`. Null: as of `two_towers`.",
+    )
+
     @property
     def loss(self) -> Loss:
         return self.trained_for
 
     def ranking(self, schema: Schema) -> Ranking:
         """A softmax over the items of a step, as of `two_towers`; test examples of a user are a query."""
-        positive = 1.0 if schema.label == "binary" else None
+        positive = 1.0 if self.positive is None and schema.label == "binary" else self.positive
         return Ranking(item=(self.item,), user=self.user, query=self.user, positive=positive)
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
@@ -65,6 +71,8 @@ class OwnModel(ModelSection):
             return f"model.dims names {', '.join(unknown)}; the tables are {tables}"
         if self.loss != "ranking":
             return None
+        if self.positive is not None and schema.label is None:
+            return f"model.positive is {self.positive:g}, and the data has no label"
         for key, name in (("user", self.user), ("item", self.item)):
             feature = schema.feature(name)
             if feature is None or feature.is_list:

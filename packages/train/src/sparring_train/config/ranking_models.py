@@ -39,7 +39,7 @@ class RankingModel(ModelSection):
     positive: float | None = Field(
         None,
         description="Examples whose label is below are left out of the loss and of the test. Null: 1 "
-        "where labels are 0 and 1; else all examples are taken.",
+        "where labels are 0 and 1; else all examples are taken. `table` data with a label need it.",
     )
 
     @property

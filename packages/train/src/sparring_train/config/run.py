@@ -215,6 +215,18 @@ def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCust
             "model {model} cannot be trained on this data: {problem}",
             {"path": ("model", "kind"), "model": model.kind, "problem": problem},
         )
+        return
+    is_either = {"binary", "number"} <= set(data.labels)
+    if model.loss == "ranking" and is_either and model.ranking(schema).positive is None:
+        yield PydanticCustomError(
+            "model_data",
+            "the data has labels, and none is given from which on an example counts",
+            {
+                "path": ("model", "positive"),
+                "found": "null",
+                "expected": "a number, as 1 for clicks, or data without data.label to take all rows",
+            },
+        )
 
 
 def _label_words(label: Label | None) -> str:

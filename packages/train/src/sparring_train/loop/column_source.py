@@ -13,7 +13,7 @@ from sparring import StepContainer, StorageChoice
 from sparring.errors import UnsupportedError
 from sparring_train.config.kinds import Loss
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch, Schema
+from sparring_train.data.columns import ColumnBatch, Label, Schema
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
@@ -74,13 +74,20 @@ class ColumnSource:
         config, collective = self._config, self.container.collective
         request = OpenRequest(
             config.seed,
-            config.model.label,
+            self._label(),
             collective.rank,
             collective.world_size,
             snapshots_url=config.snapshots.url,
             is_saved=self._is_saved,
         )
         return self._kind.open(config.data, request)
+
+    def _label(self) -> Label | None:
+        """Labels that the loss takes, or that say which examples are ranked."""
+        model = self._config.model
+        if model.loss == "ranking" and model.ranking(self.schema).positive is not None:
+            return self.schema.label
+        return model.label
 
     def read(self, path: str) -> Iterator[ColumnBatch]:
         """All examples of another file; see `DataDescriptor.read`.

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring_train.config.kinds import Ranking
-from sparring_train.data.columns import Column, ColumnBatch, Schema
+from sparring_train.data.columns import Column, ColumnBatch
 from sparring_train.data.dataset import Dataset
 from sparring_train.full_sort import full_sort
+from sparring_train.loop.item_catalogue import ItemCatalogue, with_features
 from sparring_train.loop.model import Predict
 from sparring_train.ranks import Ranks
 
@@ -23,8 +24,6 @@ Jagged = tuple[Ids, Ids]
 _CUTOFF = 10
 _BLOCK = 4096
 """Queries that are ranked, and items that are embedded, at once."""
-_PENDING = 1 << 16
-"""The fewest training examples that are looked at before items are sorted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,7 @@ class RankingEvaluation:
     def _read_training(self, users: Ids, ranks: Ranks) -> None:
         """Items with their features as they were last met, and those of `users`."""
         ranking = self._ranking
-        items: ColumnBatch | None = None
-        pending: list[ColumnBatch] = []
+        catalogue = ItemCatalogue(ranking.item)
         pairs: list[tuple[Ids, Ids]] = []
         for batch in self._whole(self._data.batches(0), ranks, {*ranking.item, ranking.user}):
             item = batch.ids[ranking.item[0]].ids
@@ -145,24 +143,11 @@ class RankingEvaluation:
                 places = np.minimum(np.searchsorted(users, user), len(users) - 1)
                 mine = users[places] == user
                 pairs.append((places[mine], item[mine]))
-            features = {name: batch.ids[name] for name in ranking.item}
-            pending.append(ColumnBatch(features, numbers=batch.numbers))
-            if sum(map(len, pending)) > max(_PENDING, 0 if items is None else len(items)):
-                items, pending = self._merged(items, pending), []
-        if pending:
-            items = self._merged(items, pending)
-        assert items is not None  # a run has trained before it evaluates
-        self._items = items
+            catalogue.add(batch)
+        self._items = catalogue.items()  # a run has trained before it evaluates
         if ranking.user is not None:
             places, seen = (_joined([pair[side] for pair in pairs]) for side in (0, 1))
             self._seen = users, _jagged(places, seen, len(users))
-
-    def _merged(self, items: ColumnBatch | None, pending: list[ColumnBatch]) -> ColumnBatch:
-        """Each item once, as it is in its last example."""
-        joined = ColumnBatch.joined([*([] if items is None else [items]), *pending])
-        ids = joined.ids[self._ranking.item[0]].ids
-        _, from_end = np.unique(ids[::-1], return_index=True)
-        return joined.take(len(ids) - 1 - from_end)
 
     def _item_vectors(self, predict: Predict, ranks: Ranks) -> tuple[Ids, npt.NDArray[np.floating]]:
         """Of all items, on every rank; each embeds its part of them."""
@@ -170,7 +155,7 @@ class RankingEvaluation:
         items, vectors = self._items, []
         for begin in range(0, len(items), _BLOCK):
             block = items.take(slice(begin, begin + _BLOCK))
-            whole = replace(block, ids=_filled(block, self._schema))
+            whole = replace(block, ids=with_features(block, self._schema))
             found = predict(ranks.part(whole))[1]
             vectors.append(ranks.gathered(np.ascontiguousarray(found)))
         return items.ids[self._ranking.item[0]].ids, np.concatenate(vectors)
@@ -225,19 +210,6 @@ def with_both(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
 def _gathered(column: Column, ranks: Ranks) -> Column:
     ids = ranks.gathered(np.ascontiguousarray(column.ids))
     return Column(ids, None if column.lengths is None else ranks.gathered(column.lengths))
-
-
-def _filled(items: ColumnBatch, schema: Schema) -> dict[str, Column]:
-    """All features, where the examples have those of items alone: what items do not depend on."""
-    filled = {}
-    for feature in schema.features:
-        if feature.name in items.ids:
-            filled[feature.name] = items.ids[feature.name]
-        elif feature.is_list or feature.may_be_missing:
-            filled[feature.name] = Column(np.empty(0, np.int64), np.zeros(len(items), np.int64))
-        else:
-            filled[feature.name] = Column(np.zeros(len(items), np.int64))
-    return filled
 
 
 def _jagged(places: Ids, values: Ids, count: int) -> Jagged:

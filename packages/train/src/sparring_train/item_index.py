@@ -1,0 +1,40 @@
+"""Choice of what compares vectors of items: blocks of rows, or an index of Faiss."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+import typer
+
+from sparring.errors import UnsupportedError
+
+__all__ = ["Index", "IndexOption", "UsedIndex", "chooses_faiss"]
+
+UsedIndex = Literal["exact", "faiss"]
+Index = Literal["auto", "exact", "faiss"]
+
+IndexOption = Annotated[
+    Index,
+    typer.Option(
+        help="What compares the rows: faiss, an index of Faiss in memory; exact, blocks of rows; auto, "
+        "faiss where it is installed."
+    ),
+]
+
+
+def chooses_faiss(index: Index) -> bool:
+    """Whether an index of Faiss is used.
+
+    Raises:
+        UnsupportedError: it is asked for, and is not installed.
+    """
+    if index == "exact":
+        return False
+    is_installed = all(find_spec(name) is not None for name in ("faiss", "sparring_packed"))
+    if index == "faiss" and not is_installed:
+        raise UnsupportedError(
+            "--index faiss needs Faiss and sparring-packed; run: pip install faiss-cpu "
+            "'sparring-train[ranking]', or choose --index exact"
+        )
+    return is_installed

@@ -1,0 +1,68 @@
+"""`ItemCatalogue`: each item with its features, as examples have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparring_train.data.columns import Column, ColumnBatch, Schema
+
+__all__ = ["ItemCatalogue", "with_features"]
+
+_PENDING = 1 << 16
+"""The fewest examples that are looked at before items are sorted again."""
+
+
+class ItemCatalogue:
+    """Items of examples, each once, with its features as the last example has them.
+
+    Args:
+        names: features of an item; the first has its id. Examples have exactly one of that.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._items: ColumnBatch | None = None
+        self._pending: list[ColumnBatch] = []
+
+    def add(self, batch: ColumnBatch) -> None:
+        """Takes the items of further examples."""
+        features = {name: batch.ids[name] for name in self._names}
+        self._pending.append(ColumnBatch(features, numbers=batch.numbers))
+        known = 0 if self._items is None else len(self._items)
+        if sum(map(len, self._pending)) > max(_PENDING, known):
+            self._merge()
+
+    def items(self) -> ColumnBatch:
+        """All items, by id, with their features alone, and the numbers of their examples.
+
+        Raises:
+            ValueError: nothing was added.
+        """
+        self._merge()
+        if self._items is None:
+            raise ValueError("there are no examples to take items from")
+        return self._items
+
+    def _merge(self) -> None:
+        if not self._pending:
+            return
+        known = [] if self._items is None else [self._items]
+        joined = ColumnBatch.joined([*known, *self._pending])
+        ids = joined.ids[self._names[0]].ids
+        _, from_end = np.unique(ids[::-1], return_index=True)
+        self._items, self._pending = joined.take(len(ids) - 1 - from_end), []
+
+
+def with_features(items: ColumnBatch, schema: Schema) -> Mapping[str, Column]:
+    """All features, where the examples have those of items alone: what items do not depend on."""
+    filled = {}
+    for feature in schema.features:
+        if feature.name in items.ids:
+            filled[feature.name] = items.ids[feature.name]
+        elif feature.is_list or feature.may_be_missing:
+            filled[feature.name] = Column(np.empty(0, np.int64), np.zeros(len(items), np.int64))
+        else:
+            filled[feature.name] = Column(np.zeros(len(items), np.int64))
+    return filled
