@@ -75,6 +75,7 @@ OWNERS = {
     "is_base": ["SaveOptions"],
     "is_training": ["sparring_jax.Tables.lookup"],
     "is_weighted": ["sparring_torch.EmbeddingBagCollection"],
+    "keep": ["distribute"],
     "label": ["TableData"],
     "mask_zero": ["sparring_tf.Embedding"],
     "undo_bytes": ["SaveOptions"],

@@ -57,6 +57,45 @@ class InList(Small):
         self.parts = [self.words]
 
 
+class Local(Small):
+    """The weight is read through a local name."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.words
+        return functional.linear(words(ids), words.weight).sum()
+
+
+class Chosen(Small):
+    """Embeddings and layers in one list; the weight of a layer is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([self.words, self.score])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = ids
+        for part in self.parts:
+            is_linear = isinstance(part, nn.Linear)
+            found = functional.linear(found, part.weight) if is_linear else part(found)
+        return found.sum()
+
+
+class WeightInList(Small):
+    """A list has the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [self.words.weight]
+
+
+class PastTorch(Small):
+    """An attribute that torch does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self.score, "words", self.words)
+
+
 class Doubled(nn.Embedding):
     """Another `forward`."""
 
@@ -83,6 +122,12 @@ def hooked() -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tied": (Tied, "classes.weight is the same parameter"),
     "functional": (Functional, "used as a matrix, in Functional.logits"),
+    "local name": (Local, "used as a matrix, in Local.forward, line "),
+    "list of weights": (WeightInList, "WeightInList.weights has its weight as a matrix"),
+    "attribute of its own": (
+        PastTorch,
+        "Linear.words has it in a plain list or dict, or past torch",
+    ),
     "list": (InList, "InList.parts has it in a plain list"),
     "max_norm": (lambda: Small(nn.Embedding(10, 4, max_norm=1.0)), "max_norm=1.0"),
     "frequency": (
@@ -229,11 +274,111 @@ def test_an_id_out_of_range_is_refused_as_before() -> None:
     assert model.words.num_rows() == {"words": 10}
 
 
-def test_the_weight_of_a_replaced_module_is_not_there() -> None:
+def projected(words: nn.Module, hidden: Tensor) -> Tensor:
+    return functional.linear(hidden, words.weight)
+
+
+class Helped(Small):
+    """A function uses the weight."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return projected(self.words, self.words(ids)).sum()
+
+
+class Output(nn.Module):
+    """Is given an embedding."""
+
+    def forward(self, hidden: Tensor, words: nn.Module) -> Tensor:
+        return functional.linear(hidden, words.weight)
+
+
+class Passed(Small):
+    """Another module uses the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = Output()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.output(self.words(ids), self.words).sum()
+
+
+class InLambda(Small):
+    """A function that is made beforehand uses the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = lambda hidden: functional.linear(hidden, self.words.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.project(self.words(ids)).sum()
+
+
+class HoldsModule(Small):
+    """A function has the module, and not the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        words = self.words
+        self.project = lambda hidden: functional.linear(hidden, words.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.project(self.words(ids)).sum()
+
+
+class Named(Small):
+    """The name of the module is computed."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        name = "words"
+        return getattr(self, name).weight[ids].sum()
+
+
+class Penalized(Small):
+    """For a loss that uses the weight."""
+
+
+UNSEEN: list[type[Small]] = [Helped, Passed, InLambda, HoldsModule, Named, Penalized]
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_a_use_of_the_weight_that_is_not_seen_raises_when_it_runs(kind: type[Small]) -> None:
+    outer = nn.ModuleDict({"tower": kind()})
+    assert not distribution_report(outer, sgd(outer)).refused
+    outer, _ = distribute(outer, sgd(outer))
+    model: Any = outer["tower"]
+    advice = r"tower\.words: .*table tower\.words, which is no matrix.* keep=\['tower\.words'\]"
+    with pytest.raises((AttributeError, UnsupportedError), match=advice):
+        (model(torch.tensor([1])) + model.words.weight.norm()).backward()
+
+
+def test_a_weight_from_before_raises_where_it_is_used_until_it_is_restored() -> None:
     model = Small()
+    weight, trained = model.words.weight, list(model.parameters())
     model, _ = distribute(model, sgd(model))
-    with pytest.raises(AttributeError, match="its tables are no matrices"):
-        model.words.weight.norm()
+    uses: list[Callable[[], Any]] = [
+        weight.square,
+        lambda: functional.linear(torch.ones(4), weight),
+        lambda: nn.utils.clip_grad_norm_(trained, 1.0),
+        lambda: torch.optim.SGD(trained),
+    ]
+    for use in uses:
+        with pytest.raises(UnsupportedError, match=r"before distribute. words: .*keep=\['words'\]"):
+            use()
+    copied = restore(copy.deepcopy(model)).words.weight
+    assert restore(model).words.weight is weight
+    assert torch.equal(copied, weight)
+    assert type(weight) is nn.Parameter
+    assert weight.square().shape == (10, 4)
+
+
+def test_a_layer_in_a_list_with_embeddings_may_be_used_as_a_matrix() -> None:
+    model = Chosen()
+    expected = model(torch.tensor([1, 2]))
+    model, optimizer = distribute(model, sgd(model))
+    assert [each.path for each in optimizer.report.replaced] == ["words, parts.0"]
+    torch.testing.assert_close(model(torch.tensor([1, 2])), expected)
+    assert model.words.num_embeddings == 10
 
 
 def test_a_penalty_over_parameters_is_refused_as_rows_would_be_left_out() -> None:

@@ -38,11 +38,14 @@ class TableModule(LookupModule, RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
+    why_no_weight = ""
+    """Why its `weight` cannot be read, where that is for another reason than that it has tables."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "embedding_bags", "embeddings"):
             raise AttributeError(
-                f"{type(self).__name__} has no {name}: its tables are no matrices; read rows by "
+                self.why_no_weight
+                or f"{type(self).__name__} has no {name}: its tables are no matrices; read rows by "
                 "embeddings_of(ids), and write them by Embedding.from_pretrained or "
                 "StepContainer.assign"
             )

@@ -17,6 +17,9 @@ from sparring_tf.table_layer import TableLayer
 __all__ = ["Scan", "children", "scan", "single_steps"]
 
 _OF_ITS_OWN = {"__init__", "get_config"}
+_ENTRIES = ("call", "train_step", "compute_loss")
+"""Methods of a layer or model that Keras calls while it is trained."""
+_WEIGHT = ("embeddings", "_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,8 @@ def scan(
     _walk(model, "", paths, layers)
     uses: dict[int, str] = {}
     for layer in (model, *layers.values()):
-        for attribute in ("embeddings", "_embeddings"):
-            for read, where in attribute_reads(layer, "call", attribute, "keras"):
-                uses.setdefault(id(read), where)
+        for read, where in attribute_reads(layer, _ENTRIES, _WEIGHT, "keras"):
+            uses.setdefault(id(read), where)
     for path in sorted(set(keep) - {each for some in paths.values() for each in some}):
         reason = "keep names it, and the model has no such layer"
         reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))

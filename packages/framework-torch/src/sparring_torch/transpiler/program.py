@@ -29,7 +29,7 @@ from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
-from sparring_torch.transpiler.replacements import Kind
+from sparring_torch.transpiler.replaced_module import ReplacedModule
 from sparring_torch.transpiler.scan import Scan, scan
 from sparring_torch.transpiler.service import form_of, hyper_of, method_of
 
@@ -139,8 +139,8 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
             for table, weight, skipped in each.kind.rows(each.module, each.table):
                 if service is None:
                     _write(wrapped.container, table, weight, skipped)
-            replaced: Any = _Replaced(each.kind, each.module, each.table, each.paths)
-            module.replaced = replaced
+            replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
+            module.replaced, module.why_no_weight = replaced, replaced.why_no_weight
             if module.anchor.requires_grad:
                 hook = partial(_refuse_use, each.table)
                 module.anchor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -206,24 +206,12 @@ def restore(model: nn.Module) -> nn.Module:
     if isinstance(model, DistributedModelParallel):
         model.undo_sharding()
     for module, weights in zip(modules, read, strict=True):
-        replaced: _Replaced = module.replaced
-        replaced.kind.give_back(replaced.module, weights)
+        replaced: ReplacedModule = module.replaced
+        replaced.give_back(weights)
         replaced.module.train(module.training)
         replaced.module.requires_grad_(module.anchor.requires_grad)
         _put(inner, replaced.paths, replaced.module)
     return inner
-
-
-class _Replaced:
-    """The module of torch whose place a module with tables took; its weight is in the table."""
-
-    def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
-        self.kind, self.module, self.table, self.paths = kind, module, table, paths
-        self.tables: list[tuple[str, int, int | None, Tensor | None]] = []
-        for name, weight, skipped in kind.rows(module, table):
-            row = None if skipped is None else weight.data[skipped].clone()
-            self.tables.append((name, len(weight), skipped, row))
-            weight.data = weight.data.new_empty(0, weight.shape[1])
 
 
 def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
@@ -399,13 +387,12 @@ def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | 
 
 def _weights(module: TableModule) -> list[Tensor]:
     """Each weight of a replaced module, as it was trained."""
-    replaced: _Replaced = module.replaced
+    replaced: ReplacedModule = module.replaced
     weights = []
-    for (name, count, skipped, row), before in zip(
-        replaced.tables, replaced.kind.weights(replaced.module), strict=True
-    ):
-        values = module.embeddings_of(np.arange(count), name).to(before.device, before.dtype)
-        if skipped is not None and row is not None:
-            values[skipped] = row
+    for each in replaced.tables:
+        values = module.embeddings_of(np.arange(each.num_rows), each.name)
+        values = values.to(each.empty.device, each.empty.dtype)
+        if each.skipped is not None and each.row is not None:
+            values[each.skipped] = each.row
         weights.append(values)
     return weights

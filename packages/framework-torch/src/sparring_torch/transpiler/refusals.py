@@ -27,6 +27,10 @@ _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 """Optimizers that leave a row without a gradient as it is, if these hyper-parameters are 0."""
 
 
+_ENTRIES = ("forward", "training_step")
+"""Methods of a module that torch and Lightning call while it is trained."""
+
+
 class RefusalFinder:
     """Finds why a module of a model cannot be replaced.
 
@@ -47,15 +51,15 @@ class RefusalFinder:
         self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
         self._listed: dict[int, str] = {}
         for module in model.modules():
-            for read, where in attribute_reads(module, "forward", "weight", "torch"):
+            for read, where in attribute_reads(module, _ENTRIES, ["weight"], "torch"):
                 self._uses.setdefault(id(read), where)
             for name, each in module._parameters.items():
                 if each is not None:
                     self._holders.setdefault(id(each), []).append((module, name))
             for name, value in vars(module).items():
                 values = list(value.values()) if isinstance(value, dict) else value
-                if not name.startswith("_") and isinstance(values, (list, tuple)):
-                    for each in values:
+                if not name.startswith("_"):
+                    for each in values if isinstance(values, (list, tuple)) else [values]:
                         self._listed[id(each)] = f"{type(module).__name__}.{name}"
 
     def reason(self, module: nn.Module, kind: Kind) -> str:
@@ -65,7 +69,7 @@ class RefusalFinder:
         return (
             kind.refusal(module)
             or self._tie(module, kind)
-            or self._use(module)
+            or self._use(module, kind)
             or self._state(module, kind)
         )
 
@@ -78,14 +82,18 @@ class RefusalFinder:
                     return f"its weight is tied: {where} is the same parameter"
         return ""
 
-    def _use(self, module: nn.Module) -> str:
+    def _use(self, module: nn.Module, kind: Kind) -> str:
+        for weight in kind.weights(module):
+            if id(weight) in self._listed:
+                return f"{self._listed[id(weight)]} has its weight as a matrix; a table is none"
         for each in module.modules():
             if id(each) in self._uses:
                 return f"its weight is used as a matrix, in {self._uses[id(each)]}; a table is none"
             if id(each) in self._listed:
                 where = self._listed[id(each)]
                 return (
-                    f"{where} has it in a plain list or dict; make that a ModuleList or ModuleDict"
+                    f"{where} has it in a plain list or dict, or past torch; make that a ModuleList, a "
+                    "ModuleDict or an ordinary attribute"
                 )
             if parametrize.is_parametrized(each):
                 return "its weight is parametrized; a table has no weight to compute"

@@ -118,6 +118,7 @@ class _OfTorch(Kind):
             )
         if weight.dtype in (torch.float16, torch.bfloat16):
             made.to(weight.dtype)
+        made.num_embeddings = module.num_embeddings
         made.train(module.training)
         made.requires_grad_(weight.requires_grad)
         made.register_forward_pre_hook(_range_check(table, module.num_embeddings), with_kwargs=True)
