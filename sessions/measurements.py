@@ -31,6 +31,15 @@ PULP = "pulp==3.3.2"
 
 # Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
+
+# The peer of models that rank, without what it asks for itself: old releases of colorama and colorlog,
+# and ray and plotly, which its training does not import.
+RECBOLE = "recbole==1.2.1"
+RECBOLE_NEEDS = (
+    "colorama", "colorlog", "pandas", "psutil", "pyyaml", "scikit-learn", "scipy", "tabulate",
+    "tensorboard", "texttable", "thop", "tqdm",
+)  # fmt: skip
+
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
 
 
@@ -81,6 +90,30 @@ def tfra_python(session: nox.Session) -> str:
     folder = Path(session.virtualenv.location) / "tfra"
     python = folder / "bin/python"
     return str(python) if python.exists() else environment(session, folder, *TFRA)
+
+
+@nox.session
+def recbole(session: nox.Session) -> None:
+    """Prints the quality of models that rank, ours and RecBole's, of one split; ``-- RATINGS.CSV``.
+
+    Further words go to `benchmarks.recbole`: ``--seeds 1`` is shorter. Without a file it takes that of
+    ml-latest-small in the folder SPARRING_TEST_DATA; nothing is fetched.
+    """
+    words = list(session.posargs)
+    data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared/data"))
+    has_file = bool(words) and not words[0].startswith("-")
+    ratings = Path(words.pop(0)) if has_file else data / "ml-latest-small/ratings.csv"
+    if not ratings.exists():
+        session.error(
+            f"{ratings} is not there: download ml-latest-small, 1 MB, at "
+            "https://grouplens.org/datasets/movielens/latest/, unpack it, and say "
+            "nox -s recbole -- ml-latest-small/ratings.csv"
+        )
+    session.install(TORCH, *RECBOLE_NEEDS, silent=True)
+    session.install("--no-deps", RECBOLE, silent=True)
+    install_family(session, "backend-hkv", "packed", "framework-torch", "train")
+    command = ("python", "-m", "benchmarks.recbole", str(ratings.resolve()), *words)
+    session.run(*command, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

@@ -72,3 +72,33 @@ def test_benchmarks_of_a_gpu_run_over_the_emulator_and_give_no_figures(
     lines = [each for some in results["figures"].values() for each in some]
     assert {each["value"] for each in lines} == {"tried"}
     assert {each["is_reached"] for each in lines} == {None}
+
+
+def test_both_sides_of_recbole_read_one_split(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    splits = importlib.import_module("benchmarks.recbole_split")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # Eight users met the same nine items, each a day later than the item before; one item was not liked.
+    lines = [
+        f"{user},{item},{2 if item == 3 else 5},{100 * item}"
+        for item in reversed(range(1, 10))
+        for user in range(1, 9)
+    ]
+    ratings = tmp_path / "ratings.csv"
+    ratings.write_text("\n".join(["userId,movieId,rating,timestamp", *lines, "1,77,5,1"]) + "\n")
+    split = splits.prepare(ratings, tmp_path)
+    liked = [1, 2, 4, 5, 6, 7, 8, 9]
+    assert [split.items[rows].tolist() for rows in split.by_user()] == [liked] * 8
+    assert split.is_train.sum() == 8 * 6
+    assert split.users.tolist() == splits.Split.load(tmp_path).users.tolist()
+    theirs = (tmp_path / "ratings/ratings.inter").read_text().splitlines()
+    assert theirs[:3] == ["user_id:token\titem_id:token\ttimestamp:float", "1\t1\t0", "1\t2\t1"]
+    for name, item, history in (("test", 9, liked[:-1]), ("valid", 8, liked[:-2])):
+        rows = parquet.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        held_out = [each for each in rows if each["fold"] == "test"]
+        assert [each["item"] for each in held_out] == [item] * 8
+        assert all(each["history"] == history for each in held_out)
+        trained_on = [each["item"] for each in rows if each["fold"] == "train"]
+        assert trained_on == liked[:-2] * 8

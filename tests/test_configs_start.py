@@ -71,7 +71,7 @@ def adapted(path: Path, folder: Path, services: ExitStack) -> list[str]:
     if config.framework == "tensorflow":
         pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     overrides = []
-    if config.data.kind == "movielens":
+    if config.data.kind in ("movielens", "table"):
         write_ratings(folder / config.data.path)
     elif config.data.kind == "criteo":
         write_clicks(folder / config.data.path)

@@ -1,4 +1,7 @@
-"""Models of TensorFlow on columns learn what those of PyTorch learn from equal initial weights."""
+"""Models of TensorFlow on columns learn what those of PyTorch learn from equal initial weights.
+
+Tests are named so that `nox -s tests_tensorflow` runs them where there is torch too.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def trained(task: Any, trainer: Any) -> tuple[list[float], dict[str, float]]:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_model_learns_as_in_pytorch(model: dict[str, Any]) -> None:
+def test_a_model_learns_as_one_of_torch(model: dict[str, Any]) -> None:
     is_click = model["kind"] in ("deepfm", "dlrm")
     data = {"label": "binary"} if is_click else {}
     with StepContainer() as theirs, StepContainer() as ours:
@@ -102,15 +105,25 @@ def test_a_model_learns_as_in_pytorch(model: dict[str, Any]) -> None:
 
 
 MANY_RANKS = """
-framework: tensorflow
 seed: 1
 threads: 1
 data: {kind: movielens, path: ratings.csv, batch_size: 64}
-model: {kind: two_towers, embedding_dim: 4, layers: [8], positive: 3}
 optimizer: {sparse: {name: adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1}}
 training: {micro_batches: 2, epochs: 2}
 storage: {backend: memory}
 """
+
+# Dropout would be drawn by each rank for its part.
+ON_RANKS = {
+    "two_towers": ("model={kind: two_towers, embedding_dim: 4, layers: [8], positive: 3}",),
+    "sequence": (
+        "model={kind: sequence, embedding_dim: 4, hidden_layer: 8, blocks: 1, dropout: 0, length: 6,"
+        " item: movieId, user: userId}",
+        "data={kind: table, path: ratings.csv, batch_size: 64, categorical: [userId, movieId],"
+        " required: [userId, movieId], time: timestamp, history: {of: movieId, by: userId, length: 6},"
+        " split: {leave_one_out: userId}}",
+    ),
+}
 
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
@@ -120,11 +133,17 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
     reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
 )
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_three_ranks_train_as_one(framework: str, tmp_path: Path) -> None:
-    """Towers have layers: as processes, ranks begin with equal ones."""
+@pytest.mark.parametrize("model", ON_RANKS.values(), ids=ON_RANKS)
+def test_three_ranks_train_as_one_with_torch_and_tensorflow(
+    model: tuple[str, ...], framework: str, tmp_path: Path
+) -> None:
+    """Models have layers: as processes, ranks begin with equal ones."""
     random = np.random.default_rng(5)
     drawn = zip(*(random.integers(0, bound, 300).tolist() for bound in (17, 40, 5)), strict=True)
-    lines = [f"{user},{item * 10**9},{rating + 0.5},0" for user, item, rating in drawn]
+    lines = [
+        f"{user},{item * 10**9},{rating + 0.5},{when}"
+        for when, (user, item, rating) in enumerate(drawn)
+    ]
     text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
     (tmp_path / "ratings.csv").write_text(text)
     (tmp_path / "run.yaml").write_text(MANY_RANKS)
@@ -135,6 +154,7 @@ def test_three_ranks_train_as_one(framework: str, tmp_path: Path) -> None:
         "train",
         "run.yaml",
         f"framework={framework}",
+        *model,
         "--json",
     ]
     found = []
@@ -151,4 +171,5 @@ def test_three_ranks_train_as_one(framework: str, tmp_path: Path) -> None:
         found.append(json.loads(ran.stdout.strip().splitlines()[-1]))
     alone, together = found
     assert alone["rows"] == together["rows"]
+    assert alone["metrics"]["recall@10"] > 0
     assert alone["metrics"] == pytest.approx(together["metrics"], abs=1e-6)

@@ -1,0 +1,101 @@
+"""One model of RecBole, trained and tested in a process of its own; prints one line of JSON.
+
+It runs as ``python -m benchmarks.peers.recbole_process FOLDER MODEL SEED EPOCHS THREADS``, where
+`recbole_split.prepare` has written the split. RecBole trains with its own loop, and stops early by its
+own validation. The test is ours, so that both sides rank the same items: those of training, without
+those seen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.recbole_split import BATCH_SIZE, DIM, LENGTH, TOP_K, Split
+from sparring_train.ranking import ranking_quality
+
+__all__: list[str] = []
+
+
+def run(folder: Path, name: str, seed: int, epochs: int) -> dict[str, float]:
+    """Trains and tests; returns metrics, seconds and epochs."""
+    # RecBole 1.2.1 asks for names that NumPy 2 no longer has.
+    for old, new in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
+        setattr(np, old, new)
+    from recbole.config import Config
+    from recbole.data import create_dataset, data_preparation
+    from recbole.utils import get_model, get_trainer, init_seed
+
+    settings = {
+        "data_path": str(folder),
+        "checkpoint_dir": str(folder / f"{name}-{seed}"),
+        "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
+        "eval_args": {
+            "split": {"LS": "valid_and_test"}, "order": "TO", "group_by": "user", "mode": "full",
+        },
+        "seed": seed, "epochs": epochs, "use_gpu": False, "show_progress": False,
+        "embedding_size": DIM, "MAX_ITEM_LIST_LENGTH": LENGTH,
+    }  # fmt: skip
+    if name == "SASRec":
+        # Its loss is a cross entropy over all items.
+        settings |= {"train_neg_sample_args": None, "train_batch_size": BATCH_SIZE}
+    # RecBole reads the command line, too.
+    sys.argv = sys.argv[:1]
+    config = Config(model=name, dataset="ratings", config_dict=settings)
+    init_seed(seed, reproducibility=True)
+    dataset = create_dataset(config)
+    train, valid, _ = data_preparation(config, dataset)
+    init_seed(seed, reproducibility=True)
+    model = get_model(name)(config, train.dataset)
+    trainer = get_trainer(config["MODEL_TYPE"], name)(config, model)
+    start = time.perf_counter()
+    trainer.fit(train, valid, saved=True, show_progress=False)
+    seconds = time.perf_counter() - start
+    best = torch.load(trainer.saved_model_file, weights_only=False)
+    model.load_state_dict(best["state_dict"])
+    found = tested(model, dataset, Split.load(folder), is_sequence=name == "SASRec")
+    return {**found, "seconds": seconds, "epochs": best["epoch"] + 1}
+
+
+def tested(model: Any, dataset: Any, split: Split, *, is_sequence: bool) -> dict[str, float]:
+    """Quality of the rankings of all items of training, for the last item of each user."""
+    from recbole.data.interaction import Interaction
+
+    def ids(field: str, numbers: Any) -> Any:
+        return dataset.token2id(field, np.asarray(numbers).astype(str))
+
+    candidates = ids("item_id", np.unique(split.items[split.is_train]))
+    is_candidate = np.zeros(dataset.item_num, np.bool_)
+    is_candidate[candidates] = True
+    ranked, relevant = [], []
+    model.eval()
+    for rows in split.by_user():
+        items = ids("item_id", split.items[rows])
+        history = items[:-1][-LENGTH:]
+        fields = {
+            "user_id": torch.from_numpy(ids("user_id", split.users[rows[:1]])),
+            "item_id_list": torch.from_numpy(np.pad(history, (0, LENGTH - len(history))))[None],
+            "item_length": torch.tensor([len(history)]),
+        }
+        with torch.no_grad():
+            scores = model.full_sort_predict(Interaction(fields)).view(-1).numpy()
+        seen = items[:-1] if is_sequence else items[:-2]
+        allowed = is_candidate.copy()
+        allowed[seen] = False
+        scores = np.where(allowed, scores, -np.inf)
+        ranked.append(np.argsort(-scores, kind="stable")[:TOP_K])
+        relevant.append(items[-1])
+    offsets = np.arange(len(relevant) + 1)
+    found = ranking_quality(np.array(ranked), (np.array(relevant), offsets), k=TOP_K)
+    return {"recall@10": found.recall, "ndcg@10": found.ndcg, "mrr@10": found.mrr}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[5]))
+    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
