@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -70,6 +71,20 @@ def test_planted_visits_are_learnt_better_than_by_popularity(model: str, runs: R
 def test_three_ranks_train_as_one(given: list[str], runs: Runs) -> None:
     alone = runs.visits(TOWERS, *STEPS, *given)
     together = runs.ranks(TOWERS, *STEPS, *given, text=VISITS, world_size=3)
+    assert together[0].losses == pytest.approx(alone.losses, rel=1e-6)
+    for each in together:
+        assert each.end.metrics == pytest.approx(alone.end.metrics, abs=1e-6)
+
+
+def test_three_ranks_train_a_sequence_model_as_one(runs: Runs) -> None:
+    """Ranks are threads, which share torch's random numbers; so layers begin as in a snapshot."""
+    given = (SEQUENCE, STEPS[1])
+    runs.visits(*given, "training.epochs=1", "snapshots.url=begun")
+    shutil.copytree("begun", "begun-for-ranks")
+    rest = (*given, "training.epochs=10", "snapshots.resume=true")
+    alone = runs.visits(*rest, "snapshots.url=begun")
+    together = runs.ranks(*rest, "snapshots.url=begun-for-ranks", text=VISITS, world_size=3)
+    assert alone.losses[-1] < 0.8 * alone.losses[0]
     assert together[0].losses == pytest.approx(alone.losses, rel=1e-6)
     for each in together:
         assert each.end.metrics == pytest.approx(alone.end.metrics, abs=1e-6)
