@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         WireDtype,
     )
     from sparring.exchange.pull import MOST_FINDS
-    from sparring.exchange.routing import ChunkTransfer, chunk_transfers, chunks_of
+    from sparring.exchange.routing import chunks_of
     from sparring.kernels.bloom import BloomFilter
     from sparring.kernels.functions import (
         dedup,
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
-    from sparring.storage.cached.cached_storage import CacheCounters, CachedStorage
+    from sparring.storage.cached.cached_storage import CachedStorage
     from sparring.storage.cached.change_note import NotesBase
     from sparring.storage.cached.open_log import open_change_log
     from sparring.storage.convert import conversion_command
@@ -148,7 +148,7 @@ _name = names_from(
             "ExchangeOptions MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"
         ),
         "sparring.exchange.pull": "MOST_FINDS",
-        "sparring.exchange.routing": "ChunkTransfer chunk_transfers chunks_of",
+        "sparring.exchange.routing": "chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
         "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
         "sparring.kernels.strings": "hash_strings",
@@ -178,7 +178,7 @@ _name = names_from(
         "sparring.snapshot.retention": "latest_snapshot list_snapshots retain",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
-        "sparring.storage.cached.cached_storage": "CacheCounters CachedStorage",
+        "sparring.storage.cached.cached_storage": "CachedStorage",
         "sparring.storage.cached.change_note": "NotesBase",
         "sparring.storage.cached.open_log": "open_change_log",
         "sparring.storage.convert": "conversion_command",
@@ -204,8 +204,8 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "CacheCounters", "CachedStorage",
-    "Capabilities", "ChangePublisher", "ChunkTransfer", "Closable", "Codec", "Columns", "Constant",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "CachedStorage",
+    "Capabilities", "ChangePublisher", "Closable", "Codec", "Columns", "Constant",
     "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
     "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
@@ -217,7 +217,7 @@ __all__ = [
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
     "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
     "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
-    "checked_options", "chunk_transfers", "chunks_of", "closest_name", "configure_pool",
+    "checked_options", "chunks_of", "closest_name", "configure_pool",
     "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",
     "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",

@@ -84,7 +84,7 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
     assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
     assert made.counters.rows_updated == 4
     assert made.counters.steps == 0
-    assert not any(made.resources.num_accumulated(name) for name in NAMES)
+    assert not any(made.resources.has_gradient(name) for name in NAMES)
 
 
 def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(

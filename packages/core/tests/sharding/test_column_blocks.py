@@ -176,8 +176,7 @@ def test_gradients_are_dropped_from_all_blocks() -> None:
             assert found.shadow_id is not None
             container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
             sum_gradients(container.state)
-            # Blocks are on ranks 2 and 0.
-            assert container.resources.num_accumulated("user") == (collective.rank != 1)
+            assert container.resources.has_gradient("user")
             container.resources.drop("user")
             assert not container.resources.has_gradient("user")
 

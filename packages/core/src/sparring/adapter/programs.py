@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import xxhash
@@ -21,6 +20,7 @@ import xxhash
 from sparring.contracts import CReader
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring.plugins.registry import make_plugin_manager
+from sparring.runtime.lifecycle import Closable
 
 __all__ = [
     "Program",
@@ -94,7 +94,7 @@ class ProgramLibrary:
             raise ProgramError(self._c.sparring_program_error().decode(errors="replace"))
 
 
-class Program:
+class Program(Closable):
     """An exported program, and the tables that it reads; `load_program` of an adapter makes it.
 
     Called with the inputs of the model, it returns what the model returns.
@@ -149,17 +149,6 @@ class Program:
     def close(self) -> None:
         """Closes the tables; the program cannot be called any more."""
         self._library.release(self._bundle)
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ProgramBinding:

@@ -110,7 +110,6 @@ if TYPE_CHECKING:
         SupportsPush,
         SupportsReplaceAll,
         SupportsRestore,
-        Watcher,
     )
     from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
     from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
@@ -165,7 +164,7 @@ __getattr__ = names_from(
         "sparring.contracts.storage": "Storage",
         "sparring.contracts.storage_optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
-            "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore Watcher"
+            "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
@@ -190,7 +189,7 @@ __all__ = [
     "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
     "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "TableBags", "TableConfig",
     "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
-    "UpdateMethodDescriptor", "UpdateRows", "Watcher", "WholeNumber", "Work", "WorkContext",
+    "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext",
     "Xavier", "Zeros", "admission_from", "empty_notice", "expiry_from", "hookimpl", "hookspec",
     "may_show_secret", "new_header", "passwords_in", "secrets_in"
 ]

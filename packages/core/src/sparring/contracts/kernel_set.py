@@ -36,7 +36,6 @@ __all__ = [
     "StorageLookup",
     "StorageUpdate",
     "StoredRows",
-    "SupportsDeviceFirstTier",
     "TableBags",
     "TableSums",
 ]
@@ -388,13 +387,6 @@ class DeviceFirstTierAccess(Protocol):
 
     def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
         """`KernelSet.upsert_storage`."""
-
-
-class SupportsDeviceFirstTier(Protocol):
-    """A stack of storages; an optional part of the storage contract."""
-
-    def device_first_tier_access(self) -> DeviceFirstTierAccess | None:
-        """Returns the operations on it; None where its first tier is not on a device."""
 
 
 def _is_of_stack(each: StorageLookup | StorageUpdate) -> bool:

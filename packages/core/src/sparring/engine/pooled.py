@@ -75,11 +75,7 @@ class PooledLookup:
 
 
 def look_up_bags(
-    state: EngineState,
-    requests: Sequence[BagLookup],
-    *,
-    is_training: bool,
-    refusal: Exception | None = None,
+    state: EngineState, requests: Sequence[BagLookup], *, is_training: bool
 ) -> list[PooledLookup]:
     """Bags to one pool each, made by the owners of their rows. Changes no table.
 
@@ -88,17 +84,15 @@ def look_up_bags(
 
     Args:
         is_training: a gradient will come: enter the lookup into the batch-inputs map.
-        refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
 
     Raises:
-        Exception: `refusal`, or in its place another rank's, naming that rank.
         UnknownTableError: a table was not declared.
         InvalidArgumentError: ids, offsets or weights of another shape or dtype, or a table that goes
             by rows; on any rank.
         PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
     """
     state.check_open()
-    found, why_not = readable(state, [(each.table, each.ids) for each in requests], refusal)
+    found, why_not = readable(state, [(each.table, each.ids) for each in requests], None)
     if why_not is None:
         try:
             for entry, each in zip((entry for entry, _ in found), requests, strict=True):

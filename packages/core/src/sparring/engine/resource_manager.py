@@ -361,15 +361,6 @@ class ResourceManager:
                 accumulator = self._accumulators.get(each)
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
 
-    def num_accumulated(self, table: str) -> int:
-        """Distinct keys of `table` that have a gradient waiting."""
-        with self._lock:
-            accumulator = self._accumulator(table)
-            self._add_summed()
-            self._add_held(table)
-            blocks = [int(self._accumulators[each].size) for each in self._blocks[table]]
-            return max([int(accumulator.size), *blocks])
-
     def has_gradient(self, table: str) -> bool:
         """Whether a gradient of `table` waits for a step."""
         with self._lock:

@@ -12,7 +12,6 @@ from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import JSON
 from sparring.snapshot.place.place import Place, reading, writing
 from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
-from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = [
@@ -169,12 +168,7 @@ def _readable(place: Place, others: dict[str, SnapshotError] | None = None) -> l
     return sorted(found, key=lambda each: (each.step, each.name))
 
 
-def compact(
-    url: str | os.PathLike[str],
-    into_url: str | os.PathLike[str],
-    *,
-    options: SnapshotOptions | None = None,
-) -> Snapshot:
+def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Snapshot:
     """Writes the rows that a chain amounts to, and its newest state, as one full snapshot.
 
     The step, the world size and each rank's state are kept. The chain is not changed.
@@ -182,7 +176,6 @@ def compact(
     Args:
         url: of the newest snapshot of the chain.
         into_url: of the snapshot to write.
-        options: how its files are cut.
 
     Returns:
         The full snapshot.
@@ -198,7 +191,7 @@ def compact(
         for name, table in source.tables.items():
             writer.write_table(table, merged_chunks(source, name))
 
-    return rewrite(source, into_url, write_tables, options=options)
+    return rewrite(source, into_url, write_tables)
 
 
 def rewrite(
@@ -209,7 +202,6 @@ def rewrite(
     base: str | None = None,
     state_of: Callable[[str, int], SnapshotState] | None = None,
     extra: Mapping[str, JSON] | None = None,
-    options: SnapshotOptions | None = None,
 ) -> Snapshot:
     """Writes a snapshot of the same step, by the same ranks, with other files of tables.
 
@@ -220,7 +212,6 @@ def rewrite(
         base: as `SnapshotWriter`.
         state_of: name and rank → state to write; None: that of `source`.
         extra: name → values of further state.
-        options: how its files are cut.
 
     Raises:
         SnapshotError: as `compact`; nothing is committed.
@@ -236,7 +227,6 @@ def rewrite(
                 world_size=source.world_size,
                 base=base,
                 token=token,
-                options=options,
             )
             writers.append(writer)
         write_tables(writers[0])
