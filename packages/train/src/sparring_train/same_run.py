@@ -12,10 +12,13 @@ from sparring.errors import ConfigError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 
-__all__ = ["RUN", "check_same_run", "described_run"]
+__all__ = ["ORIGINS", "RUN", "check_same_run", "described_run"]
 
 RUN = "run"
 """The name of the state that says what run a snapshot is of."""
+
+ORIGINS = "origins"
+"""The name of the state that says what the ids of each feature were made of; see `Feature.origin`."""
 
 _EXACT = ("seed", "data", "model", "tables")
 """Sections of the configuration without which a run cannot be gone on with."""

@@ -15,7 +15,7 @@ from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, SavedModel
 from sparring_train.registered_kinds import trainer_names, trainer_of
-from sparring_train.same_run import RUN
+from sparring_train.same_run import ORIGINS, RUN
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -46,6 +46,11 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
         )
     saved = snapshot.state(RUN).values
     sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
+    if ORIGINS in names and sections["data"]["kind"] == "table":
+        # A file may look otherwise than that of the run, as one whose first rows are all digits.
+        types = {**snapshot.state(ORIGINS).values, **sections["data"].get("types", {})}
+        named = {name: types[name] for name in sections["data"]["categorical"] if name in types}
+        sections["data"] = {**sections["data"], "types": named}
     text = io.StringIO()
     YAML(typ="safe").dump({"framework": frameworks[0], **sections}, text)
     return parse_config(text.getvalue(), overrides, source=snapshot.url, plugin_manager=manager)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
@@ -122,7 +124,7 @@ def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
 
 
 def test_predictions_are_those_of_the_model_in_the_order_of_the_file(folder: Path) -> None:
-    from pyarrow import csv, parquet
+    from pyarrow import csv
 
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.csv"]) == 0
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.parquet"]) == 0
@@ -160,6 +162,44 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(
     before = set(folder.iterdir())
     assert reason in ask("predict", *arguments)
     assert set(folder.iterdir()) == before
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+@pytest.mark.parametrize("items", ["strings", "numbers"])
+def test_ids_of_another_file_are_made_as_those_of_the_run(
+    items: str, ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Items of the run are `7` and `x7`; all those of the file that is asked about look like numbers.
+    lines = [
+        f"u{n % 9},{'x' * (n % 2 and items == 'strings')}{n % 12},{n % 3 % 2}" for n in range(600)
+    ]
+    (folder / "mixed.csv").write_text("\n".join(["user,item,clicked", *lines]) + "\n")
+    (folder / "mixed.yaml").write_text(
+        CLICKS.replace("clicks.csv", "mixed.csv").replace("numeric: [price],", "")
+    )
+    assert main(["train", "mixed.yaml", f"snapshots.url=mixed-{items}"]) == 0
+    run, digits = f"mixed-{items}", range(0, 12, 2)
+
+    def predicted(name: str) -> list[str]:
+        capsys.readouterr()
+        assert main(["predict", run, name]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    (folder / "digits.csv").write_text("user,item\n" + "".join(f"u1,{n}\n" for n in digits))
+    joined = "".join(f"u1,{n}\n" for n in digits) + ("u1,x7\n" if items == "strings" else "u1,7\n")
+    (folder / "both.csv").write_text("user,item\n" + joined)
+    assert predicted("digits.csv") == predicted("both.csv")[:-1]
+    users = ["u1"] * len(digits)
+    table = pyarrow.table({"user": users, "item": [str(n) for n in digits]})
+    parquet.write_table(table, folder / "text.parquet")
+    parquet.write_table(pyarrow.table({"user": users, "item": digits}), folder / "whole.parquet")
+    same, other = ("text", "whole") if items == "strings" else ("whole", "text")
+    assert predicted(f"{same}.parquet") == predicted("digits.csv")
+    refused = ask("predict", run, f"{other}.parquet")
+    assert f"column 'item': found {'whole numbers' if items == 'strings' else 'strings'}" in refused
+    if items == "numbers":
+        (folder / "text.csv").write_text("user,item\nu1,x7\n")
+        assert "found 'x7', expected a whole number" in ask("predict", run, "text.csv")
 
 
 def test_the_best_items_are_those_of_the_users_kind(ask: Any) -> None:

@@ -126,8 +126,9 @@ class TableData(DataSection):
     )
     types: dict[_Name, Literal["integer", "string"]] = Field(
         default_factory=dict,
-        description="Column of `categorical` → what it holds, in CSV: `string` hashes what looks "
-        "like a number, too. Without it, the first 1,000 rows tell.",
+        description="Column of `categorical` → what it holds. In CSV `string` hashes what looks "
+        "like a number, too; without it, the first 1,000 rows tell. Parquet says it itself, and "
+        "another type is refused.",
     )
     log1p: _Names = Field(
         (),

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "ColumnBatch", "Feature", "Label", "Schema"]
+__all__ = ["Column", "ColumnBatch", "Feature", "Label", "Origin", "Schema"]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -18,6 +18,9 @@ Selection = slice | npt.NDArray[np.bool_] | Ids
 
 Label = Literal["binary", "number"]
 """Values of a label: 0 and 1, or any finite number."""
+
+Origin = Literal["integer", "string"]
+"""Values that ids are made of: whole numbers as they are, or strings by `sparring.hash_strings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class Feature:
     """An example may have any number of ids, in an order; otherwise at most one."""
     may_be_missing: bool = False
     """An example may have no id."""
+    origin: Origin | None = None
+    """Of its ids, where files that were opened say it. A snapshot keeps it, so that files that the
+    model is asked about later are read alike."""
 
     @property
     def table_name(self) -> str:
@@ -51,6 +57,16 @@ class Schema:
     def feature(self, name: str) -> Feature | None:
         """The feature of that name, if there is one."""
         return next((each for each in self.features if each.name == name), None)
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Feature → where its ids come from, of those that say it."""
+        return {each.name: each.origin for each in self.features if each.origin is not None}
+
+    def with_origins(self, origins: Mapping[str, Origin]) -> Schema:
+        """The same columns, with what their ids are made of."""
+        features = (replace(each, origin=origins.get(each.name)) for each in self.features)
+        return replace(self, features=tuple(features))
 
     @property
     def is_matrix(self) -> bool:

@@ -32,6 +32,7 @@ from sparring_train.report.host import peak_memory_bytes
 from sparring_train.result import Progress, SilentProgress, TrainResult
 from sparring_train.run_notes import RunNotes
 from sparring_train.run_snapshots import RunSnapshots
+from sparring_train.same_run import ORIGINS
 
 __all__ = ["run_training"]
 
@@ -250,6 +251,8 @@ class _Run:
         """State that the run needs to go on from here, without what the container saves itself."""
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
         own = {_POSITION: State(asdict(self._at) | counted)}
+        if origins := self._source.data.schema.origins:
+            own[ORIGINS] = State(dict(origins))
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:

@@ -90,7 +90,10 @@ class ColumnTask:
             torch.from_numpy(batch.numbers).to(self.device),
             features.to(self.device),
             {
-                name: torch.from_numpy(batch.ids[name].ids).to(self.device)
+                # Ids of Parquet may be memory that is read only, which torch warns of.
+                name: torch.from_numpy(np.require(batch.ids[name].ids, requirements="W")).to(
+                    self.device
+                )
                 for name in self._features
             },
             self._floats(batch.labels),

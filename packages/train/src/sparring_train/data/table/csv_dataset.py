@@ -51,7 +51,8 @@ class CsvDataset:
     ) -> None:
         self._data, self._request, self._files = data, request, files
         label = request.label if data.label is not None else None
-        self.schema: Schema = replace(data.columns, label=label)
+        columns_of_run = data.columns.with_origins(files.origins)
+        self.schema: Schema = replace(columns_of_run, label=label)
         self._seed = request.seed % 2**64
         self._split = make_split(data, self._seed, files.read)
         self._histories = histories_of(data, files.read)

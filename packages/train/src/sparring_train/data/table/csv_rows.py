@@ -16,6 +16,7 @@ from pyarrow import csv
 
 from sparring.errors import DataError
 from sparring_train.config.table import TableData
+from sparring_train.data.columns import Origin
 from sparring_train.data.table.decode import BadValue, RawRows, bad_row
 from sparring_train.data.table.files import TableFile
 
@@ -29,7 +30,8 @@ _HEADER_BYTES = 1 << 20
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NAMES: dict[str, float] = {"true": 1.0, "false": 0.0}
 _EXPECTED: dict[Kind, str] = {
-    "integer": "a whole number, as the first rows have (or name the column in data.types: string)",
+    "integer": "a whole number, as the first rows or the data of the run have (or name the column in "
+    "data.types: string)",
     "number": "a number",
     "time": "a time such as 2024-01-31 12:00:00, as the first row has",
     "string": "text",
@@ -73,6 +75,12 @@ class CsvRows:
         for name in self.columns:
             values = [] if sample is None else sample.column(name).slice(0, _SAMPLE_ROWS)
             self._kinds[name] = self._kind(name, [str(each) for each in values if each.is_valid])
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Column of ids → values that they are made of."""
+        kinds = {name: self._kinds[name] for name in self.data.categorical if name in self._kinds}
+        return {name: "integer" if kind == "integer" else "string" for name, kind in kinds.items()}
 
     def read(self, columns: Sequence[str]) -> Iterator[RawRows]:
         """All rows of all files, in order.

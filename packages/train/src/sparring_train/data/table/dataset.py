@@ -34,7 +34,9 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     users = data.history.by if data.history is not None else None
     needed = _given(*columns, data.time, users, *data.split.columns)
     if files[0].format == "parquet":
-        return ParquetDataset(data, request, ParquetRows(files, needed), columns, strings)
+        parquet = ParquetRows(files, needed)
+        parquet.check_origins(data.types)
+        return ParquetDataset(data, request, parquet, columns, strings)
     if data.read == "own":
         raise DataError(
             f"{data.path}: data.read: own needs files that say how many rows they have; write them "
@@ -66,6 +68,7 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
     files = find_files(path)
     if files[0].format == "parquet":
         parquet = ParquetRows(files, columns)
+        parquet.check_origins(data.types)
         rows = parquet.read(parquet.groups, columns, _BLOCK_ROWS)
     else:
         rows = CsvRows(files, section, columns).read(columns)

@@ -53,7 +53,8 @@ class ParquetDataset:
     ) -> None:
         self._data, self._request, self._files = data, request, files
         label = request.label if data.label is not None else None
-        self.schema: Schema = replace(data.columns, label=label)
+        columns_of_run = data.columns.with_origins(files.origins(data.categorical))
+        self.schema: Schema = replace(columns_of_run, label=label)
         self._seed = request.seed % 2**64
 
         def read(names: Sequence[str]) -> Iterator[RawRows]:

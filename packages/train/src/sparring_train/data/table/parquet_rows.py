@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import pyarrow
 from pyarrow import parquet, types
 
 from sparring.errors import DataError
+from sparring_train.data.columns import Origin
 from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
 
@@ -69,6 +70,31 @@ class ParquetRows:
         self.num_rows = position
         if not position:
             raise DataError(f"{files[0].name}: found no row in {len(files)} files")
+
+    def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
+        """Column of ids → values that they are made of."""
+        texts = {"strings", "lists of strings"}
+        return {name: "string" if self.types[name] in texts else "integer" for name in columns}
+
+    def check_origins(self, expected: Mapping[str, Origin]) -> None:
+        """Refuses columns whose ids would not be those of the run, whose tables they are looked up in.
+
+        Raises:
+            DataError: a column has whole numbers where strings are expected, or strings in place of
+                whole numbers.
+        """
+        for name, found in self.origins(tuple(expected)).items():
+            if found != expected[name]:
+                wanted = "strings" if expected[name] == "string" else "whole numbers"
+                raise DataError(
+                    f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "
+                    f"{wanted}, as data.types says or the data of the run had; write the column as "
+                    "those",
+                    path=self._files[0].name,
+                    column=name,
+                    found=self.types[name],
+                    expected=wanted,
+                )
 
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
