@@ -68,7 +68,14 @@ class MatrixFactorization(keras.Model):
         return self._predicted(self.users(users), self.items(items))
 
     def loss_of(
-        self, users: Any, items: Any, ratings: Any, *, embedding_l2: float, bias_l2: float
+        self,
+        users: Any,
+        items: Any,
+        ratings: Any,
+        *,
+        embedding_l2: float,
+        bias_l2: float,
+        weights: Any = None,
     ) -> Any:
         """Sum over the ratings of the squared error and of the penalties on what it met.
 
@@ -78,13 +85,15 @@ class MatrixFactorization(keras.Model):
             ratings: ``(b,)``.
             embedding_l2: weight of the squared vectors of a rating's user and item.
             bias_l2: weight of their squared biases.
+            weights: of the ratings, with their penalties, ``(b,)``; None: 1 each.
         """
         user_rows = self.users(users, training=True)
         item_rows = self.items(items, training=True)
         error = self._predicted(user_rows, item_rows) - tf.cast(ratings, user_rows.dtype)
         squares = tf.square(user_rows) + tf.square(item_rows)
         vectors = tf.reduce_sum(squares[:, 1:], axis=1)
-        return tf.reduce_sum(tf.square(error) + bias_l2 * squares[:, 0] + embedding_l2 * vectors)
+        each = tf.square(error) + bias_l2 * squares[:, 0] + embedding_l2 * vectors
+        return tf.reduce_sum(each if weights is None else each * tf.cast(weights, each.dtype))
 
     def _predicted(self, user_rows: Any, item_rows: Any) -> Any:
         biases = user_rows[:, 0] + item_rows[:, 0]

@@ -103,6 +103,8 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
 
     @effects.of("data:table.numeric", "data:table.log1p", "data:table.weight", "data:table.types")
     def _(runs: Runs) -> None:
+        numbers = ("data.label=price", "data.numeric=[]", _FACTORS)
+        assert _ran(runs, *numbers, "data.weight=w").losses != _ran(runs, *numbers).losses
         without = _ran(runs).losses
         for given in ("log1p=[price]", "weight=w", "numeric=[price, w]", "types={user: string}"):
             assert _ran(runs, f"data.{given}").losses != without, given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from sparring import StepContainer, make_plugin_manager
 from sparring.cli.application import main
 from sparring_torch import load_program
+from sparring_train.config.loader import parse_config
+from sparring_train.data.columns import Column, ColumnBatch
+from sparring_train.pytorch.column_task import ColumnTask
 
 sparring_packed: Any = pytest.importorskip(
     "sparring_packed", reason="sparring-packed is not installed"
@@ -80,3 +86,35 @@ def test_a_program_gives_the_probabilities_of_the_model(trained: Path, tmp_path:
             assert ((found > 0) & (found < 1)).all()
         # Ids that were trained have rows of their own, and the others initial values.
         assert len(found.unique()) > 1
+
+
+class Sum(torch.nn.Module):
+    """A model of the user's own: the sum of all embeddings, ``(b,)`` or ``(b, 1)``."""
+
+    def __init__(self, embeddings: Any, num_numbers: int, shape: list[int]) -> None:
+        super().__init__()
+        self.embeddings, self._shape = embeddings, shape
+
+    def forward(self, numbers: torch.Tensor, features: Any) -> torch.Tensor:
+        return self.embeddings(features).values().sum(1).reshape(self._shape)
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, 1]], ids=str)
+def test_a_program_predicts_as_its_model(shape: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("summing")
+    module.Sum = Sum
+    monkeypatch.setitem(sys.modules, "summing", module)
+    model = f'{{kind: "summing:Sum", embedding_dim: 2, options: {{shape: {shape}}}}}'
+    manager = make_plugin_manager()
+    config = parse_config(
+        f"data: {{kind: synthetic_criteo}}\nmodel: {model}\nstorage: {{backend: memory}}",
+        plugin_manager=manager,
+    )
+    ids, numbers = np.arange(78).reshape(3, 26), np.zeros((3, 13), np.float32)
+    names = [each.name for each in config.data.columns.features]
+    columns = {name: Column(each) for name, each in zip(names, ids.T.copy(), strict=True)}
+    with StepContainer() as container, torch.no_grad():
+        task = ColumnTask(config, manager, container, is_saved=True)
+        found = task.program()(torch.from_numpy(numbers), torch.from_numpy(ids))
+        assert found.tolist() == task.predict(ColumnBatch(columns, numbers)).tolist()
+        assert found.shape == (3,)

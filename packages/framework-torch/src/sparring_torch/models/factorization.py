@@ -69,6 +69,7 @@ class MatrixFactorization(nn.Module):
         *,
         embedding_l2: float,
         bias_l2: float,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Sum over the ratings of the squared error and of the penalties on what it met.
 
@@ -78,13 +79,14 @@ class MatrixFactorization(nn.Module):
             ratings: ``(b,)``.
             embedding_l2: weight of the squared vectors of a rating's user and item.
             bias_l2: weight of their squared biases.
+            weights: of the ratings, with their penalties, ``(b,)``; None: 1 each.
         """
         user_rows, item_rows = self.users(users), self.items(items)
         error = self._predicted(user_rows, item_rows) - ratings
         squares = user_rows.square() + item_rows.square()
         penalty = bias_l2 * squares[:, 0] + embedding_l2 * squares[:, 1:].sum(1)
-        total: Tensor = (error.square() + penalty).sum()
-        return total
+        each: Tensor = error.square() + penalty
+        return (each if weights is None else each * weights).sum()
 
     def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
         biases = user_rows[:, 0] + item_rows[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,9 +52,9 @@ class DataSection(Section):
     batch_size: PositiveInt
 
     @property
+    @abstractmethod
     def columns(self) -> Schema:
         """Columns of its examples, by what the section says alone; no file is read."""
-        raise NotImplementedError
 
     @property
     def labels(self) -> tuple[Label | None, ...]:
@@ -76,17 +77,17 @@ class ModelSection(Section):
         """Values of labels that the loss takes."""
         return _LABELS[self.loss]
 
+    @abstractmethod
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
         """Tables for data of these columns: name, dim and initializer count."""
-        raise NotImplementedError
 
     def problem(self, schema: Schema) -> str | None:
         """Why this model cannot be trained on data of these columns, and what to do; or None."""
         return None
 
-    def ranking(self, schema: Schema) -> Ranking:
-        """Of a kind whose loss is `ranking`, for data of these columns."""
-        raise NotImplementedError
+    def ranking(self, schema: Schema) -> Ranking | None:
+        """How it ranks items of data of these columns; None where its loss is not `ranking`."""
+        return None
 
     @property
     def embedding_parts(self) -> dict[str, Any]:

@@ -51,8 +51,10 @@ class OwnModel(ModelSection):
     def loss(self) -> Loss:
         return self.trained_for
 
-    def ranking(self, schema: Schema) -> Ranking:
+    def ranking(self, schema: Schema) -> Ranking | None:
         """A softmax over the items of a step, as of `two_towers`; test examples of a user are a query."""
+        if self.loss != "ranking":
+            return None
         positive = 1.0 if self.positive is None and schema.label == "binary" else self.positive
         return Ranking(item=(self.item,), user=self.user, query=self.user, positive=positive)
 

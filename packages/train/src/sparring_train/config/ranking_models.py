@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -46,13 +47,13 @@ class RankingModel(ModelSection):
     def loss(self) -> Loss:
         return "ranking"
 
+    @abstractmethod
     def ranking(self, schema: Schema) -> Ranking:
         """See `ModelSection`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def features(self) -> Sequence[tuple[str, str, bool]]:
         """Key, a feature that it names, and whether that has at most one id an example."""
-        raise NotImplementedError
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
         """One for each feature that is named, or group of features that share one."""

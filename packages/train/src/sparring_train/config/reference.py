@@ -98,13 +98,11 @@ def _kind_meaning(name: str) -> str:
 
 def _code(value: Any) -> str:
     if isinstance(value, bool):
-        return "`true`" if value else "`false`"
+        return f"`{str(value).lower()}`"
     if isinstance(value, BaseModel):
         return "see below"
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(str(each) for each in value)}]`"
     return f"`{value}`"

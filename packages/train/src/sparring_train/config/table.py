@@ -221,7 +221,7 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
         yield "categorical", "has no column", "an empty list", "one column of ids or more"
     for key, columns, allowed in (
         ("lists", data.lists, data.categorical),
-        ("required", data.required, tuple(set(data.categorical) - set(data.lists))),
+        ("required", data.required, tuple(n for n in data.categorical if n not in data.lists)),
         ("share_tables", tuple(data.share_tables), data.categorical),
         ("types", tuple(data.types), data.categorical),
         ("log1p", data.log1p, data.numeric),

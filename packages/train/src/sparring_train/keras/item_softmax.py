@@ -12,7 +12,7 @@ from sparring_tf import gather_over_ranks
 from sparring_train.config.kinds import Ranking
 from sparring_train.loop.step_items import ItemCounts, StepItems
 
-__all__ = ["ItemSoftmax"]
+__all__ = ["ItemSoftmax", "compared"]
 
 
 class ItemSoftmax:
@@ -43,12 +43,6 @@ class ItemSoftmax:
         )
         return [tf.constant(each) for each in (step.ids, corrections, np.int64(step.first))]
 
-    def vectors(self, users: Any, items: Any) -> tuple[Any, Any]:
-        """Vectors as products are taken of them."""
-        if not self._ranking.normalize:
-            return users, items
-        return _of_length_one(users), _of_length_one(items)
-
     def loss(self, pair: tuple[Any, Any], labels: Any, weights: Any, step: list[Any]) -> Any:
         """Sum over this rank's examples, of which there may be none; all ranks call it.
 
@@ -59,7 +53,7 @@ class ItemSoftmax:
             step: `tensors`.
         """
         ids, corrections, first = step
-        users, items = self.vectors(*pair)
+        users, items = compared(self._ranking, *pair)
         with tf.control_dependencies([users]):  # lookups of other features exchange before it
             candidates = gather_over_ranks(tf.identity(items), self._container)
         logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature
@@ -74,6 +68,11 @@ class ItemSoftmax:
         if self._ranking.positive is not None and labels is not None:
             losses *= tf.cast(labels >= self._ranking.positive, losses.dtype)
         return tf.reduce_sum(losses if weights is None else losses * tf.cast(weights, losses.dtype))
+
+
+def compared(ranking: Ranking, users: Any, items: Any) -> tuple[Any, Any]:
+    """Vectors as products are taken of them."""
+    return (_of_length_one(users), _of_length_one(items)) if ranking.normalize else (users, items)
 
 
 def _of_length_one(vectors: Any) -> Any:

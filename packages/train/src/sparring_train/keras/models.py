@@ -1,65 +1,17 @@
-"""Kinds of models, built for Keras."""
+"""Models of sparring-tf that take columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import keras
 import tensorflow as tf
 
-from sparring_tf import (
-    DLRM,
-    DeepFM,
-    MatrixFactorization,
-)
-from sparring_train.built_models import built_model
+from sparring_tf import DLRM, DeepFM, MatrixFactorization
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.keras.embedding_tables import embeddings_of
-from sparring_train.keras.ranking_models import SequenceNetwork, TwoTowers
 
-if TYPE_CHECKING:
-    from sparring import PluginManager
-
-__all__ = [
-    "build_deepfm",
-    "build_dlrm",
-    "build_matrix_factorization",
-    "build_model",
-    "build_sequence",
-    "build_two_towers",
-]
-
-
-def build_model(request: ModelRequest, manager: PluginManager) -> Any:
-    """See `sparring_train.built_models.built_model`."""
-    model: Any = built_model("tensorflow", keras.Model, embeddings_of, request, manager)
-    return model
-
-
-def build_dlrm(request: ModelRequest) -> Any:
-    """`DLRM` over all features and numbers."""
-    return ColumnDLRM(request)
-
-
-def build_deepfm(request: ModelRequest) -> Any:
-    """`DeepFM` over all features and numbers."""
-    return ColumnDeepFM(request)
-
-
-def build_two_towers(request: ModelRequest) -> Any:
-    """`TwoTowers` of the features that the section names."""
-    return TwoTowers(request)
-
-
-def build_sequence(request: ModelRequest) -> Any:
-    """`SequenceNetwork` of a history and an item."""
-    return SequenceNetwork(request)
-
-
-def build_matrix_factorization(request: ModelRequest) -> Any:
-    """`MatrixFactorization` of two of the features."""
-    return ColumnFactorization(request)
+__all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
 
 class ColumnDLRM(DLRM):
@@ -133,7 +85,12 @@ class ColumnFactorization(MatrixFactorization):
         section = self._section
         users, items = self._pairs(ids)
         return self.loss_of(
-            users, items, labels, embedding_l2=section.embedding_l2, bias_l2=section.bias_l2
+            users,
+            items,
+            labels,
+            embedding_l2=section.embedding_l2,
+            bias_l2=section.bias_l2,
+            weights=weights,
         )
 
     def program(self) -> tuple[list[Any], Callable[..., Any]]:

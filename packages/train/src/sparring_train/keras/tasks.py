@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from sparring import State, StepContainer
+from sparring_train.built_models import built_model
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch, Schema
-from sparring_train.keras.item_softmax import ItemSoftmax
-from sparring_train.keras.models import build_model
+from sparring_train.keras.embedding_tables import embeddings_of
+from sparring_train.keras.item_softmax import ItemSoftmax, compared
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.ranks import Ranks
@@ -52,27 +54,27 @@ class ColumnTask:
         self.source = ColumnSource(config, manager, container, is_saved=is_saved)
         self._schema: Schema = self.source.schema
         self._is_click = config.model.loss == "log_loss"
-        self.model = build_model(self.source.model_request(), manager)
+        self.model: Any = built_model(
+            "tensorflow", keras.Model, embeddings_of, self.source.model_request(), manager
+        )
         everything = [feature.name for feature in self._schema.features]
         self._names: list[str] = list(getattr(self.model, "feature_names", everything))
         self._ranks = Ranks(container.collective, container.quiesce)
-        self._ranking = (
-            config.model.ranking(self._schema) if config.model.loss == "ranking" else None
-        )
-        self._softmax = None if self._ranking is None else ItemSoftmax(self._ranking, container)
+        self._ranking = config.model.ranking(self._schema)
         own: Callable[..., Any] | None = getattr(self.model, "training_loss", None)
-        self._has_own_loss = own is not None
         self._loss_of = own or self._plain_loss
+        self._softmax: ItemSoftmax | None = None
+        if self._ranking is not None and own is None:
+            self._softmax = ItemSoftmax(self._ranking, container)
 
-    @property
-    def signature(self) -> list[Any]:
-        """Of the result of `tensors`, for a graph of any batch size; last, what is learned."""
-        answers = self._schema.has_weights + (self._schema.label is not None)
-        return [*self.input_signature, *[tf.TensorSpec([None], tf.float32)] * answers]
+    def make_layers(self) -> None:
+        """Layers are made by their first batch, which may be empty."""
+        empty = (tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in self.input_signature)
+        self.predicted(*empty)
 
     @property
     def input_signature(self) -> list[Any]:
-        """Of the result of `inputs`."""
+        """Of the result of `inputs`, for a graph of any batch size."""
         return [
             tf.TensorSpec([None, len(self._schema.numbers)], tf.float32),
             *self._id_signature(),
@@ -81,9 +83,9 @@ class ColumnTask:
     @property
     def training_signature(self) -> list[Any]:
         """Of the result of `training_tensors`."""
-        if self._softmax is None or self._has_own_loss:
-            return self.signature
-        return [*self.signature, *self._softmax.signature]
+        answers = self._schema.has_weights + (self._schema.label is not None)
+        step = () if self._softmax is None else self._softmax.signature
+        return [*self.input_signature, *[tf.TensorSpec([None], tf.float32)] * answers, *step]
 
     def _id_signature(self) -> list[Any]:
         if self._schema.is_matrix:
@@ -92,17 +94,14 @@ class ColumnTask:
 
     def training_tensors(self, batch: ColumnBatch) -> list[Any]:
         """This rank's part of a batch, as `loss` wants it; all ranks call it."""
-        tensors = self.tensors(self._ranks.part(batch))
-        if self._ranking is None or self._softmax is None or self._has_own_loss:
+        part = self._ranks.part(batch)
+        answers = [each for each in (part.weights, part.labels) if each is not None]
+        floats = [tf.convert_to_tensor(np.asarray(each, np.float32)) for each in answers]
+        tensors = [*self.inputs(part), *floats]
+        if self._ranking is None or self._softmax is None:
             return tensors
         step = StepItems.of(batch, self._ranking.item[0], self._ranks)
         return [*tensors, *self._softmax.tensors(step)]
-
-    def tensors(self, batch: ColumnBatch) -> list[Any]:
-        """A batch for a graph: its `inputs`, and weights and labels where there are."""
-        answers = [each for each in (batch.weights, batch.labels) if each is not None]
-        floats = [tf.convert_to_tensor(np.asarray(each, np.float32)) for each in answers]
-        return [*self.inputs(batch), *floats]
 
     def inputs(self, batch: ColumnBatch) -> list[Any]:
         """Numbers and ids of a batch."""
@@ -117,11 +116,11 @@ class ColumnTask:
         """Sum over the batch, which may be empty."""
         numbers, ids, rest = self._inputs(tensors)
         weights = rest.pop(0) if self._schema.has_weights else None
-        if self._softmax is None or self._has_own_loss:
-            return self._loss_of(numbers, ids, rest[0] if rest else None, weights)
-        *labels, _, _, _ = rest
+        labels = None if self._schema.label is None else rest.pop(0)
+        if self._softmax is None:
+            return self._loss_of(numbers, ids, labels, weights)
         pair = self.model((numbers, ids), training=True)
-        return self._softmax.loss(pair, labels[0] if labels else None, weights, rest[-3:])
+        return self._softmax.loss(pair, labels, weights, step=rest)
 
     def states(self) -> dict[str, State]:
         """State besides that of the model."""
@@ -135,8 +134,8 @@ class ColumnTask:
     def predicted(self, *tensors: Any) -> Any:
         """One prediction for each example: a probability, a number, or vectors; see `Predict`."""
         numbers, ids, _ = self._inputs(tensors)
-        if self._softmax is not None:
-            vectors = self._softmax.vectors(*self.model((numbers, ids), training=False))
+        if self._ranking is not None:
+            vectors = compared(self._ranking, *self.model((numbers, ids), training=False))
             return tf.cast(tf.stack(vectors), tf.float32)
         found = self._called(numbers, ids, training=False)
         return tf.sigmoid(found) if self._is_click else found

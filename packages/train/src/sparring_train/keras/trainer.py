@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring import (
-    PluginManager,
-    State,
-    StepContainer,
-    num_threads,
-    open_snapshot,
-)
+from sparring import PluginManager, State, StepContainer, num_threads
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring_tf import (
@@ -29,7 +23,7 @@ from sparring_tf import (
     restore_state,
     trained_table,
 )
-from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.keras.tasks import ColumnTask
@@ -74,17 +68,7 @@ def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
     """See `sparring_train.loop.evaluation.saved_model`; raises as it."""
-
-    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
-        task = ColumnTask(chosen, plugin_manager, container, is_saved=True)
-        # Layers are made by their first batch, which may be empty.
-        task.predicted(*(_empty(spec) for spec in task.signature))
-        return task
-
-    def restore(task: ColumnTask, state: State) -> None:
-        restore_state(state, model=task.model)
-
-    with own_errors(), saved_model(config, plugin_manager, saved, make, restore) as task:
+    with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
         yield _OpenedModel(task)
 
 
@@ -109,16 +93,8 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
         SnapshotError: the snapshot was not written by this framework, or is damaged.
         ProgramError, UnsupportedError: as `export_program`.
     """
-    state = open_snapshot(request.snapshot_url).state(config.framework)
     # The program reads rows from what it is bound to, so they need no place here.
-    storage = StorageConfig(backend="memory")
-    rowless = config.model_copy(update={"storage": storage})
-    with StepContainer(plugin_manager=plugin_manager) as container:
-        task = ColumnTask(rowless, plugin_manager, container, is_saved=True)
-        # Layers are made by their first batch, which may be empty.
-        task.predicted(*(_empty(spec) for spec in task.signature))
-        restore_state(State(state.values, state.arrays), model=task.model)
-
+    with _saved_task(config, plugin_manager, request.snapshot_url, None) as task:
         signature, call = task.program()
         export_program(
             task.model,
@@ -128,6 +104,28 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
             signature=signature,
             call=call,
         )
+
+
+@contextmanager
+def _saved_task(
+    config: RunConfig,
+    plugin_manager: PluginManager,
+    snapshot_url: str,
+    rows: Literal["snapshot", "storage"] | None,
+) -> Iterator[ColumnTask]:
+    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
+        task = ColumnTask(chosen, plugin_manager, container, is_saved=True)
+        task.make_layers()
+        return task
+
+    def restore(task: ColumnTask, state: State) -> None:
+        restore_state(state, model=task.model)
+
+    with (
+        own_errors(),
+        saved_model(config, plugin_manager, snapshot_url, rows, make, restore) as task,
+    ):
+        yield task
 
 
 class _Trainer:
@@ -160,8 +158,7 @@ class _Trainer:
         )
         self._predicted = tf.function(task.predicted, input_signature=task.input_signature)
         with tf.init_scope():
-            # Layers are made by their first batch, which may be empty.
-            task.predicted(*(_empty(spec) for spec in task.signature))
+            task.make_layers()
         variables = task.model.trainable_variables
         self._anchors = [each for each in variables if trained_table(each) is not None]
         self._ordinary = [each for each in variables if trained_table(each) is None]
@@ -271,10 +268,6 @@ class _Trainer:
             if not np.isfinite(gradient.numpy()).all():
                 return str(variable.path)
         return None
-
-
-def _empty(spec: Any) -> Any:
-    return tf.zeros([0, *spec.shape[1:]], spec.dtype)
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:

@@ -65,6 +65,7 @@ class ColumnSource:
         self._config, self.container, self._is_saved = config, container, is_saved
         self._kind = data_kinds(manager)[config.data.kind]
         self.schema: Schema = config.data.columns
+        self._ranking = config.model.ranking(self.schema)
         if not is_saved:
             _ = self.data
 
@@ -123,10 +124,9 @@ class ColumnSource:
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
         """All training examples once."""
-        batches = self.data.batches(epoch)
-        if self._config.model.loss != "ranking":
+        batches, ranking = self.data.batches(epoch), self._ranking
+        if ranking is None:
             return batches
-        ranking = self._config.model.ranking(self.schema)
         whole = (with_both(each, ranking) for each in batches)
         return (each for each in whole if each.num_examples)
 
@@ -142,8 +142,8 @@ class ColumnSource:
             observe: called with each batch, and the predictions and labels of all ranks for it; not
                 where all items are ranked.
         """
-        if self._config.model.loss == "ranking":
-            return self._ranking.metrics(predict, ranks)
+        if self._ranking is not None:
+            return self._rankings.metrics(predict, ranks)
         known, quality = self.data.label_range, self.quality()
         for batch in self.data.test_batches():
             part, labels = ranks.part(batch), batch.labels
@@ -159,8 +159,9 @@ class ColumnSource:
         return quality.metrics()
 
     @functools.cached_property
-    def _ranking(self) -> RankingEvaluation:
-        return RankingEvaluation(self._config.model.ranking(self.schema), self.data)
+    def _rankings(self) -> RankingEvaluation:
+        assert self._ranking is not None
+        return RankingEvaluation(self._ranking, self.data)
 
     def quality(self) -> Quality:
         """Empty metrics, which measure predictions of this run's model."""

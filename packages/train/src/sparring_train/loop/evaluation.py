@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sparring import PluginManager, State, StepContainer, configure_pool, open_snapshot
 from sparring_train.config.run import RunConfig, StorageConfig
-from sparring_train.hookspecs import OpenedModel, SavedModel
+from sparring_train.hookspecs import OpenedModel
 from sparring_train.ranks import Ranks
 
 __all__ = ["evaluated", "saved_model"]
@@ -20,7 +20,8 @@ _Task = TypeVar("_Task")
 def saved_model(
     config: RunConfig,
     plugin_manager: PluginManager,
-    saved: SavedModel,
+    snapshot_url: str,
+    rows: Literal["snapshot", "storage"] | None,
     make: Callable[[RunConfig, StepContainer], _Task],
     restore: Callable[[_Task, State], Any],
 ) -> Iterator[_Task]:
@@ -29,7 +30,8 @@ def saved_model(
     Args:
         config: of the run.
         plugin_manager: where backends are looked up.
-        saved: where its parameters and rows are.
+        snapshot_url: has its parameters.
+        rows: place of its rows, see `SavedModel`; None: it has none.
         make: the model, untrained, with its tables in a container.
         restore: gives it the framework's state.
 
@@ -38,15 +40,15 @@ def saved_model(
         InvalidArgumentError: the parameters are of another model.
         SnapshotError: the snapshot was not written by this framework, or is damaged.
     """
-    state = open_snapshot(saved.snapshot_url).state(config.framework)
-    if saved.rows == "snapshot":
+    state = open_snapshot(snapshot_url).state(config.framework)
+    if rows != "storage":
         config = config.model_copy(update={"storage": StorageConfig(backend="memory")})
     with StepContainer(plugin_manager=plugin_manager) as container:
         configure_pool(config.threads)
         task = make(config, container)
         restore(task, State(state.values, state.arrays))
-        if saved.rows == "snapshot":
-            container.load(saved.snapshot_url)
+        if rows == "snapshot":
+            container.load(snapshot_url)
         yield task
 
 

@@ -14,13 +14,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import State, StepContainer
 from sparring_torch import KeyedJaggedTensor, tables_device
+from sparring_train.built_models import built_model
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
+from sparring_train.pytorch.embedding_tables import embedding_bags
 from sparring_train.pytorch.item_softmax import ItemSoftmax
-from sparring_train.pytorch.models import build_model
 from sparring_train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ class ColumnTask:
         self.source = ColumnSource(config, manager, container, is_saved=is_saved)
         self._schema: Schema = self.source.schema
         self._is_click = config.model.loss == "log_loss"
-        self.model: nn.Module = build_model(self.source.model_request(), manager)
+        self.model: nn.Module = built_model(
+            "torch", nn.Module, embedding_bags, self.source.model_request(), manager
+        )
         everything = [feature.name for feature in self._schema.features]
         self._features: list[str] = list(getattr(self.model, "feature_names", everything))
         self.device = tables_device(self.model)
         self.model.to(self.device)
         self._ranks = Ranks(container.collective, container.quiesce)
-        self._ranking = (
-            config.model.ranking(self._schema) if config.model.loss == "ranking" else None
-        )
+        self._ranking = config.model.ranking(self._schema)
         self._softmax = None if self._ranking is None else ItemSoftmax(self._ranking, self._ranks)
         own: Callable[[ColumnInputs], Tensor] | None = getattr(self.model, "training_loss", None)
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
@@ -127,8 +128,7 @@ class ColumnTask:
             self._softmax.counts.restore(states)
 
     def _forward(self, inputs: ColumnInputs) -> Tensor:
-        found: Tensor = self.model(inputs.numbers, inputs.features)
-        return found.squeeze(1) if found.ndim == 2 else found
+        return _one_each(self.model(inputs.numbers, inputs.features))
 
     def program(self) -> nn.Module:
         """The model as it is exported: plain tensors in and out."""
@@ -169,6 +169,10 @@ class _Program(nn.Module):
     def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
         flat = ids.t().reshape(-1)
         features = KeyedJaggedTensor(self._features, flat, lengths=torch.ones_like(flat))
-        found: Tensor = self.model(numbers, features)
-        found = found.squeeze(1)
+        found = _one_each(self.model(numbers, features))
         return found.sigmoid() if self._is_click else found
+
+
+def _one_each(found: Tensor) -> Tensor:
+    """``(b,)`` of ``(b,)`` or ``(b, 1)``."""
+    return found.squeeze(1) if found.ndim == 2 else found

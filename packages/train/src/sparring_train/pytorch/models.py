@@ -1,65 +1,15 @@
-"""Kinds of models, built for PyTorch."""
+"""Models of sparring-torch that take columns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
-from sparring_torch import (
-    DLRM,
-    DeepFM,
-    KeyedJaggedTensor,
-    MatrixFactorization,
-)
-from sparring_train.built_models import built_model
+from sparring_torch import DLRM, DeepFM, KeyedJaggedTensor, MatrixFactorization
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.pytorch.column_inputs import ColumnInputs
 from sparring_train.pytorch.embedding_tables import embedding_bags
-from sparring_train.pytorch.ranking_models import SequenceNetwork, TwoTowers
 
-if TYPE_CHECKING:
-    from sparring import PluginManager
-
-__all__ = [
-    "build_deepfm",
-    "build_dlrm",
-    "build_matrix_factorization",
-    "build_model",
-    "build_sequence",
-    "build_two_towers",
-]
-
-
-def build_model(request: ModelRequest, manager: PluginManager) -> nn.Module:
-    """See `sparring_train.built_models.built_model`."""
-    model: nn.Module = built_model("torch", nn.Module, embedding_bags, request, manager)
-    return model
-
-
-def build_dlrm(request: ModelRequest) -> nn.Module:
-    """`DLRM` over all features and numbers."""
-    return ColumnDLRM(request)
-
-
-def build_deepfm(request: ModelRequest) -> nn.Module:
-    """`DeepFM` over all features and numbers."""
-    return ColumnDeepFM(request)
-
-
-def build_two_towers(request: ModelRequest) -> nn.Module:
-    """`TwoTowers` of the features that the section names."""
-    return TwoTowers(request)
-
-
-def build_sequence(request: ModelRequest) -> nn.Module:
-    """`SequenceNetwork` of a history and an item."""
-    return SequenceNetwork(request)
-
-
-def build_matrix_factorization(request: ModelRequest) -> nn.Module:
-    """`MatrixFactorization` of two of the features."""
-    return ColumnFactorization(request)
+__all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
 
 class ColumnDLRM(DLRM):
@@ -129,7 +79,7 @@ class ColumnFactorization(MatrixFactorization):
         """Sum over the batch of squared errors, and of the penalties on what it met."""
         assert inputs.labels is not None
         user, item = (inputs.ids[name] for name in self.names)
-        return self.loss(user, item, inputs.labels, **self.penalties)
+        return self.loss(user, item, inputs.labels, weights=inputs.weights, **self.penalties)
 
     def program(self) -> nn.Module:
         """Users and items ``(b,)`` in, ratings ``(b,)`` out."""

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import PluginManager, State, StepContainer, num_threads, open_snapshot
+from sparring import PluginManager, State, StepContainer, num_threads
 from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,
@@ -24,7 +24,7 @@ from sparring_torch import (
     restore_random_state,
     restore_state,
 )
-from sparring_train.config.run import RunConfig, StorageConfig
+from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.loop.column_source import ColumnSource
@@ -66,17 +66,7 @@ def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
     """See `sparring_train.loop.evaluation.saved_model`; raises as it."""
-
-    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
-        return ColumnTask(chosen, plugin_manager, container, is_saved=True)
-
-    def restore(task: ColumnTask, state: State) -> None:
-        _restore(task.model, state, saved.snapshot_url)
-
-    with (
-        torch.random.fork_rng(devices=[]),
-        saved_model(config, plugin_manager, saved, make, restore) as task,
-    ):
+    with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
         yield _OpenedModel(task)
 
 
@@ -104,16 +94,8 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
         SnapshotError: the snapshot was not written by this framework, or is damaged.
         ProgramError, UnsupportedError: as `export_program`.
     """
-    state = open_snapshot(request.snapshot_url).state(config.framework)
     # The program reads rows from what it is bound to, so they need no place here.
-    storage = StorageConfig(backend="memory")
-    rowless = config.model_copy(update={"storage": storage})
-    with (
-        StepContainer(plugin_manager=plugin_manager) as container,
-        torch.random.fork_rng(devices=[]),
-    ):
-        task = ColumnTask(rowless, plugin_manager, container, is_saved=True)
-        _restore(task.model, State(state.values, state.arrays), request.snapshot_url)
+    with _saved_task(config, plugin_manager, request.snapshot_url, None) as task:
         batch = torch.export.Dim.AUTO
         example = task.program_inputs(2)
         export_program(
@@ -126,17 +108,33 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
         )
 
 
-def _restore(model: torch.nn.Module, state: State, snapshot_url: str) -> None:
-    try:
-        restore_state(state, model=model)
-    except RuntimeError as error:  # torch's own
-        raise InvalidArgumentError(
-            f"snapshot {snapshot_url} has parameters of another model than the configuration: "
-            f"{error}; give the configuration that the run was trained with"
-        ) from error
+@contextmanager
+def _saved_task(
+    config: RunConfig,
+    plugin_manager: PluginManager,
+    snapshot_url: str,
+    rows: Literal["snapshot", "storage"] | None,
+) -> Iterator[ColumnTask]:
+    def make(chosen: RunConfig, container: StepContainer) -> ColumnTask:
+        return ColumnTask(chosen, plugin_manager, container, is_saved=True)
+
+    def restore(task: ColumnTask, state: State) -> None:
+        try:
+            restore_state(state, model=task.model)
+        except RuntimeError as error:  # torch's own
+            raise InvalidArgumentError(
+                f"snapshot {snapshot_url} has parameters of another model than the configuration: "
+                f"{error}; give the configuration that the run was trained with"
+            ) from error
+
+    with (
+        torch.random.fork_rng(devices=[]),
+        saved_model(config, plugin_manager, snapshot_url, rows, make, restore) as task,
+    ):
+        yield task
 
 
-def _predicted(task: Any, batch: Any) -> npt.NDArray[Any]:
+def _predicted(task: ColumnTask, batch: ColumnBatch) -> npt.NDArray[Any]:
     """Predictions for a batch; the model is in training mode as before."""
     task.model.eval()
     with torch.no_grad():
@@ -149,7 +147,7 @@ class _Trainer:
     """A model and its optimizers."""
 
     def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
-        self._task: Any = task
+        self._task = task
         choice = config.optimizer.sparse
         row = method_or_native(
             choice.name,
