@@ -119,7 +119,8 @@ class Training:
 
     def look_up(self, given: Any, *, is_training: bool) -> tuple[Batch, list[Any]]:
         """The rows of a batch, and the places of each feature's ids."""
-        batch = self.tables.lookup(self.source.ids(given), is_training=is_training)
+        ids = {name: column.ids for name, column in given.ids.items()}
+        batch = self.tables.lookup(ids, is_training=is_training)
         return batch, [batch.places[name] for name in self.tables.features]
 
     def step(self, given: Any) -> float:

@@ -81,11 +81,25 @@ def test_a_snapshot_alone_predicts_as_the_trained_model(kind: str, tmp_path: Pat
             variable.assign(tf.zeros_like(variable))
         state = container.load(snapshot.url).states["tensorflow"]
         sparring_tf.restore_state(state, model=task.model)
-        predict = tf.function(task.predicted, input_signature=task.signature)
+        predict = tf.function(task.predicted, input_signature=task.input_signature)
         found = task.source.evaluate(
-            lambda batch: predict(*task.tensors(batch)).numpy(), Ranks(container.collective)
+            lambda batch: predict(*task.inputs(batch)).numpy(), Ranks(container.collective)
         )
     assert found == result.metrics
+
+
+def test_ratings_have_weights(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    lines = [f"{at % 7},{at % 11},{at % 5 + 0.5},{at % 5}" for at in range(300)]
+    path.write_text("\n".join(["user,item,rating,w", *lines]) + "\n")
+    data = {"kind": "table", "path": str(path), "label": "rating", "batch_size": 64}
+    data |= {"categorical": ["user", "item"], "required": ["user", "item"]}
+    model = {"kind": "matrix_factorization", "dim": 4}
+    plain, weighted = (
+        trained(config(data=data | more, model=model)).metrics["rmse"]
+        for more in ({}, {"weight": "w"})
+    )
+    assert plain != weighted
 
 
 def test_an_unknown_optimizer_is_named() -> None:

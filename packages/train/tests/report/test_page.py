@@ -16,9 +16,8 @@ import pytest
 
 from sparring.errors import DataError, InvalidArgumentError, PluginError
 from sparring_train.report.page import write_report
-from sparring_train.report.progress import RecordingProgress
-from sparring_train.report.recorder import RunRecorder
-from sparring_train.report.run_data import Host, Points, RunData, Slice, SnapshotOfRun, read_report
+from sparring_train.report.recorder import RecordingProgress, RunRecorder
+from sparring_train.report.run_data import Host, RunData, Slice, SnapshotOfRun, read_report
 from sparring_train.result import SilentProgress
 
 pytest.importorskip("matplotlib", reason="a report needs matplotlib: sparring[report]")
@@ -46,10 +45,7 @@ def recorded(num_steps: int = 30, num_tables: int = 2) -> RunRecorder:
 
 
 def data_of(recorder: RunRecorder, **facts: Any) -> RunData:
-    series = {
-        name: Points(steps=each.steps, values=each.values) for name, each in recorder.series.items()
-    }
-    return RunData(**({"steps": 0, "seconds": 0.0} | facts), series=series)
+    return RunData(**({"steps": 0, "seconds": 0.0} | facts), series=dict(recorder.series))
 
 
 class Page(HTMLParser):
@@ -285,10 +281,7 @@ def test_progress_is_recorded_and_passed_on() -> None:
     progress.on_start(1)
     progress.on_step(1, 0.5, 64)
     progress.on_metrics(1, {"auc": 0.75})
-    progress.on_rows(1, {"user": 3})
-    progress.on_ids("user", np.array([4]))
     progress.on_message("done")
     progress.on_end()
     assert told == [(1, 0.5, 64)]
-    assert list(recorder.series) == ["loss", "auc", "rows/user"]
-    assert recorder.id_counts()["user"].tolist() == [1]
+    assert list(recorder.series) == ["loss", "auc"]

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from sparring import StepContainer, StorageChoice
@@ -173,10 +172,6 @@ class ColumnSource:
         if not features or self._config.model.label is None:
             return None
         return SliceQuality(features, self.quality, ranks)
-
-    def ids(self, batch: ColumnBatch) -> dict[str, npt.NDArray[np.int64]]:
-        """Feature → its ids in a batch, for the report."""
-        return {name: column.ids for name, column in batch.ids.items()}
 
     def extra(self) -> dict[str, Any]:
         """See `Dataset.extra`."""

@@ -183,9 +183,7 @@ class _Run:
         self._resume()
         for trained in self._trainer.steps(self._ready or self._batches()):
             self._at = self._coming.popleft()
-            self._report.on_ids(self._source.ids(trained.batch))
-            if self._at.epoch == 0:
-                self._report.on_first_epoch(trained.batch)
+            self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
             self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
                 self._report.on_rows(self._step, self._rows())

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
-
 from sparring import (
     State,
     StepContainer,
@@ -25,9 +22,8 @@ from sparring_train.data.columns import ColumnBatch
 from sparring_train.loop.column_source import Observe
 from sparring_train.report.host import inspect_host
 from sparring_train.report.page import write_report
-from sparring_train.report.progress import RecordingProgress
-from sparring_train.report.recorder import RunRecorder
-from sparring_train.report.run_data import REPORT, Points, RunData, SnapshotOfRun, run_data
+from sparring_train.report.recorder import RecordingProgress, RunRecorder
+from sparring_train.report.run_data import REPORT, RunData, SnapshotOfRun, run_data
 from sparring_train.report.slices import SliceQuality
 from sparring_train.result import Progress, TrainResult
 
@@ -63,11 +59,10 @@ class RunReport:
         self._config = config
         self._container = container
         self._versions = dict(versions)
-        self._slices = slices
+        self._slices: SliceQuality | None = None
         self._slices_absence = ""
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._recorder = RunRecorder()
-        self._recording: RecordingProgress | None = None
+        self._recorder: RunRecorder | None = None
         self.progress = progress
         if config.report.path is not None:
             # Known now rather than when the training is over.
@@ -76,38 +71,36 @@ class RunReport:
                     f"a report at {config.report.path} needs matplotlib, which is not installed; "
                     "run: pip install 'sparring[report]', or set report.path=null"
                 )
-            self._recording = RecordingProgress(progress, self._recorder)
-            self.progress = self._recording
+            self._recorder, self._slices = RunRecorder(), slices
+            self.progress = RecordingProgress(progress, self._recorder)
         self._interval = max(1, (total_steps or _NUM_POINTS) // _NUM_POINTS)
 
     def wants_rows(self, step: int) -> bool:
         """Whether rows should be counted after this step."""
-        return self._recording is not None and step % self._interval == 0
+        return self._recorder is not None and step % self._interval == 0
 
     def on_rows(self, step: int, rows: Mapping[str, int]) -> None:
-        if self._recording is not None:
-            self._recording.on_rows(step, rows)
+        """Table → rows that it holds after a step."""
+        if self._recorder is not None:
+            for table, count in rows.items():
+                self._recorder.record(step, f"rows/{table}", count)
 
-    def on_ids(self, ids: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Feature → its ids in a batch."""
-        if self._recording is not None:
-            for feature, each in ids.items():
-                self._recording.on_ids(feature, each)
-
-    def on_first_epoch(self, batch: ColumnBatch) -> None:
-        """Counts the ids of a batch for slices."""
-        if self._recording is not None and self._slices is not None:
+    def on_batch(self, batch: ColumnBatch, *, is_first_epoch: bool) -> None:
+        """Counts the ids of a batch that was trained on, those of the first epoch for slices too."""
+        if self._recorder is not None:
+            for feature, column in batch.ids.items():
+                self._recorder.observe_ids(feature, column.ids)
+        if self._slices is not None and is_first_epoch:
             self._slices.on_training_batch(batch)
 
     @property
     def wants_slices(self) -> bool:
         """Whether slices are still to be measured."""
-        slices = None if self._recording is None else self._slices
-        return slices is not None and not slices.is_measured
+        return self._slices is not None and not self._slices.is_measured
 
     def test_observer(self) -> Observe | None:
         """Receiver of the last predictions for the test samples; all ranks call it."""
-        if self._recording is None or self._slices is None:
+        if self._slices is None:
             return None
         self._slices.begin()
         return self._slices.on_test_batch
@@ -118,11 +111,14 @@ class RunReport:
         Args:
             result: gives that of the run so far.
         """
-        if self._recording is None:
+        if self._recorder is None:
             return {}
         so_far = result()
         # Of the first rank alone it is saved.
-        return {REPORT: State(self._data(so_far, None).as_json() if so_far.rank == 0 else None)}
+        is_first = so_far.rank == 0
+        return {
+            REPORT: State(self._data(so_far, self._recorder, None).as_json() if is_first else None)
+        }
 
     def resume(self, states: Mapping[str, State], url: str) -> None:
         """Goes on with the curves of the snapshot at `url`, where it has some."""
@@ -131,7 +127,7 @@ class RunReport:
             self._slices_absence = (
                 "Not measured: the run was resumed, and how often ids were met before is not known."
             )
-        if self._recording is None or REPORT not in states:
+        if self._recorder is None or REPORT not in states:
             return
         try:
             series = run_data(states[REPORT].values, url).series
@@ -152,16 +148,19 @@ class RunReport:
         Raises:
             DataError: it cannot be written.
         """
-        if self._config.report.path is None or result.rank > 0:
+        path, recorder = self._config.report.path, self._recorder
+        if path is None or recorder is None or result.rank > 0:
             return
         write_report(
-            self._config.report.path,
-            self._data(result, snapshot_url),
-            self._recorder.id_counts(),
+            path,
+            self._data(result, recorder, snapshot_url),
+            recorder.id_counts(),
             config_text=config_as_yaml(self._config),
         )
 
-    def _data(self, result: TrainResult, snapshot_url: str | None) -> RunData:
+    def _data(
+        self, result: TrainResult, recorder: RunRecorder, snapshot_url: str | None
+    ) -> RunData:
         best = {name: result.extra.get(f"best_{name}") for name in result.metrics}
         return RunData(
             started=self._started,
@@ -174,10 +173,7 @@ class RunReport:
             not_admitted=dict(result.not_admitted),
             skipped=dict(result.skipped),
             tiers={name: [dict(tier) for tier in tiers] for name, tiers in result.tiers.items()},
-            series={
-                name: Points(steps=each.steps, values=each.values)
-                for name, each in self._recorder.series.items()
-            },
+            series=dict(recorder.series),
             slices=[] if self._slices is None else self._slices.slices(),
             slices_absence=self._slices_absence,
             config=self._config.model_dump(mode="json"),

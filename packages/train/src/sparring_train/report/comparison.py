@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sparring_train.report.elements import metric_name
-from sparring_train.report.environment import bytes_in_words, environment
 from sparring_train.report.run_data import RunData
+from sparring_train.report.words import bytes_in_words, environment, metric_name
 
 __all__ = ["Comparison", "Line", "compare"]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from os import PathLike
 
 from sparring_train.report.comparison import Comparison, Line
-from sparring_train.report.elements import figure_elements, section, write_page
+from sparring_train.report.elements import figure_elements, section, table, write_page
 from sparring_train.report.figures import draw_both
 
 __all__ = ["write_comparison"]
@@ -23,41 +24,22 @@ def write_comparison(path: str | PathLike[str], comparison: Comparison) -> None:
         PluginError: matplotlib is not installed.
     """
     first, second = (run.series for run in comparison.runs)
+    found = {title: _section(title, lines) for title, lines in comparison.sections.items()}
+    results = found.pop("results")
+    lead = f"A is {comparison.names[0]}, B is {comparison.names[1]}; differences are B minus A."
     sections = [
         f"<h1>{_TITLE}</h1>",
-        f'<p class="lead">A is {escape(comparison.names[0])}, B is {escape(comparison.names[1])}; '
-        "differences are B minus A.</p>",
-        *(
-            _section(title, lines)
-            for title, lines in comparison.sections.items()
-            if title == "results"
-        ),
+        f'<p class="lead">{escape(lead)}</p>',
+        results,
         figure_elements(draw_both(first, second)),
-        *(
-            _section(title, lines)
-            for title, lines in comparison.sections.items()
-            if title != "results"
-        ),
+        *found.values(),
     ]
     write_page(path, _TITLE, sections)
 
 
-def _section(title: str, lines: tuple[Line, ...]) -> str:
-    heading = title.capitalize()
+def _section(title: str, lines: Sequence[Line]) -> str:
     if not lines:
-        return section(heading, "<p>No difference.</p>")
-    cells = (
-        "".join(f'<td class="number">{escape(cell)}</td>' for cell in line.cells())
-        for line in lines
-    )
-    body = "".join(
-        f"<tr><td>{escape(line.name)}</td>{numbers}</tr>"
-        for line, numbers in zip(lines, cells, strict=True)
-    )
-    head = "<tr><th></th>" + "".join(
-        f'<th class="number">{name}</th>' for name in ("A", "B", "Difference")
-    )
-    table = f"<table>{head}</tr>{body}</table>"
-    if len(lines) > _MOST_UNFOLDED:
-        table = f"<details><summary>All {len(lines)} lines</summary>{table}</details>"
-    return section(heading, table)
+        return section(title.capitalize(), "<p>No difference.</p>")
+    cells = [(line.name, *line.cells()) for line in lines]
+    folded = f"All {len(lines)} lines" if len(lines) > _MOST_UNFOLDED else ""
+    return section(title.capitalize(), table(("", "A", "B", "Difference"), cells, folded=folded))

@@ -13,7 +13,7 @@ from pathlib import Path
 from sparring.errors import DataError
 from sparring_train.report.figures import Figure
 
-__all__ = ["facts", "figure_elements", "line", "metric_name", "section", "tiles", "write_page"]
+__all__ = ["facts", "figure_elements", "section", "table", "tiles", "write_page"]
 
 
 def write_page(path: str | PathLike[str], title: str, sections: Sequence[str]) -> None:
@@ -73,15 +73,28 @@ def facts(values: Mapping[str, str]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-def line(name: str, *numbers: str) -> str:
-    """A line of a table of numbers."""
-    cells = "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)
-    return f"<tr><td>{escape(name)}</td>{cells}</tr>"
+def table(
+    head: Sequence[str], lines: Sequence[Sequence[str]], *, num_texts: int = 1, folded: str = ""
+) -> str:
+    """A table of texts, and then of numbers.
 
+    Args:
+        head: the names of its columns.
+        lines: a cell for each column.
+        num_texts: columns of texts, the first ones.
+        folded: shown instead, until the reader unfolds the table; empty: the table is shown.
+    """
 
-def metric_name(name: str) -> str:
-    """The name of a metric as people write it."""
-    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
+    def row(tag: str, cells: Sequence[str]) -> str:
+        opened = [f"<{tag}>"] * num_texts + [f'<{tag} class="number">'] * (len(cells) - num_texts)
+        shown = (
+            f"{start}{escape(cell)}</{tag}>" for start, cell in zip(opened, cells, strict=True)
+        )
+        return f"<tr>{''.join(shown)}</tr>"
+
+    whole = f"<table>{row('th', head)}{''.join(row('td', line) for line in lines)}</table>"
+    summary = f"<summary>{escape(folded)}</summary>"
+    return f"<details>{summary}{whole}</details>" if folded else whole
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sparring_train.report.canvas import COLOURS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
 from sparring_train.report.run_data import Points
+from sparring_train.report.words import metric_name
 
 __all__ = ["Figure", "draw_both", "draw_figures"]
 
@@ -87,7 +88,7 @@ def _loss(loss: Points, test: Points | None, best: float | None) -> Figure:
 
 
 def _metric(name: str, points: Points, best: float | None) -> Figure:
-    shown = _shown(name)
+    shown = metric_name(name)
 
     def draw(axes: Any) -> None:
         axes.plot(points.steps, points.values, **_marked(0), label=f"test {shown}")
@@ -194,7 +195,7 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
         if name == "loss" or name.startswith(_ROWS):
             continue
         curves = [(run, series[name]) for run, series in runs if name in series]
-        shown = _shown(name)
+        shown = metric_name(name)
         caption = f"{shown} on the test samples."
         title = f"{shown[0].upper()}{shown[1:]} over steps"
         style = {"marker": "o", "markersize": 4}
@@ -271,10 +272,6 @@ def _rank_and_share(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], np
     spread = np.geomspace(1, len(counts), _MOST_RANKS_DRAWN).round().astype(np.int64)
     ranks = np.unique(spread)
     return ranks, 100.0 * counts[ranks - 1] / counts.sum()
-
-
-def _shown(name: str) -> str:
-    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
 
 
 def _clipped(name: str) -> str:

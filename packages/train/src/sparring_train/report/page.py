@@ -12,15 +12,14 @@ import numpy.typing as npt
 from sparring_train.report.elements import (
     facts,
     figure_elements,
-    line,
-    metric_name,
     section,
+    table,
     tiles,
     write_page,
 )
-from sparring_train.report.environment import environment
 from sparring_train.report.figures import draw_figures
 from sparring_train.report.run_data import RunData, embedded
+from sparring_train.report.words import environment, metric_name
 
 __all__ = ["write_report"]
 
@@ -90,10 +89,9 @@ def _tiles(data: RunData) -> str:
 
 
 def _metrics(data: RunData) -> str:
-    head = '<tr><th>Metric on the test samples</th><th class="number">Reached</th>'
-    head += '<th class="number">Best reachable</th><th class="number">Difference</th></tr>'
+    head = ("Metric on the test samples", "Reached", "Best reachable", "Difference")
     lines = [
-        line(
+        (
             metric_name(name),
             f"{value:.4f}",
             f"{data.best[name]:.4f}" if name in data.best else "not known",
@@ -101,7 +99,7 @@ def _metrics(data: RunData) -> str:
         )
         for name, value in data.metrics.items()
     ]
-    return section("Metrics", f"<table>{head}{''.join(lines)}</table>") if lines else ""
+    return section("Metrics", table(head, lines)) if lines else ""
 
 
 def _slices(data: RunData) -> str:
@@ -110,19 +108,15 @@ def _slices(data: RunData) -> str:
         why = data.slices_absence
         return section(title, f"<p>{escape(why)}</p>") if why else ""
     names = list(data.slices[0].metrics)
-    head = "<tr><th>Feature</th><th>Test samples</th><th>Id met in training</th>" + "".join(
-        f'<th class="number">{escape(name)}</th>' for name in ("Samples", *map(metric_name, names))
-    )
+    head = ("Feature", "Test samples", "Id met in training", "Samples", *map(metric_name, names))
     lines = [
-        f"<tr><td>{escape(each.feature)}</td><td>{escape(each.name)}</td><td>{escape(each.met)}</td>"
-        + "".join(
-            f'<td class="number">{number}</td>'
-            for number in (
-                f"{each.num_samples:,}",
-                *(f"{each.metrics[name]:.4f}" if name in each.metrics else "" for name in names),
-            )
+        (
+            each.feature,
+            each.name,
+            each.met,
+            f"{each.num_samples:,}",
+            *(f"{each.metrics[name]:.4f}" if name in each.metrics else "" for name in names),
         )
-        + "</tr>"
         for each in data.slices
     ]
     sampled = {each.feature: each.one_in for each in data.slices if each.one_in > 1}
@@ -135,42 +129,36 @@ def _slices(data: RunData) -> str:
         remarks += (
             "<p>The best that can be reached differs from slice to slice, and is not known.</p>"
         )
-    return section(title, f"<table>{head}</tr>{''.join(lines)}</table>{remarks}")
+    return section(title, table(head, lines, num_texts=3) + remarks)
 
 
 def _rows(data: RunData) -> str:
     if not data.rows:
         return ""
     total = sum(data.rows.values())
-    head = '<tr><th>Table</th><th class="number">Rows at the end</th>'
-    head += '<th class="number">Share</th></tr>'
     lines = [
-        line(name, f"{count:,}", _share(count, total))
+        (name, f"{count:,}", _share(count, total))
         for name, count in sorted(data.rows.items(), key=lambda each: -each[1])
     ]
     if len(lines) > 1:
-        lines.append(line("all tables", f"{total:,}", ""))
-    table = f"<table>{head}{''.join(lines)}</table>"
-    if len(data.rows) > _MOST_ROWS_UNFOLDED:
-        table = f"<details><summary>All {len(data.rows)} tables</summary>{table}</details>"
-    return section("Rows", table)
+        lines.append(("all tables", f"{total:,}", ""))
+    folded = f"All {len(data.rows)} tables" if len(data.rows) > _MOST_ROWS_UNFOLDED else ""
+    return section("Rows", table(("Table", "Rows at the end", "Share"), lines, folded=folded))
 
 
 def _tiers(data: RunData) -> str:
     names = [each for tiers in data.tiers.values() for tier in tiers for each in tier]
     names = [name for name in dict.fromkeys(names) if name != "backend"]
     lines = [
-        line(
-            f"{table}, tier {place}: {tier['backend']}",
-            *(_number(tier.get(name, 0)) for name in names),
+        (
+            f"{name}, tier {place}: {tier['backend']}",
+            *(_number(tier.get(each, 0)) for each in names),
         )
-        for table, tiers in data.tiers.items()
+        for name, tiers in data.tiers.items()
         for place, tier in enumerate(tiers, 1)
     ]
-    if not lines:
-        return ""
-    cells = "".join(f'<th class="number">{escape(metric_name(name))}</th>' for name in names)
-    return section("Tiers", f"<table><tr><th>Table</th>{cells}</tr>{''.join(lines)}</table>")
+    head = ("Table", *map(metric_name, names))
+    return section("Tiers", table(head, lines)) if lines else ""
 
 
 def _number(value: int | float) -> str:

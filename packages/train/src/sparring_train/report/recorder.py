@@ -9,24 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
+from sparring_train.report.run_data import Points
+from sparring_train.result import Progress
 
-__all__ = ["RunRecorder", "Series"]
-
-
-@dataclass(slots=True)
-class Series:
-    """A number over the steps of a run."""
-
-    steps: list[int] = field(default_factory=list)
-    """Rising."""
-    values: list[float] = field(default_factory=list)
+__all__ = ["RecordingProgress", "RunRecorder"]
 
 
 @dataclass(slots=True)
 class _Collected:
     """A series as it grows: once it is full, every second point goes and later ones thin out."""
 
-    series: Series = field(default_factory=Series)
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     stride: int = 1
     num_offered: int = 0
     last: tuple[int, float] | None = None
@@ -34,21 +28,21 @@ class _Collected:
     def offer(self, step: int, value: float, max_points: int) -> None:
         self.last = (step, value)
         if self.num_offered % self.stride == 0:
-            if len(self.series.steps) == max_points:
-                del self.series.steps[1::2], self.series.values[1::2]
+            if len(self.steps) == max_points:
+                del self.steps[1::2], self.values[1::2]
                 self.stride *= 2
             if self.num_offered % self.stride == 0:
-                self.series.steps.append(step)
-                self.series.values.append(value)
+                self.steps.append(step)
+                self.values.append(value)
         self.num_offered += 1
 
-    def with_last(self) -> Series:
+    def with_last(self) -> Points:
         """Kept points, and the newest point in any case."""
-        steps, values = list(self.series.steps), list(self.series.values)
+        steps, values = list(self.steps), list(self.values)
         if self.last is not None and steps[-1] != self.last[0]:
             steps.append(self.last[0])
             values.append(self.last[1])
-        return Series(steps, values)
+        return Points(steps=steps, values=values)
 
 
 class RunRecorder:
@@ -101,7 +95,7 @@ class RunRecorder:
         self._num_ids[feature] = num_seen + len(kept)
 
     @property
-    def series(self) -> Mapping[str, Series]:
+    def series(self) -> Mapping[str, Points]:
         """Name → series, in the order in which the names came up."""
         return {name: collected.with_last() for name, collected in self._series.items()}
 
@@ -111,3 +105,33 @@ class RunRecorder:
             feature: np.sort(np.unique(np.concatenate(parts), return_counts=True)[1])[::-1]
             for feature, parts in self._ids.items()
         }
+
+
+class RecordingProgress:
+    """A `Progress` that passes everything on to another one and records it.
+
+    Args:
+        inner: who else is told.
+        recorder: where to.
+    """
+
+    def __init__(self, inner: Progress, recorder: RunRecorder) -> None:
+        self._inner, self._recorder = inner, recorder
+
+    def on_start(self, total_steps: int | None) -> None:
+        self._inner.on_start(total_steps)
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        self._recorder.record(step, "loss", loss)
+        self._inner.on_step(step, loss, samples)
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._recorder.record(step, name, value)
+        self._inner.on_metrics(step, metrics)
+
+    def on_message(self, message: str) -> None:
+        self._inner.on_message(message)
+
+    def on_end(self) -> None:
+        self._inner.on_end()

@@ -1,10 +1,10 @@
-"""Where and when a run was made, in words."""
+"""Facts of a run in words: where and when it was made, names of metrics, sizes."""
 
 from __future__ import annotations
 
 from sparring_train.report.run_data import RunData
 
-__all__ = ["bytes_in_words", "environment"]
+__all__ = ["bytes_in_words", "environment", "metric_name"]
 
 
 def environment(data: RunData) -> dict[str, str]:
@@ -37,3 +37,8 @@ def bytes_in_words(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{count:,} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def metric_name(name: str) -> str:
+    """The name of a metric as people write it."""
+    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
