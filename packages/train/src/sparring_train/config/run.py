@@ -216,8 +216,8 @@ def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCust
             {"path": ("model", "kind"), "model": model.kind, "problem": problem},
         )
         return
-    is_either = {"binary", "number"} <= set(data.labels)
-    if model.loss == "ranking" and is_either and model.ranking(schema).positive is None:
+    ranking, is_either = model.ranking(schema), {"binary", "number"} <= set(data.labels)
+    if ranking is not None and is_either and ranking.positive is None:
         yield PydanticCustomError(
             "model_data",
             "the data has labels, and none is given from which on an example counts",

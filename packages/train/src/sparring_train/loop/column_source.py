@@ -84,10 +84,9 @@ class ColumnSource:
 
     def _label(self) -> Label | None:
         """Labels that the loss takes, or that say which examples are ranked."""
-        model = self._config.model
-        if model.loss == "ranking" and model.ranking(self.schema).positive is not None:
+        if self._ranking is not None and self._ranking.positive is not None:
             return self.schema.label
-        return model.label
+        return self._config.model.label
 
     def read(self, path: str) -> Iterator[ColumnBatch]:
         """All examples of another file; see `DataDescriptor.read`.
