@@ -100,8 +100,18 @@ def test_an_optimizer_is_refused(trained: Any, manager: Any, is_looked_up_before
         container.declare(trained.config, StorageChoice("packed", {"path": trained.served}))
         if is_looked_up_before:
             container.lookup("item", np.array([5]), is_registered=False)
-        with pytest.raises(InvalidArgumentError, match="use it without an optimizer"):
+        with pytest.raises(InvalidArgumentError, match="give the optimizer the others alone"):
             set_state(container)
+
+
+def test_an_optimizer_without_state_is_refused_before_its_first_step(
+    trained: Any, manager: Any
+) -> None:
+    with StepContainer(plugin_manager=manager) as container:
+        container.declare(trained.config, StorageChoice("packed", {"path": trained.served}))
+        container.set_state("item", np.zeros(0, np.float32), "sgd")
+        with pytest.raises(InvalidArgumentError, match=r"\+ 0 sgd.* Freeze its module"):
+            container.storage("item")
 
 
 def test_a_newer_version_is_taken_when_asked(trained: Any, manager: Any) -> None:
@@ -122,7 +132,7 @@ def test_another_table_is_refused(trained: Any, manager: Any) -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"declared as float32 x 8, .* float32 x 24"):
         opened(TableConfig("item", dim=8))
-    with pytest.raises(InvalidArgumentError, match="without an optimizer"):
+    with pytest.raises(InvalidArgumentError, match="never written"):
         opened(TableConfig("item", dim=24).with_state(1, "adagrad"))
     with pytest.raises(UnknownTableError, match="has no table 'film'"):
         opened(TableConfig("film", dim=24))

@@ -121,7 +121,7 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
         open_with(TableConfig("itm", 4))
     with pytest.raises(InvalidArgumentError, match="declared with dim 8, and served with dim 4"):
         open_with(TableConfig("item", 8))
-    with pytest.raises(InvalidArgumentError, match=r"rows of .float32 x 4 . 0."):
+    with pytest.raises(InvalidArgumentError, match=r"asked was for .float32 x 4 . 4 adagrad."):
         open_with(ITEM.with_state(4, "adagrad"))
     with pytest.raises(InvalidArgumentError, match="float32"):
         open_with(TableConfig("item", 4, "float16"))
@@ -132,9 +132,11 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
         open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)
 
 
-@pytest.mark.parametrize("is_looked_up_before", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_looked_up_before"), [("Adagrad", False), ("Adagrad", True), ("SGD", False)]
+)
 def test_an_optimizer_is_refused_with_what_to_do(
-    server: LookupServer, is_looked_up_before: bool
+    server: LookupServer, name: str, is_looked_up_before: bool
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
@@ -143,10 +145,25 @@ def test_an_optimizer_is_refused_with_what_to_do(
     if is_looked_up_before:
         with torch.no_grad():
             module(torch.tensor([1]))
-    with pytest.raises(InvalidArgumentError, match="give the option role='parameters'"):
-        sparring_torch.Optimizer(module, torch.optim.Adagrad, lr=0.1)
+    native = getattr(torch.optim, name)
+    with pytest.raises(InvalidArgumentError, match=r"Freeze its module .*option role='parameters'"):
+        sparring_torch.Optimizer(module, native, lr=0.1)
     with torch.no_grad():
         assert module(torch.tensor([7])).tolist() == [[1, 7, -7, 0.5]]
+
+
+def test_rows_of_a_service_are_read_by_a_model_that_trains_others(server: LookupServer) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    storage = {"backend": "remote", "target": server.address, "deadline_seconds": 9}
+    served = sparring_torch.Embedding(4, name="item", seed=3, storage=storage)
+    served.requires_grad_(False)
+    own = sparring_torch.Embedding(4, name="user", initializer="zeros")
+    optimizer = sparring_torch.Optimizer(own, "sgd", lr=1.0)
+    for _ in range(2):
+        (own(torch.tensor([1])) * served(torch.tensor([7]))).sum().backward()
+        optimizer.step()
+    assert own.embeddings_of([1]).tolist() == [[-2, -14, 14, -1]]
 
 
 def test_an_inference_module_asks_the_service(server: LookupServer) -> None:

@@ -107,11 +107,11 @@ class PackedStorage(Storage):
         if found is None:
             self._tables.find(table.name, ())
             return
-        if table.state_width:
+        if table.state_width or table.state_method:
             raise InvalidArgumentError(
-                f"table {table.name!r}: a serving snapshot has embeddings and no state of an "
-                f"optimizer, asked was for {table.row_label!r}; use it without an optimizer, for "
-                "evaluation or prediction",
+                f"table {table.name!r}: a serving snapshot is never written, and has no state of an "
+                f"optimizer; asked was for {table.row_label!r}. Freeze its module and give the optimizer "
+                "the others alone; or train with another storage, save, and publish",
                 table=table.name,
             )
         if (found.dim, _DTYPES[found.trained_dtype]) != (table.dim, table.dtype):

@@ -117,15 +117,22 @@ class RemoteStorage(Storage):
         )
 
     def _check_state(self) -> None:
-        self._check_same_state(self.table.with_state(0))
+        table = self.table
+        if table.state_width or table.state_method:
+            raise InvalidArgumentError(
+                f"table {table.name!r}: rows of a service of the role inference are read only, and have "
+                f"no state of an optimizer; asked was for {table.row_label!r}. Freeze its module and give "
+                "the optimizer the others alone; or train through servers of the role parameters, with the "
+                "storage's option role='parameters' and the update method of the service",
+                table=table.name,
+            )
 
     def _check_same_state(self, served: TableConfig) -> None:
         table = self.table
         if table.has_other_state(served):
             raise InvalidArgumentError(
                 f"table {table.name!r}: the service has rows of {served.row_label!r}, asked were rows of "
-                f"{table.row_label!r}; for tables that learn give the option role='parameters' and the "
-                "update method of the service, and for role='inference' no optimizer",
+                f"{table.row_label!r}; give the update method of the service",
                 table=table.name,
             )
 
