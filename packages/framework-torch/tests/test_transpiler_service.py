@@ -80,7 +80,8 @@ def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
         hyper = {name: value for name, value in group.items() if name in names}
         dim = weight.shape[1]
         method = METHODS[type(optimizer).__name__]
-        tables[table] = {"dim": dim, "update_method": method, "hyper": hyper}
+        dtype = str(weight.dtype).removeprefix("torch.")
+        tables[table] = {"dim": dim, "update_method": method, "hyper": hyper, "dtype": dtype}
     return Service(folder, tables)
 
 
@@ -124,6 +125,82 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+class Halves(nn.Module):
+    """Two embeddings of 16 bits under a layer of 32, or of 16 too."""
+
+    def __init__(self, dtype: torch.dtype, *, is_whole: bool = False) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.words = nn.Embedding(20, 4, dtype=dtype, padding_idx=0)
+        self.tags = nn.EmbeddingBag(20, 4, dtype=dtype, mode="mean")
+        self.score = nn.Linear(4, 1, dtype=dtype if is_whole else torch.float32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.words(ids).sum(1) + self.tags(ids)
+        assert found.dtype is self.dtype
+        return self.score(found.to(self.score.weight.dtype)).float().squeeze(1)
+
+
+def trained_halves(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        ids = torch.randint(0, 20, (8, 3), generator=generator)
+        optimizer.zero_grad()
+        (model(ids) - ids.sum(1) / 30).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("native", [torch.optim.SGD, torch.optim.Adagrad])
+def test_weights_of_16_bits_give_the_bits_that_a_rank_gives(
+    tmp_path: Path, dtype: torch.dtype, is_whole: bool, native: type[torch.optim.Optimizer]
+) -> None:
+    torch.manual_seed(5)
+    original = Halves(dtype, is_whole=is_whole)
+    before = copy.deepcopy(original)
+    on_rank, model = copy.deepcopy(original), copy.deepcopy(original)
+    on_rank, optimizer = distribute(on_rank, native(on_rank.parameters(), lr=0.1))
+    on_rank = restore(trained_halves(on_rank, optimizer))
+
+    optimizer = native(model.parameters(), lr=0.1)
+    service = service_for(tmp_path, model, optimizer)
+    with service.server:
+        model, optimizer = distribute(model, optimizer, service=service.file)
+        assert "rounded stochastically" in str(optimizer.report)
+        model = restore(trained_halves(model, optimizer))
+    trained_halves(original, native(original.parameters(), lr=0.1))
+    for name, found in model.named_parameters():
+        assert torch.equal(found, on_rank.get_parameter(name)), name
+        assert not torch.equal(found, before.get_parameter(name)), name
+        # Adagrad of torch divides by zero in float16.
+        if dtype is torch.bfloat16 or native is torch.optim.SGD:
+            torch.testing.assert_close(found, original.get_parameter(name), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16")]
+)
+def test_weights_and_rows_of_another_dtype_are_refused_and_nothing_is_changed(
+    tmp_path: Path, here: str, there: str
+) -> None:
+    model = Halves(getattr(torch, here))
+    declared = Halves(getattr(torch, there))
+    service = service_for(tmp_path, declared, sgd(declared))
+    before = copy.deepcopy(model.state_dict())
+    with (
+        service.server,
+        pytest.raises(
+            InvalidArgumentError,
+            match=rf"words.* {here}, and .*{there}.* in parameters\.tables",
+        ),
+    ):
+        distribute(model, sgd(model), service=service.file)
+    assert isinstance(model.words, nn.Embedding)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
 def test_a_trainer_that_comes_later_finds_the_rows_of_the_first(tmp_path: Path) -> None:
     first, second = Small(), Small()
     optimizer = sgd(first)
@@ -165,7 +242,7 @@ def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Pa
             with pytest.raises(error, match=words_of_it):
                 distribute(given, optimizer, service=service.file, **options)
         double = Small(dtype=torch.float64)
-        with pytest.raises(UnsupportedError, match="rows of float32"):
+        with pytest.raises(UnsupportedError, match="its weight is torch"):
             distribute(double, sgd(double), service=service.file)
         other = nn.ModuleDict({"missing": Small()})
         with pytest.raises(SparringError, match=r"missing\.words"):

@@ -121,9 +121,9 @@ class RemoteStorage(Storage):
         if table.state_width or table.state_method:
             raise InvalidArgumentError(
                 f"table {table.name!r}: rows of a service of the role inference are read only, and have "
-                f"no state of an optimizer; asked was for {table.row_label!r}. Freeze its module and give "
-                "the optimizer the others alone; or train through servers of the role parameters, with the "
-                "storage's option role='parameters' and the update method of the service",
+                f"no state of an optimizer; asked was for {table.row_label!r}. Freeze its module and "
+                "give the optimizer the others alone; or train through servers of the role parameters, "
+                "with the storage's option role='parameters' and the update method of the service",
                 table=table.name,
             )
 
@@ -138,13 +138,8 @@ class RemoteStorage(Storage):
 
     def _check_table(self) -> None:
         table = self.table
-        if table.dtype != "float32":
-            raise InvalidArgumentError(
-                f"table {table.name!r}: a lookup service gives float32 embeddings, asked were "
-                f"{table.dtype}; declare the table float32 for the storage `remote`",
-                table=table.name,
-            )
-        dims = self._client.describe(deadline_seconds=self._options.deadline_seconds).dims
+        described = self._client.describe(deadline_seconds=self._options.deadline_seconds)
+        dims = described.dims
         if table.name not in dims:
             listed = ", ".join(sorted(dims)) or "none"
             raise UnknownTableError(
@@ -157,7 +152,18 @@ class RemoteStorage(Storage):
                 f"{dims[table.name]}; declare it as it was trained",
                 table=table.name,
             )
+        self._check_dtype(described.dtypes[table.name])
         self._check_state()
+
+    def _check_dtype(self, served: str) -> None:
+        table = self.table
+        if table.dtype != "float32":
+            raise InvalidArgumentError(
+                f"table {table.name!r}: a lookup service gives float32 embeddings, asked were "
+                f"{table.dtype}; declare the table float32 for the storage `remote`",
+                table=table.name,
+                served=served,
+            )
 
 
 _Client = TypeVar("_Client", bound=LookupClient)

@@ -55,16 +55,28 @@ def fill_service(
 
     Raises:
         UnsupportedError: the storage takes no rows at once.
+        InvalidArgumentError: rows of the service have another dtype than a table here.
         SparringError: as `SupportsReplaceAll.replace_all`.
     """
     storages = [container.storage(name) for name in embeddings]
+    others = []
+    for each in storages:
+        table = each.table
+        if not isinstance(each, SupportsReplaceAll):
+            raise UnsupportedError(
+                f"the storage of table {table.name!r} takes no rows of whole tables; use that of "
+                "sparring-serve, remote"
+            )
+        if each.rows_dtype != table.dtype:
+            others.append(f"{table.name} is {table.dtype}, and {each.rows_dtype} there")
+    if others:
+        raise InvalidArgumentError(
+            f"weights and the rows of the service differ in dtype: {'; '.join(others)}. Declare the "
+            "`dtype` of the weights for these in parameters.tables, or convert the weights first"
+        )
     if any(each.size for each in storages):
         return False
     first = storages[0]
-    if not isinstance(first, SupportsReplaceAll):
-        raise UnsupportedError(
-            f"the storage of table {first.table.name!r} takes no rows of whole tables; use that of "
-            "sparring-serve, remote"
-        )
+    assert isinstance(first, SupportsReplaceAll)
     first.replace_all(embeddings)
     return True

@@ -114,6 +114,9 @@ class SupportsPush(Protocol):
 class SupportsReplaceAll(Protocol):
     """Takes the embeddings of all tables at once: a service that takes no single rows."""
 
+    rows_dtype: str
+    """Of the rows where they are; embeddings that are read here may be of another."""
+
     def replace_all(self, embeddings: Mapping[str, Rows]) -> None:
         """Replaces the rows of all tables; optimizer state begins again.
 

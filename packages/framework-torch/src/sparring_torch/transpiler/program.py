@@ -121,7 +121,7 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
             fill_service(
                 wrapped.container,
                 {
-                    table: weight.detach().cpu().numpy()
+                    table: weight.detach().float().cpu().numpy()
                     for each in scanned.found
                     for table, weight, _ in each.kind.rows(each.module, each.table)
                 },

@@ -16,6 +16,8 @@ from sparring_torch.transpiler.replacements import Kind, kind_of
 
 __all__ = ["Found", "Scan", "scan"]
 
+_SERVED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -176,8 +178,11 @@ class _Scanner:
         weights = kind.weights(module)
         places = [self._groups[id(each)] for each in weights if id(each) in self._groups]
         reason = self._why_not.reason(module, kind) or self._why_not_in(places)
-        if self._is_served and any(each.dtype is not torch.float32 for each in weights):
-            reason = reason or "a service has rows of float32, and its weight has others"
+        if self._is_served and any(each.dtype not in _SERVED_DTYPES for each in weights):
+            reason = reason or (
+                "a service has rows of float32, float16 or bfloat16, and its weight is "
+                f"{weights[0].dtype}"
+            )
         if reason:
             self._refuse(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
             return

@@ -67,6 +67,11 @@ class Description:
         return {each.name: each.dim for each in next(iter(self.shards.values())).tables}
 
     @property
+    def dtypes(self) -> dict[str, str]:
+        """Table → dtype of its rows as they are stored."""
+        return {each.name: each.dtype for each in next(iter(self.shards.values())).tables}
+
+    @property
     def most_ids(self) -> int:
         """Ids of a call that all servers take."""
         return min(each.most_ids for each in self.shards.values())

@@ -38,6 +38,7 @@ class ParameterStorage(RemoteStorage):
     def __init__(
         self, table: TableConfig, options: RemoteOptions, client: ParameterClient | None = None
     ) -> None:
+        self.rows_dtype = table.dtype
         self._parameters = client or client_by(options, ParameterClient)
         super().__init__(table, options, self._parameters)
 
@@ -107,6 +108,16 @@ class ParameterStorage(RemoteStorage):
             table=self.table.name,
             operation=operation,
         )
+
+    def _check_dtype(self, served: str) -> None:
+        table = self.table
+        self.rows_dtype = served
+        if table.dtype not in ("float32", served):
+            raise InvalidArgumentError(
+                f"table {table.name!r} is declared {table.dtype}, and the service has its rows in "
+                f"{served}; declare `dtype: {table.dtype}` in parameters.tables, or {served} here",
+                table=table.name,
+            )
 
     def _check_state(self) -> None:
         self._check_same_state(served_table(self.table, self._parameters, self._options))
