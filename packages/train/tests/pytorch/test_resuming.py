@@ -88,6 +88,12 @@ def config(folder: Path, optimizer: str = "native adam", **snapshots: Any) -> Ru
     return run_type().model_validate(chosen)
 
 
+def of_steps(count: int, chosen: RunConfig) -> RunConfig:
+    """The same run, which ends earlier."""
+    training = chosen.training.model_copy(update={"steps": count})
+    return chosen.model_copy(update={"training": training})
+
+
 def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, list[str]]:
     progress = Interrupting(interrupt_at)
     try:
@@ -442,7 +448,7 @@ def test_a_run_that_is_refused_has_changed_no_row(
 def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
     full_every: int, tmp_path: Path
 ) -> None:
-    began = config(tmp_path, every_steps=20, keep=2, full_every=full_every)
+    began = of_steps(4, config(tmp_path, every_steps=1, keep=2, full_every=full_every))
     run(began)
     before = list_snapshots(str(tmp_path))
 
@@ -472,17 +478,14 @@ def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path:
 
 
 def test_old_snapshots_go(tmp_path: Path) -> None:
-    run(config(tmp_path / "run", every_steps=10, keep=2))
-    assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == [
-        "step-000000000090",
-        "step-000000000100",
-    ]
+    run(of_steps(4, config(tmp_path / "run", every_steps=1, keep=2)))
+    names = ["step-000000000003", "step-000000000004"]
+    assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == names
 
 
 def test_saving_by_the_clock(tmp_path: Path) -> None:
     chosen = config(tmp_path / "run", every_minutes=1e-9, keep=1000, at_end=False)
-    training = chosen.training.model_copy(update={"steps": 7})
-    run(chosen.model_copy(update={"training": training}))
+    run(of_steps(7, chosen))
     assert len(list_snapshots(str(tmp_path / "run"))) == 7
 
 
@@ -496,9 +499,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     random = np.random.default_rng(4)
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 60
         while not list_snapshots(str(tmp_path / "killed")):
-            assert time.monotonic() < end
             assert killed.poll() is None
             time.sleep(0.002)
         time.sleep(random.uniform(0, 0.2))

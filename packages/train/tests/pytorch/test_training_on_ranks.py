@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,16 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
+from sparring import make_plugin_manager
+from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
+from sparring_train.config.loader import load_config
+from sparring_train.registered_kinds import trainer_of
 from sparring_train.report.run_data import read_report
+from sparring_train.result import SilentProgress, TrainResult
+
+from ..config.config_runs import RATINGS as SMALL_RATINGS
+from ..config.config_runs import Runs, made_runs
 
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
@@ -90,20 +99,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, TrainResult]:
     """What one process reaches, by configuration."""
-    folder = write_inputs(tmp_path_factory.mktemp("alone"))
-    reached: dict[str, Any] = {"folder": folder}
+    folder, manager = write_inputs(tmp_path_factory.mktemp("alone")), make_plugin_manager()
+    more = [f"data.path={folder}/ratings.csv", f"report.path={folder}/report.html"]
+    reached = {}
     for name in METRICS:
-        (line,) = launched("alone", 1, [name, "--json"], folder)
-        reached[name] = json.loads(line)
+        config = load_config(folder / name, more if name == "ratings.yaml" else ())
+        reached[name] = trainer_of("torch", manager).train(config, manager, SilentProgress())
     return reached
 
 
 def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) -> list[str]:
     """Standard output, by line."""
     command = {
-        "alone": [str(PYTHON)],
         "torchrun": [*TORCHRUN, "--nproc-per-node", str(num_ranks)],
         "mpiexec": [MPIEXEC, "-n", str(num_ranks), str(PYTHON)],
     }[launcher]
@@ -122,21 +131,21 @@ def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) 
 
 @pytest.mark.parametrize(("launcher", "num_ranks", "name"), LAUNCHES)
 def test_ranks_reach_what_one_process_reaches(
-    launcher: str, num_ranks: int, name: str, folder: Path, alone: dict[str, Any]
+    launcher: str, num_ranks: int, name: str, folder: Path, alone: Mapping[str, TrainResult]
 ) -> None:
     # One line: only the first rank speaks. Some look the next batch up ahead.
     more = [f"training.pipeline={str(num_ranks == 3).lower()}", "--json"]
     (together,) = launched(launcher, num_ranks, [name, *more], folder)
     one, many, metric = alone[name], json.loads(together), METRICS[name]
-    assert many["rows"] == one["rows"]
+    assert many["rows"] == one.rows
     assert sum(many["rows"].values()) > 0
-    assert many["steps"] == one["steps"]
-    assert many["metrics"][metric] == pytest.approx(one["metrics"][metric], rel=2e-6)
+    assert many["steps"] == one.steps
+    assert many["metrics"][metric] == pytest.approx(one.metrics[metric], rel=2e-6)
     assert (folder / "report.html").exists() is (name == "ratings.yaml")
     if name == "ratings.yaml":
         found = read_report(folder / "report.html")
         assert found.world_size == num_ranks
-        expected = read_report(alone["folder"] / "report.html").slices
+        expected = read_report(one.extra["report_path"]).slices
         for each, one_process in zip(found.slices, expected, strict=True):
             assert each.metrics == pytest.approx(one_process.metrics, rel=2e-6)
             assert each.model_copy(update={"metrics": one_process.metrics}) == one_process
@@ -148,31 +157,32 @@ def test_ranks_reach_what_one_process_reaches(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
 )
 def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
-    folder: Path, alone: dict[str, Any]
+    folder: Path, alone: Mapping[str, TrainResult]
 ) -> None:
     more = ["storage.backend=hkv", "storage.options.device=emulated", "--json"]
     (together,) = launched("torchrun", 2, ["clicks.yaml", *more], folder)
     one, many = alone["clicks.yaml"], json.loads(together)
-    assert many["rows"] == one["rows"]
-    assert many["metrics"]["log_loss"] == pytest.approx(one["metrics"]["log_loss"], rel=2e-6)
+    assert many["rows"] == one.rows
+    assert many["metrics"]["log_loss"] == pytest.approx(one.metrics["log_loss"], rel=2e-6)
 
 
-def test_ranks_that_read_other_settings_are_refused_naming_both(folder: Path) -> None:
-    """Each process has a home of its own here, and one of them another file."""
-    script = folder / "start.py"
-    script.write_text(
-        "import os, sys\n"
-        "from sparring.cli.application import main\n"
-        "more = ['training.epochs=7'] if os.environ['RANK'] == '1' else []\n"
-        "sys.exit(main(['train', 'ratings.yaml', *more]))\n"
-    )
-    done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", "2", str(script)],
-        check=False,  # it is to fail
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    assert done.returncode != 0
-    assert "config.training.epochs is 2 on rank 0 and 7 on rank 1" in done.stderr
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    yield from made_runs(tmp_path)
+
+
+def test_ranks_that_read_other_settings_are_refused_naming_both(runs: Runs) -> None:
+    settings = [
+        runs.config(
+            SMALL_RATINGS,
+            "collective.backend=threads",
+            f"rendezvous={{backend: threads, options: {{rank: {rank}, world_size: 2}}}}",
+            f"training.epochs={epochs}",
+        )
+        for rank, epochs in enumerate((2, 7))
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(runs.train, each) for each in settings]
+    for end in ends:
+        with pytest.raises(InvalidArgumentError, match=r"epochs is 2 on rank 0 and 7 on rank 1"):
+            end.result()

@@ -124,16 +124,25 @@ def test_the_report_shows_what_was_reached_beside_the_best(tmp_path: Path) -> No
     assert read_report(path) == data_of(recorded(), **facts)
 
 
-def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
-    page = written(tmp_path / "report.html", recorded())
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with a figure of each kind."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    written(path, recorded())
+    return path
+
+
+def test_the_report_loads_nothing_and_runs_nothing(whole: Path) -> None:
+    text = whole.read_text("utf-8")
+    page = Page(text)
     assert all(url.startswith("data:image/svg+xml;base64,") for url in page.urls)
     assert page.kinds == ["application/json"]  # which no browser runs
     assert "link" not in page.tags
-    assert "@import" not in (tmp_path / "report.html").read_text("utf-8")
+    assert "@import" not in text
 
 
-def test_every_figure_is_drawn(tmp_path: Path) -> None:
-    page = written(tmp_path / "report.html", recorded())
+def test_every_figure_is_drawn(whole: Path) -> None:
+    page = Page(whole.read_text("utf-8"))
     titles = (
         "Loss over steps", "AUC over steps", "Rows per table over steps", "Skew of id frequencies",
     )  # fmt: skip
@@ -205,16 +214,15 @@ def test_a_report_is_replaced_whole_or_not_at_all(
         with pytest.raises(
             DataError, match=r"report\.html: the report cannot be written: no space"
         ):
-            write_report(path, data_of(recorded(), **RESULT))
+            write_report(path, data_of(RunRecorder(), **RESULT))
     assert path.read_text() == "an earlier report"
     assert list(tmp_path.iterdir()) == [path]
-    assert "0.8123" in written(path, recorded()).text
+    assert "0.8123" in written(path, RunRecorder()).text
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_report(tmp_path / name, data_of(recorded(), **RESULT))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+def test_the_same_run_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    written(tmp_path / "again.html", recorded())
+    assert (tmp_path / "again.html").read_bytes() == whole.read_bytes()
 
 
 def test_without_matplotlib_the_line_to_install_is_named(
