@@ -191,7 +191,6 @@ def test_this_thread_is_free_while_rows_are_found() -> None:
         for seconds in (0.05, 0.5, 5):  # a busy machine may need longer to come to `finish`
             storage.may_find.clear()
             ahead = made.prefetch([("user", np.arange(5))])
-            assert not ahead.is_done
             threading.Timer(seconds, storage.may_find.set).start()
             ahead.finish()
             if made.prefetches.counters.wait_seconds > 0:

@@ -33,11 +33,6 @@ class Shard:
     world_size: int
     partitions: npt.NDArray[np.int64]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether this rank keeps every row of the table."""
-        return len(self.partitions) == NUM_PARTITIONS
-
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:

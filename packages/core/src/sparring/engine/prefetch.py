@@ -77,11 +77,6 @@ class Prefetch:
                 )
             self._lookups = completed_lookups(self._plans, pulled)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether `finish` need not wait for the prefetch thread."""
-        return self._running.future.done()
-
     def finish(self) -> list[Lookup]:
         """Returns the lookups, in the order of the requests, as if they were made now; not registered.
 

@@ -386,11 +386,6 @@ class ResourceManager:
         """Lookups of this step that were registered and not released."""
         return len(self._batch_inputs)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Native memory held for gradients, in bytes."""
-        return sum(int(accumulator.memory_bytes) for accumulator in self._accumulators.values())
-
     def _add_summed(self) -> None:
         while self.summed:
             table, owned = self.summed.popitem()

@@ -37,7 +37,6 @@ from sparring.contracts.results import Columns, Keys, Rows
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.exchange.messages import KEY_BYTES, Codec, find_rows, padded
-from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
 from sparring.kernels.functions import decode
 
@@ -97,10 +96,6 @@ class BagRequest:
     def num_bags(self) -> int:
         """How many bags there are, empty ones among them."""
         return len(self.offsets) - 1
-
-    def codec(self, wire_dtype: WireDtype) -> Codec:
-        """How pools and their gradients travel."""
-        return Codec(self.table.computing_dtype, self.table.dim, wire_dtype)
 
 
 @dataclass(frozen=True, slots=True)

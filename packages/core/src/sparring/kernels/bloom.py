@@ -93,10 +93,6 @@ class BloomFilter:
         return self._native.planned_keys
 
     @property
-    def false_positive_rate(self) -> float:
-        return self._native.false_positive_rate
-
-    @property
     def num_added(self) -> int:
         """Keys that were added, each time that they were."""
         return self._native.num_added
