@@ -127,6 +127,23 @@ def test_a_learning_rate_of_an_update_method_may_be_a_schedule() -> None:
     tables.container.close()
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
+def test_a_schedule_that_gives_no_learning_rate_is_refused_before_a_row_changes(
+    rate: float,
+) -> None:
+    tables, optimizer = made("sgd", lr=lambda step: rate if step else 0.1)
+    batch = tables.lookup({"user": IDS})
+    gradients = {"user": jnp.ones_like(batch.rows["user"])}
+    optimizer.step(batch, gradients)
+    before = np.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])
+    batch = tables.lookup({"user": IDS})
+    with pytest.raises(InvalidArgumentError, match="hyper-parameter 'lr'"):
+        optimizer.step(batch, gradients)
+    after = np.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])
+    np.testing.assert_array_equal(before, after)
+    tables.container.close()
+
+
 def test_bad_arguments_are_refused() -> None:
     for options, message in (
         ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr comes with update methods"),

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
+from sparring.adapter import StepContainer, give_method_states, hypers_by_table, set_rate
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -44,11 +44,7 @@ class FusedUpdater:
             self.steps = keras.Variable(
                 np.zeros(len(self._hypers)), dtype="int64", trainable=False, name="steps_of_tables"
             )
-        states = {
-            name: method_state(method, hyper, container.tables[name])
-            for name, hyper in self._hypers.items()
-        }
-        give_states(container.state, states, given, f"update method {method.name!r}")
+        give_method_states(container.state, method, self._hypers, given)
 
     @property
     def variables(self) -> list[Any]:
@@ -75,7 +71,5 @@ class FusedUpdater:
         """The learning rate of this step, for all tables but those with one of their own."""
         if rate == self._rate:
             return
-        hyper_from(self._method, {"lr": rate})
-        for name in self._hypers.keys() - self._own_rate:
-            self._hypers[name] = self._hypers[name].model_copy(update={"lr": rate})
+        set_rate(self._method, self._hypers, self._hypers.keys() - self._own_rate, rate)
         self._rate = rate

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.adapter import StepContainer, give_states, hyper_from, hypers_by_table, method_state
+from sparring.adapter import (
+    StepContainer,
+    give_method_states,
+    hyper_from,
+    hypers_by_table,
+    method_state,
+)
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -49,11 +55,7 @@ class FusedUpdater:
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
         hypers = hypers_by_table(method, tables, hyperparameters, by_table)
-        states = {
-            name: method_state(method, hyper, container.tables[name])
-            for name, hyper in hypers.items()
-        }
-        give_states(container.state, states, given, f"update method {method.name!r}")
+        give_method_states(container.state, method, hypers, given)
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)

@@ -48,7 +48,12 @@ if TYPE_CHECKING:
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
     from sparring.engine.job_bootstrap import AUTO, join_job
     from sparring.engine.lookup import Lookup, look_up, pulls_on_device, reporting
-    from sparring.engine.optimizer_state import TableState, give_states, method_state
+    from sparring.engine.optimizer_state import (
+        TableState,
+        give_method_states,
+        give_states,
+        method_state,
+    )
     from sparring.engine.pooled import (
         BagLookup,
         PooledLookup,
@@ -77,7 +82,7 @@ if TYPE_CHECKING:
     from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.updates.builtin import keras_method
-    from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
+    from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method, set_rate
 
 __getattr__ = names_from(
     globals(),
@@ -105,7 +110,7 @@ __getattr__ = names_from(
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
         "sparring.engine.job_bootstrap": "AUTO join_job",
         "sparring.engine.lookup": "Lookup look_up pulls_on_device reporting",
-        "sparring.engine.optimizer_state": "TableState give_states method_state",
+        "sparring.engine.optimizer_state": "TableState give_method_states give_states method_state",
         "sparring.engine.pooled": "BagLookup PooledLookup bag_weight_gradients look_up_bags",
         "sparring.engine.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
@@ -123,7 +128,7 @@ __getattr__ = names_from(
         "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.updates.builtin": "keras_method",
-        "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method",
+        "sparring.updates.resolve": "hyper_from hypers_by_table resolve_method set_rate",
     },
 )
 
@@ -138,13 +143,13 @@ __all__ = [
     "TableDescription", "TableGroup", "TableState", "TableUpdate", "attribute_reads",
     "bag_weight_gradients", "borrow_threads", "c_reader", "check_alone", "check_factors",
     "check_offsets", "declared", "dedup", "fill_service", "gather", "give_back_threads",
-    "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
+    "give_method_states", "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
     "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
     "made_plan", "make_plugin_manager", "membership_from", "method_state", "new_bundle",
     "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
     "pool", "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device",
     "reporting", "resolve_method", "rounds_alike", "segment_sum", "service_storage",
-    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable",
-    "workload_of"
+    "set_rate", "shared_settings", "storage_device", "suggestion", "sum_gradients",
+    "why_nccl_is_unavailable", "workload_of"
 ]
 # fmt: on

@@ -22,7 +22,15 @@ from sparring.errors import InvalidArgumentError, SparringError, UnsupportedErro
 from sparring.storage.convert import copy_embeddings
 from sparring.storage.load import begin_load
 
-__all__ = ["TableState", "check_state", "drop_state", "give_states", "method_state", "set_state"]
+__all__ = [
+    "TableState",
+    "check_state",
+    "drop_state",
+    "give_method_states",
+    "give_states",
+    "method_state",
+    "set_state",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,20 @@ def give_states(
             if entry.storage is None and not entry.is_divided:
                 entry.config, entry.whole, entry.initial_state = before
             raise
+
+
+def give_method_states(
+    state: EngineState,
+    method: UpdateMethod,
+    hypers: Mapping[str, HyperParameters],
+    given: Mapping[str, Storage],
+) -> None:
+    """As `give_states`, for an update method with these hyper-parameters by table."""
+    wanted = {
+        name: method_state(method, hyper, state.tables.entry(name).config)
+        for name, hyper in hypers.items()
+    }
+    give_states(state, wanted, given, f"update method {method.name!r}")
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from sparring.runtime.suggestions import closest_name, suggestion
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
 
-__all__ = ["hyper_from", "hypers_by_table", "resolve_method"]
+__all__ = ["hyper_from", "hypers_by_table", "resolve_method", "set_rate"]
 
 
 def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> UpdateMethod:
@@ -96,3 +96,19 @@ def hypers_by_table(
                 table=name,
             )
     return {name: hyper_from(method, {**given, **by_table.get(name, {})}) for name in tables}
+
+
+def set_rate(
+    method: UpdateMethod,
+    hypers: MutableMapping[str, HyperParameters],
+    tables: Iterable[str],
+    rate: float,
+) -> None:
+    """Gives `tables` another learning rate in `hypers`.
+
+    Raises:
+        InvalidArgumentError: it is no learning rate of the method; nothing has changed.
+    """
+    hyper_from(method, {"lr": rate})
+    for name in tables:
+        hypers[name] = hypers[name].model_copy(update={"lr": rate})
