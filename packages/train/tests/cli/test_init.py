@@ -138,3 +138,50 @@ def test_a_log_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str
     del columns["clicked"]
     _, said = written(capsys, write(tmp_path / "log.csv", columns), status=2)
     assert "say label=COLUMN, one of user, item_id" in " ".join(said.split())
+
+
+def test_texts_that_are_no_lists_and_no_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(4)
+    numbers = random.integers(0, 90, 1200)
+    columns = {
+        "title": [f"The book {n}" for n in numbers],
+        "words": ["  ".join(f"w{n}" for n in random.integers(0, 9, 4)) for _ in range(1200)],
+        "tags": ["|".join(f"t{n}" for n in random.integers(0, 9, 3)) for _ in range(1200)],
+        "user": ["" if n % 9 == 0 else f"u{n}" for n in numbers],
+        "user_id": [None if n % 9 == 0 else float(n) for n in numbers],
+        "price": [f"{n},99" for n in numbers],
+        "bought": [f"{n % 28 + 1}/{n % 12 + 1}/2024 10:05" for n in numbers],
+        "clicked": numbers % 2,
+    }
+    text, unsure = written(capsys, write(tmp_path / "log.csv", columns), "label=clicked")
+    data: Any = parse_config(text).data
+    assert data.categorical == ("title", "words", "tags", "user", "user_id")
+    assert (data.lists, data.separator) == (("tags",), "|")
+    assert "- title  # 90 distinct" in text
+    assert f"- words  # {len(set(columns['words'])):,} distinct" in text
+    missing = sum(not each for each in columns["user"])
+    for name in ("user", "user_id"):
+        (line,) = (each for each in text.splitlines() if f"- {name} " in each)
+        assert "# 80 distinct" in line
+        assert line.endswith(f", {missing} missing")
+    assert "# left out: price, bought" in text
+    assert "words: many rows have ' ', but the separator of lists is '|'" in unsure
+    assert "price: text that looks like numbers with a decimal comma" in unsure
+    assert "bought: text that looks like dates; write them as 2024-01-31" in unsure
+
+
+def test_columns_of_one_name_and_other_separators_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,user,clicked\na,b,c,1\nb,c,d,0\n")
+    _, said = written(capsys, str(path), status=2)
+    assert "there is more than one column 'user'; rename" in " ".join(said.split())
+    path.write_text("user;item;clicked\na;b,c;1\nb;c;0\n")
+    _, said = written(capsys, str(path), status=2)
+    assert "found one column, 'user;item;clicked'; a file whose name ends in .csv has" in " ".join(
+        said.split()
+    )
+    assert "these instead of ';'" in " ".join(said.split())

@@ -94,10 +94,8 @@ def _configuration(path: str, look: Look, given: dict[str, list[str]]) -> tuple[
         for each in columns:
             if each.role == "time" and each.name in given.get(role, ()):
                 each.role = _ROLES[role]
+    look.choose_one_separator([each for each in columns if each.role == "categorical"])
     unsure += [f"{each.name}: {each.unsure}" for each in columns if each.unsure]
-    separators = {each.separator for each in columns if each.separator}
-    if len(separators) > 1:
-        unsure.append(f"data.separator: found {', '.join(sorted(map(repr, separators)))}")
     if not any(each.role == "categorical" for each in columns):
         raise DataError(
             f"{path}: found no column of ids; say categorical=COLUMN, one of "

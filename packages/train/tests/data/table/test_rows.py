@@ -153,6 +153,29 @@ def test_a_quote_of_csv_that_is_not_closed_swallows_no_rows(
         all_rows(path, bad_rows=bad_rows)
 
 
+def test_texts_of_csv_that_stand_for_no_number(tmp_path: Path) -> None:
+    rows = [f"{n},{n},{n % 2}" for n in range(40)]
+    rows[3], rows[5] = "NA,NULL,0", "5.0,nan,1"
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["item,price,clicked", *rows, ""]))
+    want = sorted(
+        (
+            ((n,) if n != 3 else (), 0.0 if n in {3, 5} else float(n), float(n % 2 and n != 3))
+            for n in range(40)
+        ),
+        key=repr,
+    )
+    assert all_rows(path) == want
+
+
+def test_whole_numbers_that_pandas_wrote_as_floats_are_ids(tmp_path: Path) -> None:
+    whole = written(tmp_path, "a.csv", log(item=list(range(40))))
+    path = tmp_path / "b.csv"
+    rows = [f"{n}.0,{n},{n % 2}" for n in range(40)]
+    path.write_text("\n".join(["item,price,clicked", *rows, ""]))
+    assert all_rows(path) == all_rows(whole)
+
+
 def test_a_value_of_another_type_in_a_later_file_of_csv(tmp_path: Path) -> None:
     written(tmp_path, "a.csv", log(item=list(range(40))))
     written(tmp_path, "b.csv", log(item=["x"] * 40))

@@ -20,14 +20,17 @@ from sparring_train.data.columns import Origin
 from sparring_train.data.table.decode import BadValue, RawRows, bad_row
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["CsvRows"]
+__all__ = ["CsvRows", "header_of"]
 
 Kind = Literal["integer", "string", "number", "time"]
 
 _BLOCK_BYTES = 8 << 20
 _SAMPLE_ROWS = 1000
 _HEADER_BYTES = 1 << 20
-_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_INTEGER = re.compile(r"([+-]?[0-9]{1,20})(\.0+)?")
+"""Also as pandas writes a column of ids that has nulls: `7.0`."""
+_NO_VALUE = pyarrow.array(csv.ConvertOptions().null_values)
+"""Texts that stand for no number: `NA`, `NULL`, `nan` and others that CSV readers know."""
 _NAMES: dict[str, float] = {"true": 1.0, "false": 0.0}
 _EXPECTED: dict[Kind, str] = {
     "integer": "a whole number, as the first rows or the data of the run have (or name the column in "
@@ -60,7 +63,7 @@ class CsvRows:
 
     def __post_init__(self) -> None:
         for file in self.files:
-            names = _header(file)
+            names = header_of(file)
             for name in self.columns:
                 if names.count(name) != 1:
                     found = "is there more than once" if name in names else "is missing"
@@ -167,7 +170,8 @@ class CsvRows:
         if name in (*self.data.categorical, self.data.split.leave_one_out, users):
             if name in self.data.lists and self.data.separator is not None:
                 sample = [part for each in sample for part in each.split(self.data.separator)]
-            sample = [each for each in sample if each]
+            missing = set(_NO_VALUE.to_pylist())
+            sample = [each for each in sample if each not in missing]
             is_integer = bool(sample) and all(map(_is_integer, sample))
             return "integer" if is_integer else "string"
         if name == self.data.time and not all(map(_is_number, sample[:1])):
@@ -195,7 +199,8 @@ class CsvRows:
 
 
 def _converted(array: Any, kind: Kind, name: str, bad: list[BadValue], rows: Any) -> Any:
-    """Text as values of a kind; those that are not of it are null, and bad."""
+    """Text as values of a kind; those that are not of it are null, and bad unless they stand for
+    no value."""
     if kind == "string":
         return array
     target = {
@@ -203,6 +208,12 @@ def _converted(array: Any, kind: Kind, name: str, bad: list[BadValue], rows: Any
         "number": pyarrow.float64(),
         "time": pyarrow.timestamp("us"),
     }[kind]
+    try:
+        return array.cast(target)
+    except pyarrow.ArrowInvalid:
+        array = pc.if_else(pc.is_in(array, _NO_VALUE), None, array)
+        if kind == "integer":
+            array = pc.replace_substring_regex(array, r"^([+-]?[0-9]+)\.0+$", r"\1")
     try:
         return array.cast(target)
     except pyarrow.ArrowInvalid:
@@ -223,7 +234,8 @@ def _converted(array: Any, kind: Kind, name: str, bad: list[BadValue], rows: Any
 
 
 def _is_integer(text: str) -> bool:
-    return _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+    found = _INTEGER.fullmatch(text)
+    return found is not None and -(2**63) <= int(found[1]) < 2**63
 
 
 def _is_number(text: str) -> bool:
@@ -271,13 +283,28 @@ class _CountedLines:
         return self._ended + (self._last != b"\n")
 
 
-def _header(file: TableFile) -> list[str]:
+def header_of(file: TableFile) -> list[str]:
+    """Names of columns.
+
+    Raises:
+        DataError: the file cannot be read, or has no header, or its values are separated otherwise
+            than its name says.
+    """
     with _reading(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
     names = next(python_csv.reader([text], delimiter=_delimiter(file)), [])
     if not names:
         raise DataError(
             f"{file.name}, row 1: found nothing, expected a header with the names of columns",
+            path=file.name,
+            row=1,
+        )
+    other = next((each for each in ("\t", ";", ",", "|") if each in names[0]), None)
+    if len(names) == 1 and other is not None:
+        raise DataError(
+            f"{file.name}, row 1: found one column, {names[0][:60]!r}; a file whose name ends in .csv "
+            "has commas between its values, one that ends in .tsv has tabs; rename it, or write it with "
+            f"these instead of {other!r}, or as Parquet, for example by pandas: read_csv, to_parquet",
             path=file.name,
             row=1,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
 from sparring.errors import DataError
+from sparring_train.data.table.csv_rows import header_of
 from sparring_train.data.table.files import TableFile, find_files
 
 __all__ = ["ColumnLook", "Look", "Role", "look_at"]
@@ -31,6 +32,10 @@ _ID_NAMES = frozenset((
 _TIME_NAMES = frozenset(("time", "timestamp", "ts", "date", "datetime", "at", "created"))
 _LABELS = ("label", "clicked", "click", "target", "is_click", "converted", "purchased", "rating")
 _SEPARATORS = ("|", ";", " ")
+_MOSTLY = 0.95
+"""Part of the texts of a column from which on it is what they look like."""
+_DECIMAL_COMMA = r"^\s*[+-]?[0-9]{1,3}([. ]?[0-9]{3})*,[0-9]+\s*$"
+_DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
 
 @dataclass(slots=True)
@@ -67,6 +72,19 @@ class Look:
     values: dict[str, Any] = field(default_factory=dict)
     """Column → Arrow array of the rows that were looked at."""
 
+    def choose_one_separator(self, columns: Sequence[ColumnLook]) -> None:
+        """Leaves one separator to all lists of CSV, as one data set has one; other texts stay whole."""
+        found = {each.separator for each in columns}
+        chosen = next((each for each in _SEPARATORS if each in found), None)
+        for each in columns:
+            if each.separator is not None and each.separator != chosen:
+                each.unsure = (
+                    f"many rows have {each.separator!r}, but the separator of lists is {chosen!r}: taken "
+                    "for one id each"
+                )
+                each.is_list, each.separator = False, None
+                _count(each, self.values[each.name])
+
     def likely_label(self) -> str | None:
         """The column that is called as labels are."""
         names = {each.name.lower(): each.name for each in self.columns}
@@ -81,6 +99,8 @@ def look_at(path: str) -> Look:
     """
     files = find_files(path)
     first = files[0]
+    if first.format == "csv":
+        header_of(first)
     try:
         if first.format == "parquet":
             parts = list(_parquet_rows(first))
@@ -91,6 +111,13 @@ def look_at(path: str) -> Look:
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{first.name}: cannot be read: {error}", path=first.name) from error
     table = pyarrow.Table.from_batches(parts) if parts else pyarrow.table({})
+    twice = [each for each in table.column_names if table.column_names.count(each) > 1]
+    if twice:
+        raise DataError(
+            f"{first.name}: there is more than one column {twice[0]!r}; rename all but one of them",
+            path=first.name,
+            column=twice[0],
+        )
     if not table.num_rows:
         raise DataError(f"{first.name}: found no row, expected examples", path=first.name)
     if first.format == "csv":
@@ -104,6 +131,14 @@ def look_at(path: str) -> Look:
         name: each.dictionary_decode() if types.is_dictionary(each.type) else each
         for name, each in values.items()
     }
+    if first.format == "csv":
+        # As the examples are read: text that is empty is missing.
+        values = {
+            name: pc.if_else(pc.equal(pc.binary_length(each), 0), None, each)
+            if _is_text(each.type)
+            else each
+            for name, each in values.items()
+        }
     is_exact = first.format == "parquet" or num_rows == table.num_rows
     looks = [_look(name, each, first.format == "csv") for name, each in values.items()]
     return Look(looks, table.num_rows, num_rows, is_exact, values)
@@ -161,6 +196,9 @@ def _look(name: str, array: Any, is_csv: bool) -> ColumnLook:
     elif types.is_integer(kind):
         _count(found, array)
         _look_at_integers(found, array, words, is_id_name)
+    elif is_id_name and types.is_floating(kind) and _is_whole(array):
+        found.role = "categorical"
+        _count(found, array)
     elif types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind):
         found.role = "numeric"
         _look_at_numbers(found, array)
@@ -178,12 +216,23 @@ def _look_at_text(found: ColumnLook, array: Any, is_csv: bool) -> None:
     values = array.drop_null()
     _count(found, values)
     if is_csv and len(values):
+        for pattern, words in (
+            (_DECIMAL_COMMA, "numbers with a decimal comma; write them with a point"),
+            (_DATE, "dates; write them as 2024-01-31 12:00:00"),
+        ):
+            if pc.mean(pc.match_substring_regex(values, pattern)).as_py() > _MOSTLY:
+                found.role = "left out"
+                found.unsure = f"text that looks like {words} to have them read"
+                return
         for separator in _SEPARATORS:
             with_one = pc.mean(pc.match_substring(values, separator)).as_py()
-            if with_one > 0.2:
+            parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
+            # Titles have spaces, too, but hardly fewer words than there are titles.
+            is_list = separator != " " or 2 * len(pc.unique(parts)) < found.num_distinct
+            if with_one > 0.2 and is_list:
                 found.is_list, found.separator = True, separator
                 found.unsure = f"{with_one:.0%} of the rows have {separator!r}: taken for a list"
-                _count(found, pc.split_pattern(values, separator).flatten())
+                _count(found, parts)
                 return
     if found.num_distinct > 0.95 * len(values) and len(values) >= 1000:
         found.role = "left out"
@@ -224,7 +273,14 @@ def _look_at_numbers(found: ColumnLook, array: Any) -> None:
         found.is_skewed = bool(high > 100 and high > 20 * max(middle, 1e-9))
 
 
+def _is_whole(array: Any) -> bool:
+    """Ids become floats where pandas writes a column of them that has nulls."""
+    values = array.drop_null().to_numpy(zero_copy_only=False)
+    return bool(len(values)) and bool((values == np.floor(values)).all())
+
+
 def _count(found: ColumnLook, values: Any) -> None:
+    values = values.drop_null()
     if not len(values):
         return
     counts = pc.value_counts(values).field("counts").to_numpy(zero_copy_only=False)
