@@ -125,7 +125,9 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
         message = last_message(job, deadline + 20)
         # The last moments are the launcher's.
         assert time.time() - stopped <= deadline * 1.1 + 1.0
-        assert "waited for rank 1 in all_to_all of table 'user' at step" in message
+        assert " in all_to_all of table 'user' at step" in message
+        # It may have waited for the third rank, which waited for the stopped one.
+        assert "find out what became of rank 1, " in message
 
     in_time(check, (2.0, 8.0))
 

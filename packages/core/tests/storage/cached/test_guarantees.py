@@ -98,15 +98,15 @@ def test_a_read_that_a_note_overtakes_leaves_no_older_row_behind(
     """Another read puts an older row into the cache, between a find's miss and its own read."""
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
-        follower: Any = reader._follower
-        may_exist = follower.may_exist
+        fills: Any = reader._fills
+        begin = fills.begin
 
-        def overtaken(keys: Keys) -> Any:
-            follower.may_exist = may_exist
+        def overtaken() -> Any:
+            fills.begin = begin
             reader.find(KEYS[:10])  # of version 1, and they stay in the cache
             trainer.write(KEYS[:10], 2)
             view.before_return = Once(take_note)
-            return may_exist(keys)
+            return begin()
 
         def take_note() -> None:
             trainer.publish()
@@ -115,7 +115,7 @@ def test_a_read_that_a_note_overtakes_leaves_no_older_row_behind(
                 reader.refresh()
             view.is_cut = False
 
-        follower.may_exist = overtaken
+        fills.begin = overtaken
         assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 2)).all()
         assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 2)).all()
 
@@ -155,7 +155,7 @@ def test_a_refresh_does_not_bring_an_older_row_back(trainer: Trainer, tmp_path: 
 def test_rows_are_whole_and_never_go_back_under_load(
     backend: MemoryStorage, tmp_path: Path
 ) -> None:
-    trainer = Trainer(backend, tmp_path, keep=8)
+    trainer = Trainer(backend, tmp_path, keep=200)  # a slow machine misses none
     trainer.write(KEYS, 1)
     trainer.publish()
     view = ReadOnly(backend)
@@ -301,6 +301,45 @@ def test_a_trainer_that_dies_while_it_publishes(
         assert (reader.find(every).rows == backend.find(every).rows).all()
         with open_reader(backend, tmp_path) as late:
             assert (late.find(every).rows == backend.find(every).rows).all()
+
+
+def test_a_reader_begins_where_a_trainer_died_before_its_first_note(
+    trainer: Trainer, backend: MemoryStorage, tmp_path: Path
+) -> None:
+    """The base is of a note that is not there, and that may never come."""
+    dying = Trainer(backend, tmp_path)
+    log = dying.publisher._tables[0].log = DyingLog(str(tmp_path), "item")
+    log.num_left = 2  # the base, and no note
+    dying.write(KEYS[:30], 2)
+    with pytest.raises(Killed):
+        dying.publish()
+    with open_reader(backend, tmp_path) as reader:
+        reader.find(KEYS)
+        assert not reader.refresh()
+        again = Trainer(backend, tmp_path)
+        again.write(KEYS[:10], 3)
+        again.publish()
+        assert reader.refresh()
+        assert (reader.find(KEYS).rows == backend.find(KEYS).rows).all()
+
+
+def test_a_read_that_cannot_be_cached_is_no_longer_under_way(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """Otherwise all that happens later would be kept for it."""
+    with open_reader(trainer.backend, tmp_path) as reader:
+        cache, fills = reader._cache, reader._fills
+        upsert = cache.upsert
+
+        def fail(*_: object) -> Any:
+            raise MemoryError
+
+        cache.upsert = fail  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            reader.find(KEYS[:10])
+        cache.upsert = upsert  # type: ignore[method-assign]
+        reader.find(KEYS[10:20])
+        assert not fills._events
 
 
 def test_one_note_tells_of_the_rows_of_all_ranks(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ backend does not say how new a row is. Two rules keep the rows of each key from 
     the one that ends last removes the key from the cache. The next find reads it from the backend, which
     has a row at least as new as both.
 
-So what a find returns is never older than what any find that ended before it began returned.
+So what a find returns is never older than what any find that ended before it began returned. One case is
+left out: a key that was erased and written again may be missing once more, where the filter of existing
+keys was made again in between, until the next note.
 """
 
 from __future__ import annotations
@@ -94,31 +96,12 @@ class CacheFills:
             is_new: the cache did not have the keys when the read began.
         """
         with self._lock:
-            is_fresh = np.ones(len(keys), np.bool_)
-            is_alone = np.ones(len(keys), np.bool_)
-            for event in self._events:
-                if event.number > begun:
-                    has = event.has(keys)
-                    if event.is_read:
-                        is_alone &= ~has
-                    else:
-                        is_fresh &= ~has
-            taken = is_fresh & is_alone & found
-            leaving = keys[~taken]
-            if len(leaving):
-                self._cache.erase(leaving)
-            if hits is not None and len(hits):
-                self._cache.touch(hits)
-            if taken.any():
-                is_all = bool(taken.all())
-                kept = keys if is_all else keys[taken]
-                self._cache.upsert(kept, rows if is_all else rows[taken])
-                if is_new:
-                    self._kept.append(kept)
-            self.num_dropped += int(np.count_nonzero(found & ~taken))
-            self._leave(begun)
-            ascending = np.sort(keys)
-            self._tell(True, lambda asked: _is_in(asked, ascending))
+            try:
+                self._fill(begun, keys, rows, found, hits, is_new)
+            finally:
+                self._leave(begun)
+                ascending = np.sort(keys)
+                self._tell(True, lambda asked: _is_in(asked, ascending))
 
     def abandon(self, begun: int) -> None:
         """A read has failed."""
@@ -155,13 +138,13 @@ class CacheFills:
         with self._lock:
             kept = self._kept[0] if len(self._kept) == 1 else np.concatenate([_NONE, *self._kept])
             is_worn = len(kept) > 2 * self._cache.size + _LEAST_KEPT
-            self._kept = [] if is_worn else [kept]
+            self._kept = [kept]
         if is_worn:
             kept = np.concatenate(
                 [_NONE, *(each.keys for each in self._cache.scan(columns=_PROBE))]
             )
-            with self._lock:
-                self._kept.insert(0, kept)
+            with self._lock:  # keys that came meanwhile are behind it
+                self._kept[0] = kept
         if changed is not None:
             # In parts that stay in the processor's cache: twice as fast.
             parts = np.split(kept, range(_PART_KEYS, len(kept), _PART_KEYS))
@@ -177,6 +160,32 @@ class CacheFills:
     @property
     def memory_bytes(self) -> int:
         return sum(each.nbytes for each in self._kept)
+
+    def _fill(
+        self, begun: int, keys: Keys, rows: Rows, found: _Mask, hits: Keys | None, is_new: bool
+    ) -> None:
+        is_fresh = np.ones(len(keys), np.bool_)
+        is_alone = np.ones(len(keys), np.bool_)
+        for event in self._events:
+            if event.number > begun:
+                has = event.has(keys)
+                if event.is_read:
+                    is_alone &= ~has
+                else:
+                    is_fresh &= ~has
+        taken = is_fresh & is_alone & found
+        leaving = keys[~taken]
+        if len(leaving):
+            self._cache.erase(leaving)
+        if hits is not None and len(hits):
+            self._cache.touch(hits)
+        if taken.any():
+            is_all = bool(taken.all())
+            kept = keys if is_all else keys[taken]
+            if is_new:
+                self._kept.append(kept)
+            self._cache.upsert(kept, rows if is_all else rows[taken])
+        self.num_dropped += int(np.count_nonzero(found & ~taken))
 
     def _leave(self, begun: int) -> None:
         self._reading[begun] -= 1

@@ -5,7 +5,7 @@
 
 Guarantees, each for one table:
   - a row is never torn;
-  - finds that follow each other never see a row go back to an older one;
+  - finds that follow each other never see a row go back to an older one (`cache_fills`);
   - `CacheCounters.behind_seconds` ago, or later, every cached row was as new as the newest note.
 There is no version over several tables.
 
@@ -136,10 +136,10 @@ class CachedStorage(Storage):
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
+        existing = self._follower.existing
         self._cache.find_into(keys, columns, rows, found)
         missing = np.flatnonzero(~found)
-        may_exist = self._follower.may_exist(keys[missing])
-        asked = missing[may_exist]
+        asked = missing[existing.contains(keys[missing])]
         with self._counting:
             self._hits += len(keys) - len(missing)
             self._misses += len(asked)

@@ -1,12 +1,14 @@
 """Follows the change notes of one table, as a coroutine on an event loop.
 
     look ──► notes after the last one taken, in order
-      taken    1. the filter of existing keys gets the new keys, or is swapped for that of a new base
-               2. reads under way leave out what the note may have (`CacheFills.take_note`)
-               3. erased keys leave the cache
-               4. cached keys that the note may have are read again, in batches
-      missed   the filter is swapped for that of the base; what is cached leaves, in batches, over
-               `drop_seconds`
+      taken    1. reads under way leave out what the note may have, and erased keys leave the cache
+                  (`CacheFills.take_note`)
+               2. the filter of existing keys gets the new keys, or is swapped for that of a new base
+               3. cached keys that the note may have are read again, in batches
+      missed   reads under way are left out, and the filter is swapped for that of the base; what is
+               cached leaves, in batches, over `drop_seconds`
+
+Reads come first: where the filter said that a key is gone, a read from before must not bring it back.
 
 A note counts as taken when all of it was done. A look that fails changes nothing that would not be done
 again by the next.
@@ -21,7 +23,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import numpy as np
-import numpy.typing as npt
 
 from sparring.contracts.change_log import ChangeLog
 from sparring.contracts.results import Columns, Keys
@@ -76,7 +77,9 @@ class Follower:
         self._fresh_at = time.monotonic()
         self._last_failure = ""
         self._dropping: Keys = _NONE
-        self._existing = GrowingBloomFilter(1_024)
+        self.existing = GrowingBloomFilter(1_024)
+        """Keys that may have a row in the backend. A find takes it before it looks into the cache: a key
+        that an older filter has is asked for, so what the find says of it is as new as what it read."""
         self._session = self._lineage = ""
         self.sequence = 0
         self._events = EventLoop(capacity=8, num_threads=1)
@@ -84,25 +87,22 @@ class Follower:
         self._one_at_a_time = asyncio.Lock()
         self._drops: asyncio.Task[None] | None = None
         try:
-            self._begin_with_base(log.newest())
+            newest = log.newest()
+            base, last = self._read_up_to(newest)
+            self._swap_filter(base)
+            self._caught_up(newest, last)
             self._events.submit(self._follow, name=f"notes of table {table.name!r}")
         except BaseException:
             self.close()
             raise
 
-    # -- for finds ----------------------------------------------------------------
-
-    def may_exist(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys may have a row in the backend."""
-        return self._existing.contains(keys)
-
     @property
     def num_existing(self) -> int:
-        return self._existing.num_added
+        return self.existing.num_added
 
     @property
     def memory_bytes(self) -> int:
-        return self._existing.memory_bytes + self._dropping.nbytes
+        return self.existing.memory_bytes + self._dropping.nbytes
 
     @property
     def num_to_drop(self) -> int:
@@ -176,14 +176,15 @@ class Follower:
 
     async def _take(self, note: ChangeNote) -> None:
         is_complete = note.session == self._session
+        base = None
         if note.lineage != self._lineage:
             # It may be of a later note, whose new keys it has then.
             base = await asyncio.to_thread(self._read_base)
-            self._existing, self._lineage = base.existing, base.lineage
-            self._session = base.session
-        if note.lineage == self._lineage:
-            self._existing.add(note.new)
         self._fills.take_note(note.changed, note.erased)
+        if base is not None:
+            self._swap_filter(base)
+        if note.lineage == self._lineage:
+            self.existing.add(note.new)
         self.num_erased += len(note.erased)
         if note.changed is None or not is_complete:
             await self._drop_all()
@@ -202,10 +203,18 @@ class Follower:
             "table %r: notes after %d were missed, the newest is %d; cached rows leave within %g s",
             self._table.name, self.sequence, newest, self._options.drop_seconds,
         )  # fmt: skip
+        base, last = await asyncio.to_thread(self._read_up_to, newest)
         # Rows that are read from here on are as new as the newest note.
         self._fills.take_note(None, _NONE)
-        await asyncio.to_thread(self._begin_with_base, newest)
+        self._swap_filter(base)
         await self._drop_all()
+        self._caught_up(newest, last)
+
+    def _caught_up(self, newest: int, last: ChangeNote | None) -> None:
+        if last is not None:
+            self._note_taken(last)
+        # The base may be of a later note that is not there yet; it comes as any other.
+        self.sequence = newest
 
     # -- what a note does ---------------------------------------------------------
 
@@ -267,11 +276,11 @@ class Follower:
             )
         return base
 
-    def _begin_with_base(self, newest: int) -> None:
-        """Takes the filter of the base, and the new keys of notes up to the newest."""
+    def _read_up_to(self, newest: int) -> tuple[NotesBase, ChangeNote | None]:
+        """The base with the new keys of notes up to the newest, and the last of these notes."""
         place = self._log.place
-        base = self._read_base()
-        existing, sequence, taken = base.existing, base.sequence, list[ChangeNote]()
+        base, last = self._read_base(), None
+        sequence = base.sequence
         while sequence < newest:
             data = self._log.read(sequence + 1)
             note = None if data is None else ChangeNote.from_bytes(data, place)
@@ -283,13 +292,13 @@ class Follower:
                         f"{sequence + 1} is missing; remove what is there, and let the trainer "
                         "publish again"
                     )
-                base = again
-                existing, sequence, taken = base.existing, base.sequence, []
+                base, last = again, None
+                sequence = base.sequence
                 continue
-            existing.add(note.new)
+            base.existing.add(note.new)
             sequence += 1
-            taken.append(note)
-        self._existing, self.sequence = existing, sequence
-        self._session, self._lineage = base.session, base.lineage
-        if taken:
-            self._note_taken(taken[-1])
+            last = note
+        return base, last
+
+    def _swap_filter(self, base: NotesBase) -> None:
+        self.existing, self._session, self._lineage = base.existing, base.session, base.lineage
