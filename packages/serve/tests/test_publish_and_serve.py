@@ -270,7 +270,7 @@ def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None
                 assert server.refresher.refresh().is_new
         with pytest.raises(VersionGoneError, match="is no longer kept; begin again"):
             list(begun)
-        with pytest.raises(InvalidArgumentError, match="most_rows must be at least 1, found 0"):
+        with pytest.raises(InvalidArgumentError, match="chunk_rows must be a whole number"):
             next(client.scan("item", chunk_rows=0))
         with pytest.raises(UnknownTableError, match="'itm' is not served"):
             next(client.scan("itm"))
