@@ -337,21 +337,26 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", *session.posargs, env=env)
 
 
+# Packages that the templates are proven with. Kinds of data and of models are proven by training.
+PROVEN_WITH = ("core", "testing", "framework-torch", "train")
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Builds the templates' wheels, installs them in a clean environment, proves them with the kits."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
+    session.install(TORCH, silent=True)
     given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
     if given:
         made = Path(given[0].removeprefix(GIVEN_WHEELS))
         session.install("hatchling", silent=True)
-        install_made(session, made, "core", "testing")
+        install_made(session, made, *PROVEN_WITH)
     else:
-        install_family(session, "testing")
+        install_family(session, *PROVEN_WITH[1:])
+    distributions = ("sparring-sqlite", "sparring-tcp", "sparring-jsonl")
     session.run(
-        "pip", "uninstall", "--yes", "--quiet", "sparring-sqlite", "sparring-tcp", silent=True,
-        success_codes=[0, 1],
+        "pip", "uninstall", "--yes", "--quiet", *distributions, silent=True, success_codes=[0, 1],
     )  # fmt: skip
     sources = [str(PACKAGES / each) for each in TEMPLATES]
     session.run(

@@ -41,7 +41,7 @@ FAMILY = (
 )
 
 # Complete plugins of a third party, to start from.
-TEMPLATES = ("_template", "_template_collective")
+TEMPLATES = ("_template", "_template_collective", "_template_kinds")
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
 TEST_EXTRAS = {

@@ -1,4 +1,4 @@
-"""The conformance kits for storage backends, collectives, framework adapters, data and sharding kinds.
+"""The conformance kits for storage backends, collectives, adapters, and kinds of data, models, sharding.
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -20,6 +20,11 @@
         def open_dataset(self):
             return lambda request: MyDataset(section, request)
 
+    class TestMyModel(ModelKindTests):
+        @pytest.fixture
+        def model(self):
+            return {"kind": "my_kind", "dim": 8}
+
     class TestMyKind(ShardingKindTests):
         @pytest.fixture
         def kind(self):
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from sparring_testing.dataset_tests import DatasetRequest, DatasetTests
     from sparring_testing.framework_tests import FrameworkTests
     from sparring_testing.guard import overrides_kit
+    from sparring_testing.model_kind_tests import ModelKindTests
     from sparring_testing.rank_processes import RankProcesses
     from sparring_testing.sharding_kind_tests import ShardingKindTests
     from sparring_testing.storage_tests import StorageTests
@@ -47,6 +53,7 @@ __all__ = [
     "DatasetRequest",
     "DatasetTests",
     "FrameworkTests",
+    "ModelKindTests",
     "RankProcesses",
     "ShardingKindTests",
     "StorageTests",
@@ -65,6 +72,7 @@ def __getattr__(name: str) -> object:
             dataset_tests,
             framework_tests,
             guard,
+            model_kind_tests,
             rank_processes,
             sharding_kind_tests,
             storage_tests,
@@ -79,6 +87,7 @@ def __getattr__(name: str) -> object:
     globals()["DatasetRequest"] = dataset_tests.DatasetRequest
     globals()["DatasetTests"] = dataset_tests.DatasetTests
     globals()["FrameworkTests"] = framework_tests.FrameworkTests
+    globals()["ModelKindTests"] = model_kind_tests.ModelKindTests
     globals()["RankProcesses"] = rank_processes.RankProcesses
     globals()["ShardingKindTests"] = sharding_kind_tests.ShardingKindTests
     globals()["StorageTests"] = storage_tests.StorageTests

@@ -1,5 +1,7 @@
 """Trains what a YAML file describes: `sparring train` and `sparring config`.
 
+What a plugin with a kind of data or of model needs is here, too.
+
 Names are imported when they are asked for: listing plugins imports `sparring_train.plugin`, and should
 not have to wait for readers and models.
 """
@@ -10,35 +12,74 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_train.config.kinds import DataSection, ModelSection, Ranking
     from sparring_train.config.loader import load_config, parse_config
     from sparring_train.config.printer import config_as_yaml
     from sparring_train.config.run import CollectiveConfig, RendezvousConfig, RunConfig
+    from sparring_train.data.columns import Column, ColumnBatch, Feature, Schema
+    from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.data.table.strings import strings_of
+    from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
+    from sparring_train.loop.evaluation import evaluated
     from sparring_train.metrics_files.writer import MetricsWriter
+    from sparring_train.registered_kinds import trainer_of
     from sparring_train.result import TrainResult
+    from sparring_train.saved_run import opened_run
 
 __all__ = [
     "CollectiveConfig",
+    "Column",
+    "ColumnBatch",
+    "DataDescriptor",
+    "DataSection",
+    "Dataset",
+    "Feature",
+    "LabelRange",
     "MetricsWriter",
+    "ModelDescriptor",
+    "ModelRequest",
+    "ModelSection",
+    "OpenRequest",
+    "Ranking",
     "RendezvousConfig",
     "RunConfig",
+    "Schema",
     "TrainResult",
     "config_as_yaml",
+    "evaluated",
     "load_config",
+    "opened_run",
     "parse_config",
     "strings_of",
+    "trainer_of",
 ]
 
 _HOMES = {
     "CollectiveConfig": "config.run",
+    "Column": "data.columns",
+    "ColumnBatch": "data.columns",
+    "DataDescriptor": "hookspecs",
+    "DataSection": "config.kinds",
+    "Dataset": "data.dataset",
+    "Feature": "data.columns",
+    "LabelRange": "data.dataset",
     "MetricsWriter": "metrics_files.writer",
+    "ModelDescriptor": "hookspecs",
+    "ModelRequest": "hookspecs",
+    "ModelSection": "config.kinds",
+    "OpenRequest": "data.dataset",
+    "Ranking": "config.kinds",
     "RendezvousConfig": "config.run",
     "RunConfig": "config.run",
+    "Schema": "data.columns",
     "TrainResult": "result",
     "config_as_yaml": "config.printer",
+    "evaluated": "loop.evaluation",
     "load_config": "config.loader",
+    "opened_run": "saved_run",
     "parse_config": "config.loader",
     "strings_of": "data.table.strings",
+    "trainer_of": "registered_kinds",
 }
 
 
