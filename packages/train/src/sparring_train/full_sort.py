@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_train.ranking import Ids, Jagged, RankingMeans, RankingQuality, checked_jagged
+from sparring_train.ranking import (
+    Jagged,
+    RankingMeans,
+    RankingQuality,
+    checked_jagged,
+    of_queries,
+)
 
 __all__ = ["full_sort"]
 
@@ -67,16 +73,7 @@ def full_sort(
             [(keys, item_vectors)],
             users[block],
             max(means.cutoffs),
-            exclude=None if unwanted is None else _part(unwanted, block),
+            exclude=None if unwanted is None else of_queries(unwanted, block),
         )
-        means.update(found.keys, _part(wanted, block), counts=found.counts)
+        means.update(found.keys, of_queries(wanted, block), counts=found.counts)
     return means.values
-
-
-def _part(jagged: tuple[Ids, Ids], users: Ids) -> tuple[Ids, Ids]:
-    """The values of some users."""
-    values, offsets = jagged
-    begins, lengths = offsets[users], np.diff(offsets)[users]
-    ends = np.cumsum(lengths)
-    places = np.repeat(begins - (ends - lengths), lengths) + np.arange(lengths.sum())
-    return values[places], np.concatenate(([0], ends))

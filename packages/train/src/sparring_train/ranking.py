@@ -24,6 +24,7 @@ __all__ = [
     "RankingQuality",
     "checked_jagged",
     "grouped_auc",
+    "of_queries",
     "ranking_quality",
 ]
 
@@ -209,6 +210,15 @@ def checked_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Id
             f"{offsets.dtype} {offsets.shape}" + (f" to {offsets[-1]}" if offsets.size else "")
         )
     return values.astype(np.int64, copy=False), offsets.astype(np.int64, copy=False)
+
+
+def of_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
+    """The values of some queries, in the order of `queries`."""
+    values, offsets = jagged
+    begins, lengths = offsets[queries], np.diff(offsets)[queries]
+    ends = np.cumsum(lengths)
+    places = np.repeat(begins - (ends - lengths), lengths) + np.arange(lengths.sum())
+    return values[places], np.concatenate(([0], ends))
 
 
 def _checked_ranking(

@@ -24,8 +24,8 @@ class Ranks:
     """This rank among the others.
 
     Args:
-        collective: this rank's place in the group. All ranks call `gathered`, `largest`, `mean`,
-            `means`, `sum` and `total` at the same time.
+        collective: this rank's place in the group. All ranks call `gathered`, `largest`, `means`,
+            `sum` and `total` at the same time.
         wait: returns when nothing else uses the collective; called before each use.
     """
 
@@ -55,17 +55,6 @@ class Ranks:
         self._wait()
         return np.concatenate(self._collective.all_gather(values))
 
-    def mean(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The mean over ranks, element by element, with the same bits on all of them.
-
-        Args:
-            values: ``(n,)``, contiguous, of one n and dtype on all ranks.
-        """
-        if self.world_size == 1 or not len(values):
-            return values
-        self._wait()
-        return self._collective.all_reduce(values, Reduction.MEAN)
-
     def means(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """The means over ranks of arrays of any shapes and float dtypes, in one exchange.
 
@@ -75,7 +64,8 @@ class Ranks:
         if self.world_size == 1:
             return list(arrays)
         # float64 holds every gradient, and a loss with them.
-        mean = self.mean(np.concatenate([each.reshape(-1).astype(np.float64) for each in arrays]))
+        flat = np.concatenate([each.reshape(-1).astype(np.float64) for each in arrays])
+        mean = self._reduced(flat, Reduction.MEAN)
         parts = np.split(mean, np.cumsum([each.size for each in arrays])[:-1])
         return [
             part.reshape(own.shape).astype(own.dtype)
@@ -83,27 +73,27 @@ class Ranks:
         ]
 
     def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The sum over ranks, element by element; see `mean`."""
-        if self.world_size == 1 or not len(values):
-            return values
-        self._wait()
-        return self._collective.all_reduce(values, Reduction.SUM)
+        """The sum over ranks, element by element, with the same bits on all of them.
+
+        Args:
+            values: ``(n,)``, contiguous, of one n and dtype on all ranks.
+        """
+        return self._reduced(values, Reduction.SUM)
 
     def largest(self, value: int) -> int:
         """The largest of all ranks."""
-        if self.world_size == 1:
-            return value
-        self._wait()
-        return int(self._collective.all_reduce(np.array([value], np.int64), Reduction.MAX)[0])
+        return int(self._reduced(np.array([value], np.int64), Reduction.MAX)[0])
 
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The sums over ranks of counts of the same names."""
-        if self.world_size == 1 or not counts:
-            return dict(counts)
-        self._wait()
-        mine = np.array(list(counts.values()), np.int64)
-        sums = self._collective.all_reduce(mine, Reduction.SUM)
+        sums = self.sum(np.array(list(counts.values()), np.int64))
         return dict(zip(counts, sums.tolist(), strict=True))
+
+    def _reduced(self, values: npt.NDArray[Any], reduction: Reduction) -> npt.NDArray[Any]:
+        if self.world_size == 1 or not len(values):
+            return values
+        self._wait()
+        return self._collective.all_reduce(values, reduction)
 
 
 def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,3 +169,30 @@ def test_all_items_are_ranked_without_those_seen(query: str | None) -> None:
         "hit_rate@10": np.mean(hits),
     }
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+class Sessions(VisitsDataset):
+    """Visits with a further feature: each user has one session, of another id."""
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
+        return map(self._with_session, super().batches(epoch))
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        return map(self._with_session, super().test_batches())
+
+    @staticmethod
+    def _with_session(batch: ColumnBatch) -> ColumnBatch:
+        session = Column(batch.ids["user"].ids * 7 + 5)
+        return replace(batch, ids={**batch.ids, "session": session})
+
+
+def test_items_that_a_user_has_seen_are_not_ranked_for_a_session() -> None:
+    section, planted = VisitsData(kind="visits", batch_size=50), Planted()
+    data = Sessions(section, OpenRequest(3, None))
+    found = []
+    with LocalGroup(1).join(0) as collective:
+        for query in ("user", "session"):
+            ranking = Ranking(item=("item",), user="user", query=query)
+            evaluation = RankingEvaluation(ranking, data)
+            found.append(evaluation.metrics(planted.predict, Ranks(collective)))
+    assert found[0] == found[1]

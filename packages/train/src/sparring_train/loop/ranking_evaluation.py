@@ -14,6 +14,7 @@ from sparring_train.data.dataset import Dataset
 from sparring_train.full_sort import full_sort
 from sparring_train.loop.item_catalogue import ItemCatalogue, with_features
 from sparring_train.loop.model import Predict
+from sparring_train.ranking import of_queries
 from sparring_train.ranks import Ranks
 
 __all__ = ["RankingEvaluation", "with_both"]
@@ -31,7 +32,7 @@ class _Queries:
     """Test examples of this rank that a ranking is made for."""
 
     users: Ids
-    """``(q,)``; places, where the model has no user."""
+    """``(q,)``; any numbers, where the model has no user."""
     vectors: npt.NDArray[np.floating]
     """``(q, dim)``"""
     relevant: Jagged
@@ -73,7 +74,7 @@ class RankingEvaluation:
                 queries.vectors[block],
                 keys,
                 vectors,
-                relevant=_taken(queries.relevant, block),
+                relevant=of_queries(queries.relevant, block),
                 seen=self._seen_by(queries, block),
                 cutoffs=(_CUTOFF,),
             )[_CUTOFF]
@@ -99,34 +100,31 @@ class RankingEvaluation:
                 mine = wanted & (numbers % ranks.world_size == ranks.rank)
                 first = np.flatnonzero(mine)
                 at = count + np.arange(len(first))
-                own = numbers[first] if ranking.user is None else batch.ids[ranking.user].ids[first]
             else:
-                user = batch.ids[ranking.query].ids
-                mine = wanted & (user % ranks.world_size == ranks.rank)
+                query = batch.ids[ranking.query].ids
+                mine = wanted & (query % ranks.world_size == ranks.rank)
                 at = np.empty(int(mine.sum()), np.int64)
                 new = []
                 for number, place in enumerate(np.flatnonzero(mine).tolist()):
-                    if user[place] not in known:
-                        known[user[place]] = len(known)
+                    if query[place] not in known:
+                        known[query[place]] = len(known)
                         new.append(place)
-                    at[number] = known[user[place]]
+                    at[number] = known[query[place]]
                 first = np.array(new, np.int64)
-                own = user[first]
             position += len(batch)
             count += len(first)
             # All ranks ask together, those without a query for nothing.
             examples = batch.take(first)
             vectors.append(predict(replace(examples, total=len(batch)))[0])
-            users.append(own)
+            users.append(first if ranking.user is None else examples.ids[ranking.user].ids)
             places.append(at)
             items.append(item[mine])
             if ranking.history is not None:
                 histories.append(examples.ids[ranking.history])
         relevant = _jagged(_joined(places), _joined(items), count)
-        dim = vectors[0].shape[1] if vectors else 1
         return _Queries(
             _joined(users),
-            np.concatenate(vectors) if vectors else np.empty((0, dim), np.float32),
+            np.concatenate(vectors) if vectors else np.empty((0, 1), np.float32),
             relevant,
             _column_as_jagged(histories) if histories else None,
         )
@@ -164,10 +162,10 @@ class RankingEvaluation:
         """Items that each query of a block has seen."""
         parts = []
         if queries.history is not None:
-            parts.append(_taken(queries.history, block))
+            parts.append(of_queries(queries.history, block))
         if self._seen is not None:
             users, seen = self._seen
-            parts.append(_taken(seen, np.searchsorted(users, queries.users[block])))
+            parts.append(of_queries(seen, np.searchsorted(users, queries.users[block])))
         if not parts:
             return None
         places = [np.repeat(np.arange(len(block)), np.diff(offsets)) for _, offsets in parts]
@@ -198,8 +196,9 @@ class RankingEvaluation:
 
 
 def with_both(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
-    """The examples that have an item, and a user where the model has them."""
-    names = [name for name in (ranking.item[0], ranking.user) if name is not None]
+    """The examples that have an item, and a user and a query where the model has them."""
+    wanted = dict.fromkeys((ranking.item[0], ranking.user, ranking.query))
+    names = [name for name in wanted if name is not None]
     counts = [batch.ids[name].counts == 1 for name in names]
     if not all(each.all() for each in counts):
         batch = batch.take(np.logical_and.reduce(counts))
@@ -217,12 +216,6 @@ def _jagged(places: Ids, values: Ids, count: int) -> Jagged:
     order = np.argsort(places, kind="stable")
     counts = np.bincount(places, minlength=count)
     return values[order], np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-
-
-def _taken(jagged: Jagged, places: Ids) -> Jagged:
-    values, offsets = jagged
-    column = Column(values, np.diff(offsets)).take(places)
-    return column.ids, np.concatenate(([0], np.cumsum(column.counts))).astype(np.int64)
 
 
 def _column_as_jagged(columns: list[Column]) -> Jagged:

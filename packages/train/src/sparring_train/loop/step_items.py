@@ -57,14 +57,12 @@ class ItemCounts:
         """Counts the items of a step. Returns the logarithm of each one's frequency so far, ``(n,)``."""
         met, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
         places = np.searchsorted(self._ids, met)
-        is_new = (
-            self._ids[np.minimum(places, len(self._ids) - 1)] != met if len(self._ids) else None
-        )
-        if is_new is None or is_new.any():
-            new = met if is_new is None else met[is_new]
-            at = np.searchsorted(self._ids, new)
-            self._ids = np.insert(self._ids, at, new)
-            self._counts = np.insert(self._counts, at, 0)
+        inside = places < len(self._ids)
+        is_new = ~inside
+        is_new[inside] = self._ids[places[inside]] != met[inside]
+        if is_new.any():
+            self._ids = np.insert(self._ids, places[is_new], met[is_new])
+            self._counts = np.insert(self._counts, places[is_new], 0)
             places = np.searchsorted(self._ids, met)
         self._counts[places] += counts
         frequencies = self._counts[places] / self._counts.sum()
