@@ -11,7 +11,7 @@ from sparring_train.config.loader import load_config
 from sparring_train.config.run import StorageConfig
 from sparring_train.hookspecs import SavedModel
 from sparring_train.loop.column_source import MAIN_METRICS
-from sparring_train.loop.evaluation import evaluated
+from sparring_train.loop.saved_model import evaluated
 from sparring_train.registered_kinds import trainer_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
-from sparring_train.loop.evaluation import evaluated
+from sparring_train.loop.saved_model import evaluated
 from sparring_train.saved_run import opened_run
 
 __all__ = ["SnapshotArgument", "add_evaluate", "add_predict"]

@@ -28,9 +28,9 @@ from sparring_train.data.columns import ColumnBatch
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.keras.tasks import ColumnTask
 from sparring_train.loop.column_source import ColumnSource
-from sparring_train.loop.evaluation import saved_model
 from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import Trained
+from sparring_train.loop.saved_model import saved_model
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
@@ -67,7 +67,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
 def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
-    """See `sparring_train.loop.evaluation.saved_model`; raises as it."""
+    """See `sparring_train.loop.saved_model.saved_model`; raises as it."""
     with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
         yield _OpenedModel(task)
 
