@@ -187,8 +187,8 @@ class Trainings:
         path = self.folder / f"{name}.yaml"
         path.write_text(self._text(name, _EPOCHS, False))
         if self.sections["framework"] == "torch":
-            agent = "-m torch.distributed.run --standalone --local-addr 127.0.0.1"
-            launcher = [sys.executable, *agent.split(), "--nproc-per-node", str(_NUM_RANKS)]
+            agent = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+            launcher = [sys.executable, *agent, "--nproc-per-node", str(_NUM_RANKS)]
         else:
             if needs_mpi.args[0]:
                 pytest.skip(needs_mpi.kwargs["reason"])
