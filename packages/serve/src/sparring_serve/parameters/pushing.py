@@ -271,7 +271,11 @@ def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
 def said(outcome: Outcome, seconds: float) -> str:
     """Why an attempt failed, for a person."""
     if outcome.status == "DEADLINE_EXCEEDED":
-        return f"it has not answered within {seconds:.3g} s; {outcome.message or 'no connection'}"
+        # Of gRPC, and not of the server.
+        is_known = outcome.message.casefold() in ("", "deadline exceeded")
+        return f"no answer within {seconds:.3g} s" + ("" if is_known else f": {outcome.message}")
+    if outcome.status == "FAILED_PRECONDITION":
+        return outcome.message
     return f"{outcome.status} {outcome.message}".rstrip()
 
 
