@@ -304,7 +304,7 @@ def header_of(file: TableFile) -> list[str]:
         raise DataError(
             f"{file.name}, row 1: found one column, {names[0][:60]!r}; a file whose name ends in .csv "
             "has commas between its values, one that ends in .tsv has tabs; rename it, or write it with "
-            f"these instead of {other!r}, or as Parquet, for example by pandas: read_csv, to_parquet",
+            f"these instead of {other!r}, or as Parquet",
             path=file.name,
             row=1,
         )
