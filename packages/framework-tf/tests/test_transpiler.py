@@ -17,7 +17,7 @@ from keras import layers
 from keras.optimizers import SGD, Adagrad
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf import Embedding, distribute, distribution_report, restore
+from sparring_tf import Embedding, distribute, distribution_report, restore, trained_table
 from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding
 
 ROWS, DIM, STEPS = 30, 4, 20
@@ -212,6 +212,33 @@ class Tied(keras.Model):
         return keras.ops.matmul(hidden, keras.ops.transpose(self.words.embeddings))
 
 
+class Local(keras.Model):
+    """The weights are read through local names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = [layers.Embedding(ROWS, DIM)]
+
+    def call(self, ids: Any) -> Any:
+        hidden = 0.0
+        for each in self.words:
+            hidden += keras.ops.matmul(each(ids), keras.ops.transpose(each.embeddings))
+        return hidden
+
+
+class WeightInList(keras.Model):
+    """A list has the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = layers.Embedding(ROWS, DIM)
+        self.words.build()
+        self.weights_of = [self.words.embeddings]
+
+    def call(self, ids: Any) -> Any:
+        return keras.ops.matmul(self.words(ids), keras.ops.transpose(self.weights_of[0]))
+
+
 class Doubled(layers.Embedding):
     """Another `call`."""
 
@@ -230,6 +257,8 @@ def compiled() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "local name": (Local, lambda: SGD(0.1), "used as a matrix, in Local.call, line "),
+    "list of weights": (WeightInList, lambda: SGD(0.1), "has the same variable"),
     "functional use": (Tied, lambda: SGD(0.1), "used as a matrix, in Tied.logits"),
     "call": (lambda: with_layer(Doubled(ROWS, DIM)), lambda: SGD(0.1), "Doubled defines call"),
     "regularizer": (
@@ -265,6 +294,109 @@ def test_what_cannot_be_distributed_is_refused_with_its_reason(name: str) -> Non
     assert [each for each in report.refused if reason in each.reason], str(report)
     assert reason in str(caught.value)
     assert list(model._flatten_layers()) == before
+
+
+def logits(words: Any, hidden: Any) -> Any:
+    return keras.ops.matmul(hidden, keras.ops.transpose(words.embeddings))
+
+
+class Output(layers.Layer):
+    """Is given an embedding."""
+
+    def call(self, hidden: Any, words: Any) -> Any:
+        return logits(words, hidden)
+
+
+class Unseen(keras.Model):
+    """Uses the weight by `kind`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.words = words = layers.Embedding(ROWS, DIM, name="words")
+        words.build()
+        self.output_layer, weight = Output(), words.embeddings
+        name = "words"
+        self.project = {
+            "function": lambda hidden: logits(self.words, hidden),
+            "layer": lambda hidden: self.output_layer(hidden, words=self.words),
+            "computed name": lambda hidden: logits(getattr(self, name), hidden),
+            "layer from before": lambda hidden: logits(words, hidden),
+            "weight from before": lambda hidden: keras.ops.matmul(hidden, weight[:DIM]),
+        }[kind]
+
+    def call(self, ids: Any) -> Any:
+        return self.project(self.words(ids))
+
+
+@pytest.mark.parametrize(
+    "kind", ["function", "layer", "computed name", "layer from before", "weight from before"]
+)
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_a_use_of_the_weight_that_is_not_seen_raises_when_it_runs(
+    kind: str, is_eager: bool
+) -> None:
+    model, optimizer = distribute(Unseen(kind), SGD(0.1))
+    model.compile(optimizer=optimizer, loss="mse", run_eagerly=is_eager)
+    with pytest.raises((AttributeError, UnsupportedError)) as caught:
+        model.train_on_batch(np.ones((2, 3)), np.ones((2, 3, 1)))
+    assert "words: distribute put its weight into table words" in str(caught.value)
+    assert "keep=['words']" in str(caught.value)
+
+
+def test_the_weights_of_a_layer_that_was_replaced_are_not_given_as_they_were() -> None:
+    words = layers.Embedding(ROWS, DIM, name="words")
+    model, optimizer = distribute(with_layer(words), SGD(0.1))
+    model.compile(optimizer=optimizer, loss=lambda *_: tf.nn.l2_loss(words.embeddings))
+    for use in (words.get_weights, lambda: model.train_on_batch(np.ones((1, 3)), np.ones(1))):
+        with pytest.raises(UnsupportedError, match=r"words: distribute put its weight"):
+            use()
+    assert restore(model).get_layer("words").get_weights()[0].shape == (ROWS, DIM)
+
+
+class Penalized(keras.Model):
+    """A step of one's own, with a penalty."""
+
+    def __init__(self, penalty: Any) -> None:
+        super().__init__()
+        self.words, self.score, self.penalty = layers.Embedding(ROWS, DIM), dense(), penalty
+        self.words.build()
+        self.score.build((None, DIM))
+
+    def call(self, ids: Any) -> Any:
+        return self.score(self.words(ids))
+
+    def train_step(self, data: Any) -> Any:
+        inputs, target, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(inputs, training=True) - target) ** 2)
+            loss += self.penalty(self)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+PENALTIES: dict[str, Callable[[Any], Any]] = {
+    "of TensorFlow": lambda model: tf.add_n([tf.nn.l2_loss(v) for v in model.trainable_variables]),
+    "of Keras": lambda model: sum(keras.ops.sum(v * v) for v in model.trainable_variables),
+    "norm": lambda model: sum(keras.ops.norm(v) for v in model.trainable_weights),
+}
+
+
+@pytest.mark.parametrize("name", list(PENALTIES))
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_a_penalty_over_variables_is_refused_as_rows_would_be_left_out(
+    name: str, is_eager: bool
+) -> None:
+    model, optimizer = distribute(Penalized(PENALTIES[name]), SGD(0.1))
+    model.compile(optimizer=optimizer, run_eagerly=is_eager)
+    ids, target = np.array([[1, 2, 1]]), np.ones((1, 3, 1), np.float32)
+    with pytest.raises(UnsupportedError, match=r"table 'embedding.*rows would be left out"):
+        model.train_on_batch(ids, target)
+    model.penalty = lambda model: sum(
+        tf.nn.l2_loss(each) for each in model.trainable_variables if trained_table(each) is None
+    )
+    model.compile(optimizer=optimizer, run_eagerly=is_eager)
+    assert np.isfinite(model.train_on_batch(ids, target))
 
 
 def test_two_layers_of_one_name_are_refused() -> None:

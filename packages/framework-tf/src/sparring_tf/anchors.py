@@ -17,6 +17,7 @@ their tensors: what shows then is refused, and nothing changes.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,14 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
                 table=trained.name,
             )
         return False
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Called where it is used as a tensor, as in a penalty over all variables of a model.
+
+        Its gradient raises: the rows would be left out of the penalty. Lookups take `value`.
+        """
+        value = super().__tf_tensor__(dtype, name)
+        return _without_gradient(value, self.sparring_table.name) if self.trainable else value
 
     def numpy(self) -> Any:
         """Called by `get_weights`: no elements, and the version of the rows."""
@@ -210,6 +219,40 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
                 f"{verb} checkpoints outside of tf.function",
                 table=self.sparring_table.name,
             )
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operator(anchor: Any, *others: Any) -> Any:
+        return getattr(tf.convert_to_tensor(anchor), name)(*others)
+
+    return operator
+
+
+# Keras's own take `value`.
+for _name in (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "matmul"),
+    *("neg", "abs", "getitem"),
+):
+    setattr(Anchor, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _without_gradient(value: Any, table: str) -> Any:
+    """The same tensor; asked for its gradient, it raises `UnsupportedError`."""
+
+    @tf.custom_gradient  # type: ignore[misc,unused-ignore]
+    def identity(value: Any) -> Any:
+        def refuse(*_: Any) -> Any:
+            raise UnsupportedError(
+                f"table {table!r}: the loss is computed from all variables of the model, as a penalty "
+                "is, and the variable that stands for rows has no elements: the rows would be left out. "
+                "Sum over those for which sparring_tf.trained_table is None, and over the embeddings of "
+                "the batch; or have distribute keep the layer as it is",
+                table=table,
+            )
+
+        return tf.identity(value), refuse
+
+    return identity(value)
 
 
 def trained_table(variable: Any) -> TrainedTable | None:

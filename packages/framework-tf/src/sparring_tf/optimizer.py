@@ -426,7 +426,8 @@ def _checked_slices(gradient: Any, table: str) -> Any:
         return gradient
     raise InvalidArgumentError(
         f"the gradient of table {table!r} must be tf.IndexedSlices, as a tape gives it, found "
-        f"{type(gradient).__name__}; do not make a dense tensor of it",
+        f"{type(gradient).__name__}; do not make a dense tensor of it, "
+        "and leave the variable that stands for the table out of penalties",
         table=table,
     )
 

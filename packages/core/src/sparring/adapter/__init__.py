@@ -24,7 +24,14 @@ if TYPE_CHECKING:
         segment_sum,
     )
     from sparring.adapter.attribute_reads import attribute_reads
-    from sparring.adapter.distribution_report import DistributionReport, ModuleReport, Outcome
+    from sparring.adapter.distribution_report import (
+        DistributionReport,
+        ModuleReport,
+        Outcome,
+        check_choices,
+        own_methods,
+        why_no_weight,
+    )
     from sparring.adapter.model_shapes import check_factors
     from sparring.adapter.programs import (
         Program,
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
         new_bundle,
         program_binding,
     )
-    from sparring.adapter.service_tables import check_alone, fill_service, service_storage
+    from sparring.adapter.service_tables import fill_service, service_storage, write_rows
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.nccl import NcclCollective
@@ -92,12 +99,14 @@ __getattr__ = names_from(
             "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
         "sparring.adapter.attribute_reads": "attribute_reads",
-        "sparring.adapter.distribution_report": "DistributionReport ModuleReport Outcome",
+        "sparring.adapter.distribution_report": (
+            "DistributionReport ModuleReport Outcome check_choices own_methods why_no_weight"
+        ),
         "sparring.adapter.model_shapes": "check_factors",
         "sparring.adapter.programs": (
             "Program ProgramBinding ProgramError ProgramLibrary c_reader new_bundle program_binding"
         ),
-        "sparring.adapter.service_tables": "check_alone fill_service service_storage",
+        "sparring.adapter.service_tables": "fill_service service_storage write_rows",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.nccl": "NcclCollective",
@@ -141,15 +150,15 @@ __all__ = [
     "ProgramError", "ProgramLibrary", "Publication", "ResourceManager", "SaveOptions", "Snapshot",
     "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration",
     "TableDescription", "TableGroup", "TableState", "TableUpdate", "attribute_reads",
-    "bag_weight_gradients", "borrow_threads", "c_reader", "check_alone", "check_factors",
+    "bag_weight_gradients", "borrow_threads", "c_reader", "check_choices", "check_factors",
     "check_offsets", "declared", "dedup", "fill_service", "gather", "give_back_threads",
     "give_method_states", "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
     "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
     "made_plan", "make_plugin_manager", "membership_from", "method_state", "new_bundle",
-    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "plan_of_job",
-    "pool", "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device",
-    "reporting", "resolve_method", "rounds_alike", "segment_sum", "service_storage",
-    "set_rate", "shared_settings", "storage_device", "suggestion", "sum_gradients",
-    "why_nccl_is_unavailable", "workload_of"
+    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "own_methods",
+    "plan_of_job", "pool", "pool_backward", "pool_weight_gradient", "program_binding",
+    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
+    "service_storage", "set_rate", "shared_settings", "storage_device", "suggestion",
+    "sum_gradients", "why_nccl_is_unavailable", "why_no_weight", "workload_of", "write_rows"
 ]
 # fmt: on

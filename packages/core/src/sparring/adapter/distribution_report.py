@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["DistributionReport", "ModuleReport", "Outcome"]
+from sparring.errors import InvalidArgumentError, UnsupportedError
+
+__all__ = [
+    "DistributionReport",
+    "ModuleReport",
+    "Outcome",
+    "check_choices",
+    "own_methods",
+    "why_no_weight",
+]
 
 
 class Outcome(Enum):
@@ -54,6 +64,19 @@ class DistributionReport:
         """The modules, or the optimizer, for which `distribute` raises."""
         return self._of(Outcome.REFUSED)
 
+    def check(self) -> None:
+        """Refuses a program of which something is refused.
+
+        Raises:
+            UnsupportedError: with all such lines; its attribute `report` is this.
+        """
+        if self.refused:
+            raise UnsupportedError(
+                f"distribute: {len(self.refused)} of {len(self.modules)} parts are refused, and nothing "
+                f"was changed\n{DistributionReport(self.refused)}",
+                report=self,
+            )
+
     def _of(self, outcome: Outcome) -> tuple[ModuleReport, ...]:
         return tuple(each for each in self.modules if each.outcome is outcome)
 
@@ -67,3 +90,46 @@ class DistributionReport:
             )
             for line in lines
         )
+
+
+def check_choices(semantics: str, keep: Collection[str]) -> None:
+    """Checks arguments of `distribute` that are the same under every framework.
+
+    Raises:
+        InvalidArgumentError: another value of `semantics`; `keep` is one text.
+    """
+    if semantics not in ("exact", "lazy"):
+        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
+    if isinstance(keep, str):
+        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
+
+
+def own_methods(kind: type, base: type, known: Collection[str]) -> str:
+    """Refusal of a class derived from that of an embedding, for methods of its own; empty: none.
+
+    Args:
+        kind: the class.
+        base: of the framework.
+        known: methods that may be its own.
+    """
+    found = {
+        name
+        for each in kind.__mro__[: kind.__mro__.index(base)]
+        for name, value in vars(each).items()
+        if callable(value) and name not in known
+    }
+    return f"its class {kind.__name__} defines {', '.join(sorted(found))}" if found else ""
+
+
+def why_no_weight(path: str, table: str) -> str:
+    """Text for a use of a weight that `distribute` put into a table.
+
+    Args:
+        path: of the module or layer that had it.
+        table: name of the table.
+    """
+    return (
+        f"{path}: distribute put its weight into table {table}, which is no matrix. Call it with ids, "
+        "all of them if need be, for rows that are trained; or have distribute keep it as it is, "
+        f"keep=[{path!r}]"
+    )

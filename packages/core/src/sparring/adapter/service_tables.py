@@ -1,4 +1,4 @@
-"""Tables in a service that learns: where adapters open them, and how they get their first rows."""
+"""Tables of `distribute`: where those of a service are, and how all of them get their first rows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,40 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.storage_optional import SupportsReplaceAll
+from sparring.engine.automatic_plan import PlanLike
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.table_group import StorageLike
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.rendezvous.environment import EnvironmentOptions, membership_from
 
-__all__ = ["check_alone", "fill_service", "service_storage"]
+__all__ = ["fill_service", "service_storage", "write_rows"]
 
 
-def service_storage(config: str | os.PathLike[str]) -> StorageChoice:
-    """The storage of the service of a file; pushes wait until they are applied."""
+def service_storage(
+    config: str | os.PathLike[str], plan: PlanLike, storage: StorageLike
+) -> StorageChoice:
+    """The storage of the service of a file; pushes wait until they are applied.
+
+    Args:
+        config: the file.
+        plan: and `storage`, as they were given to `distribute`, which says neither for a service.
+        storage: see `plan`.
+
+    Raises:
+        InvalidArgumentError: one of them says where rows are.
+        UnsupportedError: a launcher started this process as one of several ranks.
+    """
+    if plan is not None or storage != "hkv":
+        raise InvalidArgumentError(
+            "distribute: service=… says where rows are; leave out plan and storage"
+        )
+    _check_alone()
     options = {"config": os.fspath(config), "role": "parameters", "wait": "applied"}
     return StorageChoice("remote", options)
 
 
-def check_alone() -> None:
-    """Refuses a process that a launcher started as one of several ranks.
-
-    Raises:
-        UnsupportedError: it did.
-    """
+def _check_alone() -> None:
     try:
         size = membership_from(os.environ, EnvironmentOptions()).world_size
     except InvalidArgumentError:
@@ -80,3 +94,29 @@ def fill_service(
     assert isinstance(first, SupportsReplaceAll)
     first.replace_all(embeddings)
     return True
+
+
+def write_rows(
+    container: StepContainer,
+    table: str,
+    values: npt.NDArray[np.floating],
+    skipped: int | None = None,
+) -> None:
+    """Writes rank 0's rows of a table, each rank a part of them. All ranks call it.
+
+    Args:
+        container: of the table.
+        table: its name.
+        values: ``(n, dim)`` of the keys 0 to n - 1; those of other ranks give their shape alone.
+        skipped: the key that is not written.
+    """
+    collective = container.collective
+    values = np.ascontiguousarray(values)
+    if collective.world_size > 1:
+        mine = values.reshape(-1).view(np.uint8)
+        sent = mine if collective.rank == 0 else np.empty(0, np.uint8)
+        values = collective.all_gather(sent)[0].view(values.dtype).reshape(values.shape)
+    ids = np.arange(len(values))
+    ids = ids[ids != skipped] if skipped is not None else ids
+    ids = ids[collective.rank :: collective.world_size]
+    container.assign(table, ids, values[ids])

@@ -13,15 +13,16 @@ import numpy.typing as npt
 from sparring.adapter import (
     DistributionReport,
     PlanLike,
-    StepContainer,
     StorageLike,
-    check_alone,
+    check_choices,
     fill_service,
     service_storage,
+    why_no_weight,
+    write_rows,
 )
-from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.errors import InvalidArgumentError
 from sparring_tf.optimizer import Optimizer
-from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding
+from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding, take_weight
 from sparring_tf.transpiler.scan import Scan, children, scan, single_steps
 
 __all__ = ["distribute", "distribution_report", "restore"]
@@ -72,37 +73,29 @@ def distribute(
     """
     scanned = _scan(model, optimizer, semantics, keep, is_served=service is not None)
     if service is not None:
-        if plan is not None or storage != "hkv":
-            raise InvalidArgumentError(
-                "distribute: service=… says where rows are; leave out plan and storage"
-            )
-        check_alone()
-        storage = service_storage(service)
-    if scanned.report.refused:
-        raise UnsupportedError(
-            f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
-            f"refused, and nothing was changed\n{DistributionReport(scanned.report.refused)}",
-            report=scanned.report,
-        )
+        storage = service_storage(service, plan, storage)
+    scanned.report.check()
     weights: list[tuple[str, npt.NDArray[Any]]] = []
     made: dict[int, Any] = {}
-    for layer in scanned.found:
+    for path, layer in scanned.found.items():
         layer.build()
         values = np.asarray(keras.ops.convert_to_numpy(layer.embeddings))
         is_known = values.dtype in (np.float16, np.float32, np.float64)
         weights.append((layer.name, values if is_known else values.astype(np.float32)))
-        made[id(layer)] = _table_of(layer, storage)
+        made[id(layer)] = _table_of(layer, storage, why_no_weight(path, layer.name))
     new = _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
     steps = optimizer.gradient_accumulation_steps
     single = single_steps(optimizer)
     if service is None:
         joint = Optimizer(new, single, plan=plan or {}, gradient_accumulation_steps=steps)
         for table, values in weights:
-            _write(joint.container, table, values)
+            write_rows(joint.container, table, values)
     else:
         joint = Optimizer.of_method(new, "sgd", single, gradient_accumulation_steps=steps)
         fill_service(joint.container, dict(weights))
     joint.report = scanned.report
+    for layer in scanned.found.values():
+        take_weight(layer, made[id(layer)].why_no_weight)
     return new, joint
 
 
@@ -227,14 +220,11 @@ def _scan(
         raise InvalidArgumentError(
             f"distribute takes an optimizer of Keras, found {type(optimizer).__name__}"
         )
-    if semantics not in ("exact", "lazy"):
-        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
-    if isinstance(keep, str):
-        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list: [{keep!r}]")
+    check_choices(semantics, keep)
     return scan(model, optimizer, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)
 
 
-def _table_of(layer: Any, storage: StorageLike) -> ReplacedEmbedding:
+def _table_of(layer: Any, storage: StorageLike, why: str) -> ReplacedEmbedding:
     made = ReplacedEmbedding(
         layer.output_dim,
         num_embeddings=layer.input_dim,
@@ -246,16 +236,5 @@ def _table_of(layer: Any, storage: StorageLike) -> ReplacedEmbedding:
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
-    made.replaced = _Replaced(layer)
+    made.replaced, made.why_no_weight = _Replaced(layer), why
     return made
-
-
-def _write(container: StepContainer, table: str, values: npt.NDArray[Any]) -> None:
-    """Writes the rows of rank 0's weight, each rank a part of them."""
-    collective = container.collective
-    if collective.world_size > 1:
-        mine = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        sent = mine if collective.rank == 0 else np.empty(0, np.uint8)
-        values = collective.all_gather(sent)[0].view(values.dtype).reshape(values.shape)
-    ids = np.arange(collective.rank, len(values), collective.world_size)
-    container.assign(table, ids, values[ids])

@@ -7,9 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sparring.errors import UnsupportedError
 from sparring_tf.embedding import Embedding
 
-__all__ = ["ReplacedEmbedding"]
+__all__ = ["ReplacedEmbedding", "take_weight"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
@@ -33,6 +34,17 @@ class ReplacedEmbedding(Embedding):
         super().__init__(embedding_dim, **options)
         self.num_embeddings, self.has_mask = num_embeddings, has_mask
         self.supports_masking = has_mask
+
+    why_no_weight = "a table is no matrix; call the layer with ids"
+
+    @property
+    def embeddings(self) -> Any:
+        """The weight of the layer of Keras, which is not there.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(self.why_no_weight)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Embeddings ``(…, embedding_dim)`` of ids ``(…)``."""
@@ -59,3 +71,27 @@ class ReplacedEmbedding(Embedding):
         """Configuration that makes the layer again, without its rows."""
         config = super().get_config()
         return {**config, "num_embeddings": self.num_embeddings, "has_mask": self.has_mask}
+
+
+def take_weight(layer: Any, why: str) -> None:
+    """Makes the weight of a layer whose rows are in a table raise wherever it is used from now on.
+
+    In a closure, a list, or the model that was given it would stay as it was.
+
+    Args:
+        layer: a `keras.layers.Embedding`.
+        why: goes into the text of the error.
+    """
+    weight = layer._embeddings
+    if type(weight) is keras.Variable:
+        weight.__class__, weight.why, weight._value = _TakenWeight, why, None
+
+
+class _TakenWeight(keras.Variable):  # type: ignore[misc,unused-ignore]
+    """A variable whose elements are in a table."""
+
+    why: str
+
+    @property
+    def value(self) -> Any:
+        raise UnsupportedError(f"a weight is used that was made before distribute. {self.why}")

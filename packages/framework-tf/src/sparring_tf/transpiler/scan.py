@@ -8,7 +8,13 @@ from typing import Any
 
 import keras
 
-from sparring.adapter import DistributionReport, ModuleReport, Outcome, attribute_reads
+from sparring.adapter import (
+    DistributionReport,
+    ModuleReport,
+    Outcome,
+    attribute_reads,
+    own_methods,
+)
 from sparring.errors import SparringError
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.optimizer import Optimizer
@@ -28,11 +34,11 @@ class Scan:
 
     Args:
         report: of all layers.
-        found: the embeddings to replace.
+        found: path → layer, of the embeddings to replace.
     """
 
     report: DistributionReport
-    found: tuple[Any, ...]
+    found: dict[str, Any]
 
 
 def children(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -58,7 +64,7 @@ def scan(
         keep: names or paths of layers that stay as they are.
     """
     reports: list[ModuleReport] = []
-    found: list[Any] = []
+    found: dict[str, Any] = {}
     paths: dict[int, list[str]] = {}
     layers: dict[int, Any] = {}
     _walk(model, "", paths, layers)
@@ -72,17 +78,18 @@ def scan(
     if model.compiled:
         reason = "it is compiled; compile what distribute returns"
         reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
+    others = [model, *layers.values()]
     for number, layer in layers.items():
-        names = {each.name for each in found}
-        judged = _judged(layer, paths[number], keep, uses.get(number, ""), layers, names)
+        names = {each.name for each in found.values()}
+        judged = _judged(layer, paths[number], keep, uses.get(number, ""), others, names)
         if judged is not None:
             outcome, reason = judged
             path = ", ".join(paths[number])
             reports.append(ModuleReport(path, type(layer).__name__, outcome, reason))
             if outcome is Outcome.REPLACED:
-                found.append(layer)
+                found[paths[number][0]] = layer
     has_tables = any(isinstance(each, TableLayer) for each in layers.values())
-    is_trained = any(each.trainable for each in found)
+    is_trained = any(each.trainable for each in found.values())
     reason = _optimizer_refusal(optimizer, is_lazy or not is_trained)
     if is_served and not reason and _why_inexact(optimizer):
         reason = (
@@ -93,7 +100,7 @@ def scan(
     if not (found or has_tables or any(each.outcome is Outcome.REFUSED for each in reports)):
         reason = "it has no embeddings; there is nothing to distribute"
         reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
-    return Scan(DistributionReport(tuple(reports)), tuple(found))
+    return Scan(DistributionReport(tuple(reports)), found)
 
 
 def single_steps(optimizer: Any) -> Any:
@@ -122,7 +129,7 @@ def _judged(
     where: list[str],
     keep: Collection[str],
     use: str,
-    layers: dict[int, Any],
+    others: Collection[Any],
     names: Collection[str],
 ) -> tuple[Outcome, str] | None:
     """Outcome and reason for a layer; None for one without variables of its own."""
@@ -133,23 +140,16 @@ def _judged(
         return (Outcome.KEPT, "ordinary variables") if has_own else None
     if not set(keep).isdisjoint(where):
         return Outcome.KEPT, "named in keep"
-    reason = _refusal(layer, use, layers, names)
+    reason = _refusal(layer, use, others, names)
     if reason:
         return Outcome.REFUSED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
     note = "" if layer.trainable else "; frozen: rows are read only"
     return Outcome.REPLACED, f"table {layer.name}{note}"
 
 
-def _refusal(layer: Any, use: str, layers: dict[int, Any], names: Collection[str]) -> str:
-    kind = type(layer)
-    added = {
-        name
-        for each in kind.__mro__[: kind.__mro__.index(keras.layers.Embedding)]
-        for name, value in vars(each).items()
-        if callable(value) and name not in _OF_ITS_OWN
-    }
-    if added:
-        return f"its class {kind.__name__} defines {', '.join(sorted(added))}"
+def _refusal(layer: Any, use: str, others: Collection[Any], names: Collection[str]) -> str:
+    if added := own_methods(type(layer), keras.layers.Embedding, _OF_ITS_OWN):
+        return added
     if use:
         return f"its weight is used as a matrix, in {use}; a table is none"
     for setting in ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer"):
@@ -160,10 +160,10 @@ def _refusal(layer: Any, use: str, layers: dict[int, Any], names: Collection[str
     if layer.name in names:
         return f"two layers are called {layer.name!r}, and tables go by that; give each a name"
     if layer.built:
-        for other in layers.values():
-            if other is not layer and any(
-                each is layer._embeddings for each in vars(other).values()
-            ):
+        for other in others:
+            # Those in lists and dicts are among them.
+            held = [*other._trainable_variables, *other._non_trainable_variables]
+            if other is not layer and any(each is layer._embeddings for each in held):
                 return f"its weight is tied: layer {other.name!r} has the same variable"
     return ""
 

@@ -16,9 +16,10 @@ from sparring.adapter import (
     PlanLike,
     StepContainer,
     StorageLike,
-    check_alone,
+    check_choices,
     fill_service,
     service_storage,
+    write_rows,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.cut_tensors import cut_as
@@ -93,14 +94,13 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
         model, optimizers, semantics, keep, is_served=service is not None, is_cut=is_cut
     )
     if service is not None:
-        _check_served(plan, storage, is_cut=is_cut)
-        storage = service_storage(service)
-    if scanned.report.refused:
-        raise UnsupportedError(
-            f"distribute: {len(scanned.report.refused)} of {len(scanned.report.modules)} parts are "
-            f"refused, and nothing was changed\n{DistributionReport(scanned.report.refused)}",
-            report=scanned.report,
-        )
+        if is_cut:
+            raise InvalidArgumentError(
+                "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have "
+                "none"
+            )
+        storage = service_storage(service, plan, storage)
+    scanned.report.check()
     made = {
         id(each.module): each.kind.make(each.module, each.table, storage) for each in scanned.found
     }
@@ -237,10 +237,7 @@ def _scan(
 ) -> Scan:
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
-    if semantics not in ("exact", "lazy"):
-        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
-    if isinstance(keep, str):
-        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
+    check_choices(semantics, keep)
     return scan(
         model,
         optimizers,
@@ -315,18 +312,6 @@ def _places(scanned: Scan, rows: Optimizer) -> list[int]:
     return [places.get(group.get("table", ""), first) for group in rows.param_groups]
 
 
-def _check_served(plan: PlanLike, storage: StorageLike, *, is_cut: bool) -> None:
-    if is_cut:
-        raise InvalidArgumentError(
-            "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have none"
-        )
-    if plan is not None or storage != "hkv":
-        raise InvalidArgumentError(
-            "distribute: service=… says where rows are; leave out plan and storage"
-        )
-    check_alone()
-
-
 def _follow(
     optimizers: Sequence[torch.optim.Optimizer],
     before: Sequence[nn.Parameter],
@@ -369,20 +354,10 @@ def _refuse_use(table: str, _anchor: Tensor) -> NoReturn:
 
 
 def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:
-    """Writes the rows of rank 0's weight, each rank a part of them."""
-    collective = container.collective
-    values = weight.detach().cpu().contiguous()
-    if collective.world_size > 1:
-        mine = values.view(-1).view(torch.uint8).numpy()
-        sent = mine if collective.rank == 0 else np.empty(0, np.uint8)
-        first = torch.from_numpy(collective.all_gather(sent)[0])
-        values = first.view(values.dtype).view_as(values)
-    if values.dtype is torch.bfloat16:  # of which numpy knows nothing
-        values = values.float()
-    ids = np.arange(len(values))
-    ids = ids[ids != skipped] if skipped is not None else ids
-    ids = ids[collective.rank :: collective.world_size]
-    container.assign(table, ids, values.numpy()[ids])
+    values = weight.detach().cpu()
+    # Of bfloat16 numpy knows nothing.
+    values = values.float() if values.dtype is torch.bfloat16 else values
+    write_rows(container, table, values.numpy(), skipped)
 
 
 def _weights(module: TableModule) -> list[Tensor]:

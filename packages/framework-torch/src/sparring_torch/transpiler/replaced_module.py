@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from sparring.adapter import why_no_weight
 from sparring.errors import UnsupportedError
 from sparring_torch.transpiler.replacements import Kind
 
@@ -42,11 +43,7 @@ class ReplacedModule:
     def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
         self.kind, self.module, self.paths = kind, module, paths
         self.tables: list[ReplacedTable] = []
-        self.why_no_weight = (
-            f"{paths[0]}: distribute put its weight into table {kind.table_names(module, table)}, which "
-            "is no matrix. To use it as one, have distribute keep the module as it is, "
-            f"keep=[{paths[0]!r}]; to read rows without gradients, call its embeddings_of(ids)"
-        )
+        self.why_no_weight = why_no_weight(paths[0], kind.table_names(module, table))
         for name, weight, skipped in kind.rows(module, table):
             row = None if skipped is None else weight.data[skipped].clone()
             empty = weight.data.new_empty(0, weight.shape[1])

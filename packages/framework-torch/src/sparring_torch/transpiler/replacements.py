@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StorageLike
+from sparring.adapter import StorageLike, own_methods
 from sparring.errors import InvalidArgumentError
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag
@@ -67,15 +67,9 @@ class _OfTorch(Kind):
         self._native = native
 
     def refusal(self, module: Any) -> str:
-        weight, kind = module.weight, type(module)
-        added = {
-            name
-            for each in kind.__mro__[: kind.__mro__.index(self._native)]
-            for name, value in vars(each).items()
-            if callable(value) and name not in _OF_ITS_OWN
-        }
-        if added:
-            return f"its class {kind.__name__} defines {', '.join(sorted(added))}"
+        weight = module.weight
+        if added := own_methods(type(module), self._native, _OF_ITS_OWN):
+            return added
         if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
             return "its weight has no elements yet; materialize it first"
         if weight.dtype not in _DTYPES:
