@@ -146,7 +146,7 @@ def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     assert "update" not in fused.get_config()
     again = Optimizer.from_config(shadowed.get_config())
     assert again.get_config()["update"] == "shadow"
-    with pytest.raises(InvalidArgumentError, match="give 'auto' or 'shadow'"):
+    with pytest.raises(InvalidArgumentError, match="give 'auto', 'shadow' or 'method'"):
         made(keras.optimizers.Adam, update="native")
     with pytest.raises(InvalidArgumentError, match="update method 'adam' changes rows"):
         Optimizer(Embedding(3), "adam", update="shadow")

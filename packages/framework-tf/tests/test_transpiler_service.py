@@ -15,20 +15,22 @@ pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
 
 import keras
 from keras import layers
-from keras.optimizers import SGD
+from keras.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 
-from sparring.errors import UnsupportedError
+from sparring.errors import SparringError, UnsupportedError
 from sparring_serve import LookupServer, ServingConfig, open_parameter_server
 from sparring_tf import distribute, restore
 
 ROWS, DIM, STEPS = 30, 4, 20
 
 
-def served(folder: Path, tables: dict[str, int], rate: float) -> tuple[LookupServer, Path]:
+def served(
+    folder: Path, tables: dict[str, int], method: str, **hyper: Any
+) -> tuple[LookupServer, Path]:
     """A service of one shard for tables of these dims, and its file."""
     parameters = {
         "tables": {
-            name: {"dim": dim, "update_method": "sgd", "hyper": {"lr": rate}}
+            name: {"dim": dim, "update_method": method, "hyper": hyper}
             for name, dim in tables.items()
         },
         "folders": [str(folder / "saved")],
@@ -75,7 +77,7 @@ def test_the_program_gives_what_it_gave(
     original, model = make(), make()
     model.set_weights(original.get_weights())
     tables = {"items": DIM, "user": 2} if make is functional else {"items": DIM}
-    server, file = served(tmp_path, tables, 0.5)
+    server, file = served(tmp_path, tables, "sgd", lr=0.5)
     with server:
         model, ours = distribute(model, optimizer(), service=file)
         for each, its_optimizer in ((original, optimizer()), (model, ours)):
@@ -88,6 +90,99 @@ def test_the_program_gives_what_it_gave(
         assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_other_optimizers_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a service takes the steps of Keras's SGD"):
-        distribute(functional(), keras.optimizers.Adam(), semantics="lazy", service="serving.yaml")
+SERVED: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
+    "momentum": (lambda: SGD(0.1, momentum=0.9), "keras_momentum", {}),
+    "Nesterov, with a schedule": (
+        lambda: SGD(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9), momentum=0.8, nesterov=True
+        ),
+        "keras_momentum",
+        {"momentum": 0.8, "nesterov": True},
+    ),
+    "clipvalue": (lambda: SGD(0.5, clipvalue=0.01), "keras_sgd", {"clip_value": 0.01}),
+    "Adagrad": (lambda: Adagrad(0.1), "keras_adagrad", {}),
+    "Adagrad from 0.5": (
+        lambda: Adagrad(0.1, initial_accumulator_value=0.5),
+        "keras_adagrad",
+        {"initial_accumulator_value": 0.5},
+    ),
+    "RMSprop": (lambda: RMSprop(0.01), "keras_rmsprop", {}),
+    "Adam": (lambda: Adam(0.01), "keras_adam", {}),
+    "Adam, with a schedule": (
+        lambda: Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.9), beta_1=0.5),
+        "keras_adam",
+        {"beta1": 0.5},
+    ),
+    "AdamW": (lambda: AdamW(0.01, weight_decay=0.0), "keras_adam", {}),
+    "accumulated": (lambda: Adam(0.01, gradient_accumulation_steps=2), "keras_adam", {}),
+}
+
+
+@pytest.mark.parametrize("name", list(SERVED))
+def test_each_optimizer_gives_what_it_gave_where_each_batch_has_all_ids(
+    name: str, tmp_path: Path
+) -> None:
+    optimizer, method, hyper = SERVED[name]
+    generator = np.random.default_rng(3)
+    original, model = (
+        keras.Sequential(
+            [
+                keras.Input((5,), dtype="int64"),
+                layers.Embedding(ROWS, DIM, name="items"),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        for _ in range(2)
+    )
+    model.set_weights(original.get_weights())
+    before = original.get_weights()
+    server, file = served(tmp_path, {"items": DIM}, method, **hyper)
+    with server:
+        model, ours = distribute(model, optimizer(), service=file, semantics="lazy")
+        for each, its_optimizer in ((original, optimizer()), (model, ours)):
+            each.compile(optimizer=its_optimizer, loss="mse")
+        for _ in range(STEPS):
+            ids, target = generator.permutation(ROWS).reshape(6, 5), generator.random((6, 1))
+            for each in (original, model):
+                each.train_on_batch(ids, target)
+        assert set(ours.routes.values()) == {method}
+        restored = restore(model)
+    for found, expected, first in zip(
+        restored.get_weights(), original.get_weights(), before, strict=True
+    ):
+        assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+        assert np.abs(found - first).max() > 1e-3 * np.abs(expected).max()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "AdamW": (AdamW(0.1), "weight_decay goes by the learning rate"),
+    "amsgrad": (Adam(0.1, amsgrad=True), "none takes its steps: found amsgrad=True"),
+    "Lion": (keras.optimizers.Lion(0.1), "no update method is known for Lion"),
+    "clipnorm": (Adam(0.1, clipnorm=1.0), "clipnorm looks at all variables"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_other_optimizers_are_refused(name: str) -> None:
+    optimizer, words = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=words):
+        distribute(functional(), optimizer, semantics="lazy", service="serving.yaml")
+
+
+def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
+    model, optimizer = functional(), Adam(0.1)
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(UnsupportedError, match="give one that has taken no step"):
+        distribute(model, optimizer, semantics="lazy", service="serving.yaml")
+
+
+def test_a_table_of_another_method_or_setting_is_refused_by_name(tmp_path: Path) -> None:
+    server, file = served(tmp_path, {"items": DIM}, "keras_adam", beta1=0.5)
+    with server:
+        with pytest.raises(SparringError, match=r"keras_adam.*keras_adagrad"):
+            distribute(masked(), Adagrad(0.1), semantics="lazy", service=file)
+        model, optimizer = distribute(masked(), Adam(0.1), semantics="lazy", service=file)
+        model.compile(optimizer=optimizer, loss="mse", run_eagerly=True)
+        with pytest.raises(SparringError, match=r"beta1=0\.9 was asked for.* has beta1=0\.5"):
+            model.train_on_batch(np.ones((1, 4), int), np.ones((1, 1)))

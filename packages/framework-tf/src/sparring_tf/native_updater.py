@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparring.adapter import StepContainer, TableState, TableUpdate, give_states
 from sparring.contracts import HyperParameters, MethodChoice, Storage
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.keras_shadow import KerasShadow
 from sparring_tf.known_optimizers import KnownOptimizer, known_optimizer
 
@@ -36,7 +36,10 @@ class NativeUpdater:
         tables: their names.
         native: the optimizer; it is copied, once for all tables of one dim and dtype.
         given: the storages that were given open, by table.
-        may_fuse: whether the fused route may be taken.
+        update: ``auto``, ``shadow`` or ``method``, as of `Optimizer`.
+
+    Raises:
+        UnsupportedError: no update method gives the same rows, and ``method`` was asked for.
     """
 
     def __init__(
@@ -45,8 +48,7 @@ class NativeUpdater:
         tables: Sequence[str],
         native: Any,
         given: Mapping[str, Storage],
-        *,
-        may_fuse: bool,
+        update: str,
     ) -> None:
         self._container = container
         name = type(native).__name__
@@ -62,6 +64,16 @@ class NativeUpdater:
             if layout not in layouts:
                 layouts[layout] = KerasShadow(native, *layout)
             self._shadows[table] = layouts[layout]
+        self.name, self._route, self._must_fuse = name, "", update == "method"
+        self._known: KnownOptimizer | str = "update='shadow' was given"
+        if update != "shadow":
+            self._known = known_optimizer(
+                native, [(shadow, *layout) for layout, shadow in layouts.items()]
+            )
+        known = self._known
+        self._check_fused(known)
+        if self._must_fuse and isinstance(known, KnownOptimizer):
+            method = known.method.name
         states = {
             table: TableState(
                 method, shadow.initial_row(container.tables[table].dim), shadow.why_coupled
@@ -69,13 +81,6 @@ class NativeUpdater:
             for table, shadow in self._shadows.items()
         }
         give_states(container.state, states, given, name)
-        self.name, self._route = name, ""
-        self._known: KnownOptimizer | str = "update='shadow' was given"
-        if may_fuse:
-            self._known = known_optimizer(
-                native, [(shadow, *layout) for layout, shadow in layouts.items()]
-            )
-        known = self._known
         self._note("shadow: " + known if isinstance(known, str) else known.method.name)
 
     @property
@@ -92,6 +97,7 @@ class NativeUpdater:
     def step(self, learning_rate: float, iterations: int, /) -> None:
         """Applies the gradients since the last step."""
         choices = self._choices(learning_rate, iterations)
+        self._check_fused(choices)
         if isinstance(choices, str):
             self._note("shadow: " + choices)
             self._rate, self._iterations = learning_rate, iterations
@@ -118,6 +124,14 @@ class NativeUpdater:
             step = self._container.state.counters.steps + 1
             choices[name] = MethodChoice(known.method, hypers[dtype], step)
         return choices
+
+    def _check_fused(self, found: object) -> None:
+        if self._must_fuse and isinstance(found, str):
+            raise UnsupportedError(
+                f"no update method gives the rows that {self.name} gives: {found}; give SGD, Adagrad, "
+                "RMSprop or Adam with settings that one has",
+                optimizer=self.name,
+            )
 
     def _note(self, route: str) -> None:
         if route != self._route:

@@ -70,7 +70,8 @@ class Optimizer(keras.optimizers.Optimizer):
             changes; ``skip``: the rows concerned stay as they are and are counted. None leaves it
             to the container, which raises.
         tables: for update methods: table → hyper-parameters of its own.
-        update: ``auto``; or ``shadow``: an optimizer of Keras updates rows by its own code always.
+        update: ``auto``; ``shadow``: an optimizer of Keras updates rows by its own code always;
+            ``method``: by the update method that gives the same rows always, as a service needs.
         plan: how tables are sharded: a `sparring.contracts.ShardingPlan`, or table → kind or
             `TableSharding`; the same on all ranks. ``auto``: rank 0 makes it from the tables, the ranks
             and their nodes, by sparring-plan where that is installed. With a plan, layers that were given
@@ -83,7 +84,7 @@ class Optimizer(keras.optimizers.Optimizer):
         InvalidArgumentError: no tables in `layers`; tables that live in several containers;
             hyper-parameters that do not go with `sparse`; rows with another optimizer's state.
         UnsupportedError: `sparse` keeps a state that cannot be cut into rows, or moves a row
-            depending on others.
+            depending on others; with ``update="method"`` no update method gives the same rows.
     """
 
     def __init__(  # noqa: PLR0913 - optimizers of Keras are made by keywords
@@ -107,11 +108,13 @@ class Optimizer(keras.optimizers.Optimizer):
                 "Optimizer takes an optimizer of Keras, as keras.optimizers.Adagrad(0.05), or the "
                 f"name of an update method, as 'rowwise_adagrad'; found {sparse!r}"
             )
-        if update not in ("auto", "shadow"):
-            raise InvalidArgumentError(f"update: found {update!r}; give 'auto' or 'shadow'")
-        if update == "shadow" and not is_native:
+        if update not in ("auto", "shadow", "method"):
             raise InvalidArgumentError(
-                f"update='shadow' is for optimizers of Keras; update method {sparse!r} changes rows "
+                f"update: found {update!r}; give 'auto', 'shadow' or 'method'"
+            )
+        if update != "auto" and not is_native:
+            raise InvalidArgumentError(
+                f"update={update!r} is for optimizers of Keras; update method {sparse!r} changes rows "
                 "where they are"
             )
         if is_native:
@@ -262,8 +265,7 @@ class Optimizer(keras.optimizers.Optimizer):
         updater: Updater
         sparse = self._sparse
         if isinstance(sparse, keras.optimizers.Optimizer):
-            may_fuse = self._update == "auto"
-            updater = NativeUpdater(container, names, sparse, given, may_fuse=may_fuse)
+            updater = NativeUpdater(container, names, sparse, given, self._update)
         else:
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)

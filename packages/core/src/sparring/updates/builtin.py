@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from sparring import _native
 from sparring.contracts.hyperparameters import (
@@ -27,7 +28,7 @@ from sparring.contracts.hyperparameters import (
 from sparring.contracts.results import Rows
 from sparring.contracts.updates import UpdateMethod, UpdateRows
 
-__all__ = ["BUILTIN_METHODS", "NativeMethod", "clip_gradients", "keras_method"]
+__all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "keras_method"]
 
 
 class NativeMethod(UpdateMethod):
@@ -259,25 +260,43 @@ class _KerasMethod(NativeMethod):
 
     def __init__(self, name: str, hyperparameters: type[HyperParameters]) -> None:
         self.name, self.hyperparameters, self.couples_columns = name, hyperparameters, False
-        self.summary = f"{name.removeprefix('keras_')} as Keras computes it."
+        kind = name.removeprefix("keras_")
+        self.summary = (
+            f"{kind} as Keras computes it, for tables of a service that its programs train."
+        )
 
 
-_KERAS_HYPER: dict[str, type[HyperParameters]] = {
+class _KerasAdagradHyper(AdagradHyper):
+    eps: float = Field(1e-7, ge=0)
+    initial_accumulator_value: float = Field(0.1, ge=0)
+
+
+class _KerasRmspropHyper(RmspropHyper):
+    alpha: float = Field(0.9, ge=0, lt=1)
+    eps: float = Field(1e-7, ge=0)
+
+
+class _KerasAdamHyper(AdamHyper):
+    eps: float = Field(1e-7, ge=0)
+
+
+KERAS_HYPER: dict[str, type[HyperParameters]] = {
     "keras_sgd": SgdHyper,
     "keras_momentum": MomentumHyper,
-    "keras_adagrad": AdagradHyper,
-    "keras_rmsprop": RmspropHyper,
-    "keras_adam": AdamHyper,
+    "keras_adagrad": _KerasAdagradHyper,
+    "keras_rmsprop": _KerasRmspropHyper,
+    "keras_adam": _KerasAdamHyper,
 }
+"""Name → hyper-parameters of the methods that `keras_method` makes, with Keras's defaults."""
 
 
 def keras_method(name: str) -> NativeMethod:
-    """An update method that no one asks for by name: adapters take it for an optimizer of Keras.
+    """The update method that an adapter takes for an optimizer of Keras.
 
     Args:
         name: ``keras_sgd``, ``keras_momentum``, ``keras_adagrad``, ``keras_rmsprop``, ``keras_adam``.
     """
-    return _KerasMethod(name, _KERAS_HYPER[name])
+    return _KerasMethod(name, KERAS_HYPER[name])
 
 
 def clip_gradients(gradients: Rows, hyper: HyperParameters) -> None:

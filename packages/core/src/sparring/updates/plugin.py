@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sparring.contracts.descriptors import API_VERSION, UpdateMethodDescriptor
 from sparring.contracts.hookspecs import hookimpl
@@ -10,9 +11,9 @@ from sparring.contracts.hookspecs import hookimpl
 
 @hookimpl
 def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
-    from sparring.updates.builtin import BUILTIN_METHODS
+    from sparring.updates.builtin import BUILTIN_METHODS, KERAS_HYPER, keras_method
 
-    return [
+    builtin = [
         UpdateMethodDescriptor(
             name=name,
             api_version=API_VERSION,
@@ -22,3 +23,14 @@ def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
         )
         for name, method in BUILTIN_METHODS.items()
     ]
+    of_keras = [
+        UpdateMethodDescriptor(
+            name=name,
+            api_version=API_VERSION,
+            summary=keras_method(name).summary,
+            options=hyper,
+            factory=partial(keras_method, name),
+        )
+        for name, hyper in KERAS_HYPER.items()
+    ]
+    return [*builtin, *of_keras]

@@ -24,6 +24,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_tf.optimizer import Optimizer
 from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding, take_weight
 from sparring_tf.transpiler.scan import Scan, children, scan, single_steps
+from sparring_tf.transpiler.service import served_optimizer
 
 __all__ = ["distribute", "distribution_report", "restore"]
 
@@ -59,9 +60,10 @@ def distribute(
             such rows stay as they are, and the optimizer differs from what it was.
         keep: names or paths of layers that stay as they are, with weights on all ranks.
         storage: what keeps the rows.
-        service: the file of a service of the role ``parameters`` that has the tables, with update method
-            ``sgd``: lookups pull, and steps push and wait until that is applied. Each process is a
-            trainer without ranks. A service without rows gets the weights; one with rows keeps them.
+        service: the file of a service of the role ``parameters`` that has the tables, with the update
+            method of the optimizer: lookups pull, and steps push and wait until that is applied. Each
+            process is a trainer without ranks. A service without rows gets the weights; one with rows
+            keeps them.
 
     Returns:
         The model, and an `Optimizer`, whose `report` is a `sparring.adapter.DistributionReport`.
@@ -91,7 +93,7 @@ def distribute(
         for table, values in weights:
             write_rows(joint.container, table, values)
     else:
-        joint = Optimizer.of_method(new, "sgd", single, gradient_accumulation_steps=steps)
+        joint = served_optimizer(new, single, steps)
         fill_service(joint.container, dict(weights))
     joint.report = scanned.report
     for layer in scanned.found.values():

@@ -19,6 +19,7 @@ from sparring.errors import SparringError
 from sparring_tf.keras_shadow import check_row_by_row
 from sparring_tf.optimizer import Optimizer
 from sparring_tf.table_layer import TableLayer
+from sparring_tf.transpiler.service import served_refusal
 
 __all__ = ["Scan", "children", "scan", "single_steps"]
 
@@ -91,10 +92,8 @@ def scan(
     has_tables = any(isinstance(each, TableLayer) for each in layers.values())
     is_trained = any(each.trainable for each in found.values())
     reason = _optimizer_refusal(optimizer, is_lazy or not is_trained)
-    if is_served and not reason and _why_inexact(optimizer):
-        reason = (
-            "a service takes the steps of Keras's SGD without momentum, weight_decay and clipvalue"
-        )
+    if is_served and not reason:
+        reason = served_refusal(single_steps(optimizer))
     if reason:
         reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.REFUSED, reason))
     if not (found or has_tables or any(each.outcome is Outcome.REFUSED for each in reports)):

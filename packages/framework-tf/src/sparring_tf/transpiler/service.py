@@ -1,0 +1,41 @@
+"""Update methods of a service, for optimizers of Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sparring_tf.known_optimizers import known_optimizer
+from sparring_tf.optimizer import Optimizer
+
+__all__ = ["served_optimizer", "served_refusal"]
+
+
+def served_refusal(optimizer: Any) -> str:
+    """Why no update method of a service takes the steps of an optimizer; empty: one does."""
+    if getattr(optimizer, "weight_decay", None):
+        return (
+            "its weight_decay goes by the learning rate of each step, and a service keeps all "
+            "hyper-parameters of a table but lr; leave weight_decay out"
+        )
+    known = known_optimizer(optimizer, [])
+    if isinstance(known, str):
+        return f"a service updates rows by update methods, and none takes its steps: {known}"
+    return ""
+
+
+def served_optimizer(model: Any, optimizer: Any, steps: int | None) -> Optimizer:
+    """The optimizer of a model whose tables are in a service.
+
+    Tables under plain SGD are `sgd`, which programs of PyTorch train too; others are of Keras's methods.
+
+    Args:
+        model: with the tables.
+        optimizer: of Keras, for which `served_refusal` has no reason.
+        steps: so many calls make one step; None: each does.
+    """
+    is_plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+    if is_plain and optimizer.clipvalue is None:
+        return Optimizer.of_method(model, "sgd", optimizer, gradient_accumulation_steps=steps)
+    return Optimizer(model, optimizer, update="method", gradient_accumulation_steps=steps)
