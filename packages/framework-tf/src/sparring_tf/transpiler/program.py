@@ -94,7 +94,7 @@ def distribute(
             write_rows(joint.container, table, values)
     else:
         joint = served_optimizer(new, single, steps)
-        fill_service(joint.container, dict(weights))
+        fill_service(joint.container, {table: each.astype(np.float32) for table, each in weights})
     joint.report = scanned.report
     for layer in scanned.found.values():
         take_weight(layer, made[id(layer)].why_no_weight)
