@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.recbole_split import BATCH_SIZE, DIM, LENGTH, prepare
+from benchmarks.recbole_split import BATCH_SIZE, DIM, prepare
 
 __all__: list[str] = []
 
@@ -32,19 +32,18 @@ METRICS = ("recall@10", "ndcg@10", "mrr@10")
 EPOCHS = {"two_towers": 6, "sequence": 14, "BPR": 300, "SASRec": 60}
 THEIRS = ("BPR", "SASRec")
 
-OURS = {
-    "two_towers": (
-        "two-towers.yaml",
-        "[user, item]",
-        "batch_size: 2048",
-        f"model={{kind: two_towers, embedding_dim: {DIM}}}",
-        "optimizer.sparse={name: adam, lr: 0.01}",
-    ),
+# The configuration, and what is another in its sections `data` and `model`.
+OURS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "two_towers": ("two-towers.yaml", {"categorical": ["user", "item"], "batch_size": 2048}, {}),
     "sequence": (
         "sequence.yaml",
-        "[user, item, history]",
-        f"batch_size: {BATCH_SIZE}, lists: [history], share_tables: {{history: item}}",
-        f"model={{kind: sequence, user: user, length: {LENGTH}, embedding_dim: {DIM}, dropout: 0.3}}",
+        {
+            "categorical": ["user", "item", "history"],
+            "lists": ["history"],
+            "share_tables": {"history": "item"},
+            "batch_size": BATCH_SIZE,
+        },
+        {"user": "user", "dropout": 0.3},
     ),
 }
 
@@ -57,12 +56,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--epochs", type=int, help="at most, for a short try")
     parser.add_argument("--models", default=",".join(EPOCHS), help="some of these, with commas")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--fold", choices=("test", "valid"), default="test", help="of ours")
+    parser.add_argument("--length", type=int, default=10, help="of histories; RecBole's own: 50")
+    parser.add_argument("--blocks", type=int, default=1, help="of attention; RecBole's own: 2")
     parser.add_argument("overrides", nargs="*", help="of our configurations")
     given = parser.parse_args(arguments)
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
-        split = prepare(given.ratings, Path(folder))
+        split = prepare(given.ratings, Path(folder), length=given.length)
         console.print(
             f"{len(split.users):,} interactions of {len(set(split.users.tolist())):,} users with "
             f"{len(set(split.items.tolist())):,} items"
@@ -70,41 +70,53 @@ def main(arguments: Sequence[str]) -> int:
         found: dict[str, list[dict[str, float]]] = {}
         for seed in range(1, given.seeds + 1):
             for model in given.models.split(","):
-                epochs = min(EPOCHS[model], given.epochs or EPOCHS[model])
-                run = theirs if model in THEIRS else ours
-                result = run(Path(folder), model, seed, epochs, given)
-                found.setdefault(model, []).append(result)
-                console.print(model, f"seed {seed}", {k: round(v, 4) for k, v in result.items()})
+                command = (theirs if model in THEIRS else ours)(Path(folder), model, seed, given)
+                result = last_line(command, Path(folder))
+                metrics = result.pop("metrics")
+                row = {name: metrics[name] for name in METRICS}
+                row |= {
+                    "seconds": result["seconds"],
+                    "epochs": result.get("epochs", epochs_of(model, given)),
+                }
+                found.setdefault(model, []).append(row)
+                console.print(
+                    model, f"seed {seed}", {name: round(value, 4) for name, value in row.items()}
+                )
     console.print(table_of(found))
     return 0
 
 
-def theirs(
-    folder: Path, model: str, seed: int, epochs: int, given: argparse.Namespace
-) -> dict[str, float]:
-    """A run of RecBole: metrics of the test, seconds of training, the epoch that was best."""
-    words = (str(folder), model, str(seed), str(epochs), str(given.threads))
-    return last_line([sys.executable, "-m", "benchmarks.peers.recbole_process", *words], folder)
+def epochs_of(model: str, given: argparse.Namespace) -> int:
+    """Of a run, at most."""
+    return min(EPOCHS[model], given.epochs or EPOCHS[model])
 
 
-def ours(
-    folder: Path, model: str, seed: int, epochs: int, given: argparse.Namespace
-) -> dict[str, float]:
-    """A run of `sparring train`: metrics of the test, seconds of all of it, its epochs."""
-    config, columns, data, *changes = OURS[model]
-    path = folder / f"{given.fold}.parquet"
-    section = (
-        f"{{kind: table, path: {path}, categorical: {columns}, required: [user, item], "
-        f"split: {{column: fold}}, {data}}}"
-    )
-    command = [
-        sys.executable, "-m", "sparring", "train", str(ROOT / "configs" / config), f"seed={seed}",
-        f"data={section}", *changes, f"training.epochs={epochs}", f"threads={given.threads}",
-        *given.overrides, "--json",
-    ]  # fmt: skip
-    result = last_line(command, folder)
-    metrics = {name: result["metrics"][name] for name in METRICS}
-    return {**metrics, "seconds": result["seconds"], "epochs": epochs}
+def theirs(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
+    """The command of a run of RecBole, whose epochs are those until the best one."""
+    settings = {"seed": seed, "epochs": epochs_of(model, given), "threads": given.threads}
+    settings |= {"length": given.length, "blocks": given.blocks}
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    program = [sys.executable, "-m", "benchmarks.peers.recbole_process"]
+    return [*program, str(folder), model, *options]
+
+
+def ours(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
+    """The command of a run of ours."""
+    config, data, section = OURS[model]
+    if model == "sequence":
+        section |= {"length": given.length, "blocks": given.blocks}
+    data = {
+        "kind": "table", "path": str(folder / "test.parquet"), "required": ["user", "item"],
+        "split": {"column": "fold"}, **data,
+    }  # fmt: skip
+    overrides = {
+        "data": data, "model": {"kind": model, "embedding_dim": DIM, **section}, "seed": seed,
+        "training.epochs": epochs_of(model, given), "threads": given.threads,
+    }  # fmt: skip
+    # JSON is YAML.
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    program = [sys.executable, "-m", "sparring", "train", str(ROOT / "configs" / config)]
+    return [*program, *words, *given.overrides, "--json"]
 
 
 def last_line(command: list[str], folder: Path) -> Any:

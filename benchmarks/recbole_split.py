@@ -11,15 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-__all__ = ["BATCH_SIZE", "DIM", "LENGTH", "TOP_K", "Split", "prepare"]
+__all__ = ["BATCH_SIZE", "DIM", "TOP_K", "Split", "prepare"]
 
 LEAST_RATING = 4
 """Ratings below are no interaction."""
 LEAST_COUNT = 5
 """Interactions of a user and of an item, at least."""
 DIM = 64
-LENGTH = 20
-"""Items of a history."""
 BATCH_SIZE = 256
 """Of the sequence models."""
 TOP_K = 10
@@ -58,11 +56,11 @@ class Split:
         return cls(arrays["users"], arrays["items"])
 
 
-def prepare(ratings: Path, folder: Path) -> Split:
+def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
     """Reads a `ratings.csv` of MovieLens; writes what each side reads.
 
     ``ratings/ratings.inter`` is RecBole's. ``test.parquet`` and ``valid.parquet`` are ours: the rows
-    of training, and those of the test or of the validation, each with its history.
+    of training, and those of the test or of the validation, each with the `length` items before.
     """
     table = csv.read_csv(ratings)
     names = ("userId", "movieId", "rating", "timestamp")
@@ -84,7 +82,7 @@ def prepare(ratings: Path, folder: Path) -> Split:
     header = "user_id:token\titem_id:token\ttimestamp:float\n"
     (folder / "ratings/ratings.inter").write_text(header + "".join(lines))
     for name, place in (("test", 0), ("valid", 1)):
-        parquet.write_table(_table(split, place), folder / f"{name}.parquet")
+        parquet.write_table(_table(split, place, length), folder / f"{name}.parquet")
     return split
 
 
@@ -94,11 +92,11 @@ def _is_frequent(ids: Ids) -> npt.NDArray[np.bool_]:
     return is_frequent
 
 
-def _table(split: Split, test_place: int) -> Any:
+def _table(split: Split, test_place: int, length: int) -> Any:
     """Rows of training, and as the test those at a place from the end."""
     is_test = split.place_from_end == test_place
     histories = [
-        split.items[rows[max(0, at - LENGTH) : at] if at else rows[:0]]
+        split.items[rows[max(0, at - length) : at] if at else rows[:0]]
         for rows in split.by_user()
         for at in range(len(rows))
     ]

@@ -88,7 +88,7 @@ def test_both_sides_of_recbole_read_one_split(
     ]
     ratings = tmp_path / "ratings.csv"
     ratings.write_text("\n".join(["userId,movieId,rating,timestamp", *lines, "1,77,5,1"]) + "\n")
-    split = splits.prepare(ratings, tmp_path)
+    split = splits.prepare(ratings, tmp_path, length=50)
     liked = [1, 2, 4, 5, 6, 7, 8, 9]
     assert [split.items[rows].tolist() for rows in split.by_user()] == [liked] * 8
     assert split.is_train.sum() == 8 * 6

@@ -1,13 +1,14 @@
 """One model of RecBole, trained and tested in a process of its own; prints one line of JSON.
 
-It runs as ``python -m benchmarks.peers.recbole_process FOLDER MODEL SEED EPOCHS THREADS``, where
-`recbole_split.prepare` has written the split. RecBole trains with its own loop, and stops early by its
+It runs as ``python -m benchmarks.peers.recbole_process FOLDER MODEL …``, where `recbole_split.prepare`
+has written the split. RecBole trains with its own loop, and stops early by its
 own validation. The test is ours, so that both sides rank the same items: those of training, without
 those seen.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -17,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.recbole_split import BATCH_SIZE, DIM, LENGTH, TOP_K, Split
+from benchmarks.recbole_split import BATCH_SIZE, DIM, TOP_K, Split
 from sparring_train.ranking import ranking_quality
 
 __all__: list[str] = []
 
 
-def run(folder: Path, name: str, seed: int, epochs: int) -> dict[str, float]:
+def run(given: argparse.Namespace) -> dict[str, Any]:
     """Trains and tests; returns metrics, seconds and epochs."""
     # RecBole 1.2.1 asks for names that NumPy 2 no longer has.
     for old, new in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
@@ -32,6 +33,7 @@ def run(folder: Path, name: str, seed: int, epochs: int) -> dict[str, float]:
     from recbole.data import create_dataset, data_preparation
     from recbole.utils import get_model, get_trainer, init_seed
 
+    folder, name, seed = given.folder, given.model, given.seed
     settings = {
         "data_path": str(folder),
         "checkpoint_dir": str(folder / f"{name}-{seed}"),
@@ -39,12 +41,16 @@ def run(folder: Path, name: str, seed: int, epochs: int) -> dict[str, float]:
         "eval_args": {
             "split": {"LS": "valid_and_test"}, "order": "TO", "group_by": "user", "mode": "full",
         },
-        "seed": seed, "epochs": epochs, "use_gpu": False, "show_progress": False,
-        "embedding_size": DIM, "MAX_ITEM_LIST_LENGTH": LENGTH,
+        "seed": seed, "epochs": given.epochs, "use_gpu": False, "show_progress": False,
+        "embedding_size": DIM, "MAX_ITEM_LIST_LENGTH": given.length,
     }  # fmt: skip
     if name == "SASRec":
         # Its loss is a cross entropy over all items.
-        settings |= {"train_neg_sample_args": None, "train_batch_size": BATCH_SIZE}
+        settings |= {
+            "train_neg_sample_args": None,
+            "train_batch_size": BATCH_SIZE,
+            "n_layers": given.blocks,
+        }
     # RecBole reads the command line, too.
     sys.argv = sys.argv[:1]
     config = Config(model=name, dataset="ratings", config_dict=settings)
@@ -59,11 +65,11 @@ def run(folder: Path, name: str, seed: int, epochs: int) -> dict[str, float]:
     seconds = time.perf_counter() - start
     best = torch.load(trainer.saved_model_file, weights_only=False)
     model.load_state_dict(best["state_dict"])
-    found = tested(model, dataset, Split.load(folder), is_sequence=name == "SASRec")
-    return {**found, "seconds": seconds, "epochs": best["epoch"] + 1}
+    found = tested(model, dataset, Split.load(folder), given.length if name == "SASRec" else None)
+    return {"metrics": found, "seconds": seconds, "epochs": best["epoch"] + 1}
 
 
-def tested(model: Any, dataset: Any, split: Split, *, is_sequence: bool) -> dict[str, float]:
+def tested(model: Any, dataset: Any, split: Split, length: int | None) -> dict[str, float]:
     """Quality of the rankings of all items of training, for the last item of each user."""
     from recbole.data.interaction import Interaction
 
@@ -77,15 +83,15 @@ def tested(model: Any, dataset: Any, split: Split, *, is_sequence: bool) -> dict
     model.eval()
     for rows in split.by_user():
         items = ids("item_id", split.items[rows])
-        history = items[:-1][-LENGTH:]
-        fields = {
-            "user_id": torch.from_numpy(ids("user_id", split.users[rows[:1]])),
-            "item_id_list": torch.from_numpy(np.pad(history, (0, LENGTH - len(history))))[None],
-            "item_length": torch.tensor([len(history)]),
-        }
+        fields = {"user_id": torch.from_numpy(ids("user_id", split.users[rows[:1]]))}
+        if length is not None:
+            history = items[:-1][-length:]
+            padded = np.pad(history, (0, length - len(history)))
+            fields["item_id_list"] = torch.from_numpy(padded)[None]
+            fields["item_length"] = torch.tensor([len(history)])
         with torch.no_grad():
             scores = model.full_sort_predict(Interaction(fields)).view(-1).numpy()
-        seen = items[:-1] if is_sequence else items[:-2]
+        seen = items[:-2] if length is None else items[:-1]
         allowed = is_candidate.copy()
         allowed[seen] = False
         scores = np.where(allowed, scores, -np.inf)
@@ -97,5 +103,11 @@ def tested(model: Any, dataset: Any, split: Split, *, is_sequence: bool) -> dict
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[5]))
-    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.recbole_process")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("model", choices=("BPR", "SASRec"))
+    for name in ("seed", "epochs", "threads", "length", "blocks"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    print(json.dumps(run(given)))
