@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,10 @@ class LateDevice:
         self._pinned[call.to] = memory
 
     def _free_pinned(self, call: _Call) -> None:
-        self._pinned.pop(call.to)
+        memory = self._pinned.pop(call.to)
+        # As CUDA, which waits until the device needs it no more: copies have its address alone.
+        for stream in list(self._streams.values()):
+            stream.put(partial(len, memory))
 
     def _copy(self, call: _Call) -> None:
         to, from_, num_bytes = call.to, call.from_, call.num_bytes

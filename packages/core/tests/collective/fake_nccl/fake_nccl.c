@@ -235,7 +235,7 @@ int ncclGroupEnd(void) {
     used += (size_t)snprintf(log + used, 64, "%s%zu %s %d", op == ops ? "" : ", ", op->num_bytes,
                              op->is_send ? "to" : "from", op->peer);
   }
-  strcat(log, "\n");
+  if (used + 2 <= sizeof ops->comm->log) strcat(log, "\n");
   put(group_stream, GROUP)->ops = ops;
   RETURN(SUCCESS);
 }
