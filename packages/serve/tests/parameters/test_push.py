@@ -95,7 +95,8 @@ def test_a_push_that_failed_is_pushed_again_by_its_token(
         client.describe()
         down.add("shard:1")
         with pytest.raises(
-            PushFailedError, match=r"shard 2 at shard:1: .*connection refused; shards 1 have done it"
+            PushFailedError,
+            match=r"shard 2 at shard:1: .*connection refused; shards 1 have done it",
         ) as info:
             client.push(made_gradients(1), wait="applied", deadline_seconds=3)
         assert info.value.done == (0,)
