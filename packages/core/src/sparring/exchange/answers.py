@@ -101,6 +101,7 @@ class Answers:
         chunks_in_flight: the most messages under way, each way.
         kind: of the questions; answers are `MessageKind.ROWS`.
         verb: for traces: what a service does.
+        on_progress: called whenever a message has moved or a service has ended.
     """
 
     link: Link
@@ -109,6 +110,7 @@ class Answers:
     chunks_in_flight: int
     kind: MessageKind
     verb: str
+    on_progress: Callable[[], None] | None = None
     _asked: deque[_Asked] = field(default_factory=deque)
     _served: deque[_Served] = field(default_factory=deque)
     _error: BaseException | None = None
@@ -139,6 +141,8 @@ class Answers:
                 if mine.is_done and not has_ended:
                     has_ended = moved = True
                     self._ended(mine, "hop 0")
+                if moved and self.on_progress is not None:
+                    self.on_progress()
                 if not moved and has_ended and not (self._asked or self._served):
                     break
                 self.link.pause(self.executor, has_progressed=moved)

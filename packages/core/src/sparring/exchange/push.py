@@ -11,7 +11,6 @@ of sending, and at most `chunks_in_flight` buffers receive chunks of later hops.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,8 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.results import Columns, Keys, Rows
-from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
+from sparring.exchange.answers import Answers, Question, Service
+from sparring.exchange.link import Buffers, Link, MessageKind
 from sparring.exchange.messages import (
     KEY_BYTES,
     Codec,
@@ -41,6 +41,8 @@ from sparring.runtime.trace import Trace
 __all__ = ["RingPush", "RowPrefetch", "Sums", "push_to_replicas"]
 
 _GRADIENTS = MessageKind.GRADIENTS
+
+_LONGEST_PAUSE = 0.01
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -82,14 +84,6 @@ class Sums:
 
 
 @dataclass(slots=True)
-class _Received:
-    planned: ChunkTransfer
-    coming: Transfer
-    has_come: bool = False
-    adding: Job | None = None
-
-
-@dataclass(slots=True)
 class RingPush:
     """One push of several tables, driven to its end by `run`.
 
@@ -115,15 +109,13 @@ class RingPush:
     chunk_rows: int
     chunks_in_flight: int
     buffers: Buffers = field(default_factory=Buffers)
-    _sent: deque[Transfer] = field(default_factory=deque)
-    _received: deque[_Received] = field(default_factory=deque)
     _error: BaseException | None = None
 
     def run(self) -> list[OwnedGradients]:
         """Returns the sums for each request.
 
         Raises:
-            PeerFailure: a rank is gone or silent.
+            PeerFailure: a rank is gone or silent, and nothing failed here.
 
         A failure on this rank itself is the `error` of each result.
         """
@@ -140,12 +132,12 @@ class RingPush:
             self.find_executor, InlineExecutor
         )
         try:
-            own = self.executor.submit(partial(sums.add_own, rank, self.routed))
             if is_short and is_inline:
+                own = self.executor.submit(partial(sums.add_own, rank, self.routed))
                 self._ended(own, "hop 0")
                 self._run_in_order(list(to_send), list(to_receive), sums, ahead)
             else:
-                self._run_as_it_comes(to_send, to_receive, sums, ahead, own)
+                self._run_as_it_comes(to_send, to_receive, sums, ahead)
         finally:
             self.executor.finish()
             self.find_executor.finish()
@@ -163,20 +155,28 @@ class RingPush:
         to_receive: Iterator[ChunkTransfer],
         sums: Sums,
         ahead: RowPrefetch,
-        own: Job,
     ) -> None:
-        has_own = False
-        while True:
-            moved = self._send(to_send)
-            moved |= self._receive(to_receive, sums)
-            if own.is_done and not has_own:
-                has_own = moved = True
-                self._ended(own, "hop 0")
-            if moved:
-                ahead.advance()
-            elif has_own and not (self._sent or self._received) and ahead.is_done:
-                return
-            self.link.pause(self.executor, has_progressed=moved)
+        self._error = Answers(
+            self.link,
+            self.executor,
+            self.buffers,
+            self.chunks_in_flight,
+            _GRADIENTS,
+            "add up",
+            ahead.advance,
+        ).run(
+            (
+                Question(each.peer, each.label, self._bytes(each), partial(self._pack, each))
+                for each in to_send
+            ),
+            (
+                Service(each.peer, each.label, self._bytes(each), partial(_add, sums, each))
+                for each in to_receive
+            ),
+            partial(sums.add_own, self.link.collective.rank, self.routed),
+        )
+        while not ahead.is_done:
+            self.find_executor.pause(_LONGEST_PAUSE)
 
     def _run_in_order(
         self,
@@ -189,14 +189,12 @@ class RingPush:
         link = self.link
         coming = []
         for planned in to_receive:
-            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
+            message = self.buffers.take(self._bytes(planned))
             coming.append(link.receive(_GRADIENTS, message, planned.peer, planned.label))
         going = []
         for planned in to_send:
-            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
-            pack_gradients(
-                message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
-            )
+            message = self.buffers.take(self._bytes(planned))
+            self._pack(planned, message)
             going.append(link.send(_GRADIENTS, message, planned.peer, planned.label))
         ahead.advance()
         for planned, transfer in zip(to_receive, coming, strict=True):
@@ -209,58 +207,13 @@ class RingPush:
         for transfer in [*coming, *going]:
             self.buffers.give_back(transfer.buffer)
 
-    def _send(self, waiting: Iterator[ChunkTransfer]) -> bool:
-        moved = False
-        while self._sent and self.link.is_done(self._sent[0]):
-            self.buffers.give_back(self._sent.popleft().buffer)
-            moved = True
-        while len(self._sent) < self.chunks_in_flight:
-            planned = next(waiting, None)
-            if planned is None:
-                break
-            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
-            pack_gradients(
-                message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
-            )
-            self._sent.append(self.link.send(_GRADIENTS, message, planned.peer, planned.label))
-            moved = True
-        return moved
+    def _bytes(self, planned: ChunkTransfer) -> int:
+        return gradient_bytes(planned.chunk, self.codecs)
 
-    def _receive(self, waiting: Iterator[ChunkTransfer], sums: Sums) -> bool:
-        moved = False
-        while len(self._received) < self.chunks_in_flight:
-            planned = next(waiting, None)
-            if planned is None:
-                break
-            message = self.buffers.take(gradient_bytes(planned.chunk, self.codecs))
-            coming = self.link.receive(_GRADIENTS, message, planned.peer, planned.label)
-            self._received.append(_Received(planned, coming))
-            moved = True
-        silent: set[int] = set()
-        for each in self._received:
-            # Of one rank's messages only the first is looked at: they come in order.
-            if each.has_come or each.planned.peer in silent:
-                continue
-            if self.link.is_done(each.coming):
-                each.has_come = moved = True
-            else:
-                silent.add(each.planned.peer)
-        for each in self._received:
-            if not each.has_come:
-                break  # later ones wait: sums are taken in the order of the queue
-            if each.adding is None:
-                call = partial(sums.add_message, each.coming.buffer, each.planned.chunk)
-                each.adding = self.executor.submit(call)
-                moved = True
-        while self._received and self._received[0].adding is not None:
-            adding = self._received[0].adding
-            if not adding.is_done:
-                break
-            received = self._received.popleft()
-            self._ended(adding, received.planned.label)
-            self.buffers.give_back(received.coming.buffer)
-            moved = True
-        return moved
+    def _pack(self, planned: ChunkTransfer, message: Bytes) -> None:
+        pack_gradients(
+            message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
+        )
 
     def _ended(self, job: Job, label: str) -> None:
         self._error = self._error or job.error
@@ -269,6 +222,10 @@ class RingPush:
             self.link.trace.add(
                 "add up", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
             )
+
+
+def _add(sums: Sums, planned: ChunkTransfer, message: Bytes, _: Bytes) -> None:
+    sums.add_message(message, planned.chunk)
 
 
 class RowPrefetch:
