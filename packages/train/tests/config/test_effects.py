@@ -6,7 +6,6 @@ The other keys are in `test_effects_ranking` and `test_effects_running`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, Pe
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
 from . import table_effects
-from .config_runs import FILES, Effects, Ran, Runs, all_keys, is_of_ranking, made_runs
+from .config_runs import FILES, Effects, Ran, Runs, all_keys, is_of_ranking
 
 EFFECTS = Effects()
 table_effects.register(EFFECTS)
@@ -38,11 +37,6 @@ KEYS = [
     for key in all_keys()
     if key.split(".")[0].split(":")[0] in SECTIONS and not is_of_ranking(key)
 ]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    yield from made_runs(tmp_path_factory.mktemp("effects"))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sparring.errors import ConfigError
@@ -11,18 +9,13 @@ from sparring.errors import ConfigError
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
 
-from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking, made_runs
+from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking
 
 EFFECTS = Effects()
 KINDS = ("two_towers", "sequence")
 KEYS = [key for key in all_keys() if is_of_ranking(key)]
 
 SEQUENCE = "model={kind: sequence, embedding_dim: 4, hidden_layer: 8, blocks: 1, dropout: 0}"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    yield from made_runs(tmp_path_factory.mktemp("ranking"))
 
 
 @pytest.mark.parametrize("key", KEYS)

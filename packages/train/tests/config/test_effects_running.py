@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -31,17 +30,12 @@ from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking, made_runs
+from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
 
 KEYS = [key for key in all_keys() if key not in ELSEWHERE and not is_of_ranking(key)]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    yield from made_runs(tmp_path_factory.mktemp("effects"))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from sparring_train.config.loader import parse_config
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_plan", reason="needs sparring-plan")
 
-from .config_runs import RATINGS, Runs, made_runs
+from .config_runs import RATINGS, Runs
 
 HEAD = """\
 version: 1
@@ -55,11 +54,6 @@ def divided(ranks: list[int], columns: int) -> str:
     """A plan whose users have blocks of columns."""
     head, _, tail = plan(("column_wise", ranks), ("row_wise", "all")).rpartition("columns: 1")
     return f"{head}columns: {columns}{tail}"
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    yield from made_runs(tmp_path_factory.mktemp("plans"))
 
 
 def write(runs: Runs, name: str, text: str) -> str:

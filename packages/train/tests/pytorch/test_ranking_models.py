@@ -22,7 +22,7 @@ from sparring_train.loop.ranking_evaluation import RankingEvaluation
 from sparring_train.loop.step_items import ItemCounts, StepItems
 from sparring_train.ranks import Ranks
 
-from ..config.config_runs import VISITS, Runs, made_runs
+from ..config.config_runs import VISITS, Runs
 from ..data.visits import VisitsData, VisitsDataset
 
 TOWERS = "model={kind: two_towers, embedding_dim: 8}"
@@ -33,11 +33,6 @@ STEPS = (
     "training.epochs=10",
     "optimizer={sparse: {name: adam, lr: 0.02}, dense: {name: adam, lr: 0.01}}",
 )
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    yield from made_runs(tmp_path_factory.mktemp("ranking"))
 
 
 def visits(**settings: Any) -> VisitsDataset:

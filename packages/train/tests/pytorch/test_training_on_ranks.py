@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from sparring_train.report.run_data import read_report
 from sparring_train.result import SilentProgress, TrainResult
 
 from ..config.config_runs import RATINGS as SMALL_RATINGS
-from ..config.config_runs import Runs, made_runs
+from ..config.config_runs import Runs
 
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
@@ -164,11 +164,6 @@ def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
     one, many = alone["clicks.yaml"], json.loads(together)
     assert many["rows"] == one.rows
     assert many["metrics"]["log_loss"] == pytest.approx(one.metrics["log_loss"], rel=2e-6)
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
-    yield from made_runs(tmp_path)
 
 
 def test_ranks_that_read_other_settings_are_refused_naming_both(runs: Runs) -> None:

@@ -1,0 +1,20 @@
+"""Fixtures of tests in several folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .config.config_runs import Runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs in a folder, which is the current one while the tests of a module last."""
+    # It imports PyTorch.
+    from .config.config_runs import made_runs
+
+    yield from made_runs(tmp_path_factory.mktemp("runs"))
