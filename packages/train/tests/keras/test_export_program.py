@@ -15,6 +15,7 @@ sparring_packed: Any = pytest.importorskip(
     "sparring_packed", reason="sparring-packed is not installed"
 )
 
+from sparring import hash_strings
 from sparring.cli.application import main
 from sparring_tf import load_program
 
@@ -59,3 +60,34 @@ def test_a_program_gives_the_probabilities_of_the_model(
             assert ((found > 0) & (found < 1)).all()
         # Ids that were trained have rows of their own, and the others initial values.
         assert len(np.unique(found)) > 1
+
+
+TABLE = """\
+framework: tensorflow
+threads: 1
+data: {kind: table, path: clicks.csv, label: clicked, categorical: [user, item], numeric: [price],
+       batch_size: 32}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
+storage: {backend: memory}
+snapshots: {url: runs}
+"""
+
+
+def test_a_program_of_a_table_takes_numbers_and_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow", reason="reads CSV")
+    monkeypatch.chdir(tmp_path)
+    rows = ["ann,shoe,20,1", "bob,hat,5,0", "ann,hat,5,0"]
+    Path("clicks.csv").write_text("\n".join(["user,item,price,clicked", *rows * 64]) + "\n")
+    Path("run.yaml").write_text(TABLE)
+    assert main(["train", "run.yaml"]) == 0
+    assert main(["publish", "runs", "served"]) == 0
+    assert main(["export-program", "run.yaml", "bundle", "--served", "served"]) == 0
+    assert main(["predict", "runs", "clicks.csv", "--output", "predicted.csv"]) == 0
+    expected = np.loadtxt("predicted.csv", skiprows=1, max_rows=3)
+    names = [hash_strings(each) for each in (["ann", "bob", "ann"], ["shoe", "hat", "hat"])]
+    numbers = np.array([[20], [5], [5]], np.float32)
+    with load_program("bundle", "served") as program:
+        found = program(tf.constant(numbers), tf.constant(np.stack(names, axis=1))).numpy()
+    assert found == pytest.approx(expected, abs=1e-6)

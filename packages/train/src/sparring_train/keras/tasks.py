@@ -141,12 +141,22 @@ class ColumnTask:
         return tf.sigmoid(found) if self._is_click else found
 
     def program(self) -> tuple[list[Any], Callable[..., Any]]:
-        """Signature of the exported program, and what it computes."""
+        """Signature of the exported program, and what it computes: of numbers ``(b, k)`` and ids
+        ``(b, f)``, where the model has no program of its own."""
         own: Any = getattr(self.model, "program", None)
         if own is not None:
             made: tuple[list[Any], Callable[..., Any]] = own()
             return made
-        return self.input_signature, self.predicted
+        if self._schema.is_matrix:
+            return self.input_signature, self.predicted
+
+        def predicted(numbers: Any, ids: Any) -> Any:
+            columns = tf.unstack(ids, axis=1)
+            one_each = (part for each in columns for part in (each, tf.ones_like(each)))
+            return self.predicted(numbers, *one_each)
+
+        ids = tf.TensorSpec([None, len(self._names)], tf.int64)
+        return [self.input_signature[0], ids], predicted
 
     def _inputs(self, tensors: tuple[Any, ...]) -> tuple[Any, Any, list[Any]]:
         """Numbers, ids as the model takes them, and all else."""
