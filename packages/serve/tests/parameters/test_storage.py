@@ -8,9 +8,23 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, TableConfig, open_storage
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_serve import LookupServer, ServingConfig, open_parameter_server
+from sparring import (
+    StepContainer,
+    StorageChoice,
+    TableConfig,
+    hyper_from,
+    open_storage,
+    resolve_method,
+)
+from sparring.contracts import MethodChoice
+from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
+from sparring_serve import (
+    LookupServer,
+    PushFailedError,
+    ServingConfig,
+    Token,
+    open_parameter_server,
+)
 
 KEYS = np.arange(20)
 
@@ -82,6 +96,33 @@ def test_lookups_before_an_optimizer_read_the_rows_of_the_service(server: Lookup
         assert np.array_equal(storage.find(KEYS).rows, rows)
 
 
+def test_a_flush_of_a_program_tells_of_pushes_that_were_queued_and_failed(
+    server: LookupServer,
+) -> None:
+    apply = server.service.tables.apply
+
+    def failing(token: Token, pushed: object) -> bool:
+        if token.number == 2:
+            raise StorageIOError("the disk is full")
+        return apply(token, pushed)
+
+    server.service.tables.apply = failing
+    options = {**choice(server).options, "wait": "queued"}
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 4), StorageChoice("remote", options))
+        container.set_state("item", np.zeros(4, np.float32), "adagrad")
+        container.storage("item")
+        method = resolve_method("adagrad")
+        for step in range(1, 4):
+            container.resources.give("item", KEYS, np.ones((20, 4), np.float32))
+            chosen = MethodChoice(method, hyper_from(method, {"lr": 0.1}), step)
+            container.apply_methods({"item": chosen})
+        with pytest.raises(PushFailedError, match=r"push 2 was queued, .*disk is full"):
+            container.flush()
+        container.flush()
+    assert server.service.tables.steps == 2
+
+
 def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> None:
     table = TableConfig("item", 4).with_state(4, "adagrad")
     options = dict(choice(server).options)
@@ -97,9 +138,6 @@ def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> No
 
 
 def _push_with_eps(server: LookupServer) -> None:
-    from sparring import hyper_from, resolve_method
-    from sparring.contracts import MethodChoice
-
     method = resolve_method("adagrad")
     with StepContainer() as container:
         container.declare(TableConfig("item", 4), choice(server))

@@ -100,6 +100,10 @@ class ParameterStorage(RemoteStorage):
         found[:] = True
         rows[:] = answer.rows[table.name][:, columns.begin : columns.end]
 
+    def _flush_impl(self) -> None:
+        # Pushes that were queued may have failed: only a flush tells.
+        self._parameters.flush()
+
     def _refuse(self, operation: str) -> NoReturn:
         raise UnsupportedError(
             f"{operation} on table {self.table.name!r}: rows of a service of the role parameters change "
