@@ -21,7 +21,7 @@ from typing import Any
 from redis.crc import key_slot
 
 from sparring import EnvironmentOptions, membership_from
-from sparring.contracts import Membership, Rendezvous, ShardMap
+from sparring.contracts import Membership, Rendezvous
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_redis.client import Command
 from sparring_redis.client_factory import open_client
@@ -65,9 +65,6 @@ class RedisRendezvous(Rendezvous):
 
     def membership(self) -> Membership:
         return self._membership
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._membership.world_size)
 
     def set(self, key: str, value: bytes) -> None:
         seconds = self._options.time_to_live_seconds

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from sparring.kernels.strings import hash_strings
     from sparring.plugins.option_checks import checked_options
     from sparring.plugins.registry import PluginManager, make_plugin_manager
-    from sparring.rendezvous.apart import ApartRendezvous
     from sparring.rendezvous.environment import (
+        ApartRendezvous,
         EnvironmentOptions,
         EnvironmentRendezvous,
         SingleRendezvous,
@@ -154,9 +154,9 @@ _name = names_from(
         "sparring.kernels.strings": "hash_strings",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
-        "sparring.rendezvous.apart": "ApartRendezvous",
         "sparring.rendezvous.environment": (
-            "EnvironmentOptions EnvironmentRendezvous membership_from SingleRendezvous"
+            "ApartRendezvous EnvironmentOptions EnvironmentRendezvous membership_from "
+            "SingleRendezvous"
         ),
         "sparring.runtime.document": "Document DocumentModel read_document",
         "sparring.runtime.events": "EventLoop",

@@ -9,7 +9,6 @@ from sparring.contracts.descriptors import KernelsDescriptor
 from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.rendezvous import Membership
-from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice, storage_device
@@ -26,9 +25,6 @@ class _Rank(SingleRendezvous):
 
     def membership(self) -> Membership:
         return self._membership
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._membership.world_size)
 
 
 class _Seeing:

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from sparring.adapter import EnvironmentOptions, membership_from
-from sparring.contracts import Membership, Rendezvous, ShardMap
+from sparring.contracts import Membership, Rendezvous
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_torch.distributed_options import TorchRendezvousOptions
 
@@ -62,9 +62,6 @@ class TorchRendezvous(Rendezvous):
 
     def membership(self) -> Membership:
         return self._membership
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._membership.world_size)
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, bytes(value))  # type: ignore[arg-type] # its stub says str

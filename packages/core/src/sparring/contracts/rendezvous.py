@@ -47,9 +47,10 @@ class Rendezvous(ABC):
     def membership(self) -> Membership:
         """This rank's place. It stays the same until the job is restarted."""
 
-    @abstractmethod
     def shard_map(self) -> ShardMap:
-        """Owner of each partition; equal on all ranks."""
+        """Owner of each partition, equal on all ranks: unless a class overrides it, all ranks share
+        them evenly."""
+        return ShardMap.balanced(self.membership().world_size)
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:

@@ -21,10 +21,10 @@ from pydantic import Field
 
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership, Rendezvous
-from sparring.contracts.shard_map import ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 
 __all__ = [
+    "ApartRendezvous",
     "EnvironmentOptions",
     "EnvironmentRendezvous",
     "SingleRendezvous",
@@ -82,9 +82,6 @@ class EnvironmentRendezvous(Rendezvous):
 
     def membership(self) -> Membership:
         return self._membership
-
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(self._membership.world_size)
 
     def set(self, key: str, value: bytes) -> None:
         self._check_store(f"set {key!r}")
@@ -179,9 +176,6 @@ class SingleRendezvous(Rendezvous):
     def membership(self) -> Membership:
         return Membership(rank=0, world_size=1)
 
-    def shard_map(self) -> ShardMap:
-        return ShardMap.balanced(1)
-
     def set(self, key: str, value: bytes) -> None:
         with self._changed:
             self._values[key] = bytes(value)
@@ -199,3 +193,21 @@ class SingleRendezvous(Rendezvous):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class ApartRendezvous(SingleRendezvous):
+    """Rank `rank` of `world_size`, in a process that no other rank waits for: a server of a service.
+
+    A container that has it takes its steps alone, over the keys of its shard, and writes its part of a
+    snapshot as that rank of a job of so many ranks would: `SaveOptions.attempt` says which parts belong
+    together.
+    """
+
+    is_apart = True
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__()
+        self._membership = Membership(rank, world_size)
+
+    def membership(self) -> Membership:
+        return self._membership
