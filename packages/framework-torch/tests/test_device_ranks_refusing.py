@@ -258,7 +258,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
             try:
                 rank.step(ids)
             except (DeviceMemoryError, PeerFailure) as error:
-                assert time.monotonic() - begin < 5, "the deadline was waited for"
+                assert time.monotonic() - begin < 15, "the deadline of 20 s was waited for"
                 assert rank.rows() == before
                 raised.wait(10)
                 if held[0].failed in _TOLD:
@@ -312,7 +312,7 @@ def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
         begun.wait(10)
         begin = time.monotonic()
         error = refused(lambda: rank.step(ids))
-        assert time.monotonic() - begin < 5, "the deadline was waited for"
+        assert time.monotonic() - begin < 15, "the deadline of 20 s was waited for"
         assert rank.rows() == before
         ended.wait(10)
         rank.step(ids)

@@ -27,7 +27,7 @@ from sparring_torch.optimizer import Optimizer
 from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
 from sparring_torch.train_pipeline import TrainPipeline
 
-SOON, LONG = 5.0, 30.0
+SOON, LONG = 20.0, 60.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""
 
 IDS = torch.arange(20).reshape(5, 4)

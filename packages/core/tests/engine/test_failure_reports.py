@@ -19,7 +19,7 @@ from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 
 IDS = np.arange(40)
-SOON, LONG = 5.0, 30.0
+SOON, LONG = 20.0, 60.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""
 
 

@@ -289,14 +289,13 @@ def test_close_leaves_a_hung_tier_to_the_write_that_hangs(
 def test_write_that_nobody_has_begun_is_taken_back(last: FaultyStorage) -> None:
     with EventLoop(num_threads=1) as events:
         is_free = threading.Event()
-        events.submit(lambda: is_free.wait(10), name="another's work")
+        events.submit(lambda: is_free.wait(60), name="another's work")
+        # Whatever waited for the other's work would be refused.
         stack = beside(events, last, buffer_bytes=15 * ROW_BYTES, deadline_seconds=5.0)
-        start = time.monotonic()
         for begin in range(0, 100, 10):
             stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
         assert stack.erase(KEYS[:5]) == 5
         stack.flush()
-        assert time.monotonic() - start < 4
         assert last.inner.size == 95
         is_free.set()
 
