@@ -33,6 +33,13 @@ def unbuilt() -> Any:
     return keras.Sequential([layers.Embedding(ROWS, DIM), layers.Flatten(), dense()])
 
 
+def regularized() -> Any:
+    score = layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
+    return keras.Sequential(
+        [keras.Input((3,), dtype="int64"), layers.Embedding(ROWS, DIM), layers.Flatten(), score]
+    )
+
+
 def dense() -> Any:
     return layers.Dense(1)
 
@@ -121,6 +128,7 @@ def two(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
 PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
     "sequential": (sequential, lambda: SGD(0.5), one(3)),
     "sequential, built by its first batch": (unbuilt, lambda: SGD(0.5), one(3)),
+    "regularized kernel": (regularized, lambda: SGD(0.5), one(3)),
     "functional": (functional, lambda: SGD(0.5), two((), (4,))),
     "shared": (shared, lambda: SGD(0.5), two((3,), (3,))),
     "masked LSTM": (masked, lambda: SGD(0.5), one(5)),
