@@ -395,6 +395,10 @@ def test_the_commands_say_what_they_did(run: Run, capsys: pytest.CaptureFixture[
     assert line["tables"]["item"]["bytes"] < line["tables"]["user"]["bytes"]
     assert main(["publish", run.url, run.out]) == 0
     assert "has the newest snapshot already" in capsys.readouterr().out
+    assert main(["publish", run.url, run.out, "--quantize", "item=int8"]) == 0
+    assert main(["publish", run.url, run.out, "--quantize", "item=fp16"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "published with table 'item' as int8, and fp16 is asked for now" in said
     assert main(["publish", run.url, run.out, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
     with serve(run) as server:

@@ -86,14 +86,17 @@ def publish_newest(
     Raises:
         SnapshotError: there is no snapshot, or it is damaged.
         UnknownTableError: `quantize` names a table that is not in the snapshot.
-        InvalidArgumentError: a dtype is unknown, or does not fit.
+        InvalidArgumentError: a dtype is unknown, or does not fit; or the newest snapshot is published
+            already, with another dtype.
         QualityLossError: quantized rows cost too much; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
     existing = _existing(out_url)
-    if any(each.source.hash == snapshot.manifest_hash for each in existing.values()):
-        return None
+    for name, manifest in existing.items():
+        if manifest.source.hash == snapshot.manifest_hash:
+            _check_dtypes(f"{os.fspath(out_url).rstrip('/')}/{name}", manifest, quantize)
+            return None
     base = _base(snapshot, existing, options)
     out = os.fspath(out_url).rstrip("/")
     url = f"{out}/{snapshot.name}"
@@ -141,6 +144,23 @@ def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
         )
     chosen = {name: given.get(name, given.get("*")) for name in snapshot.tables}
     return {name: dtype for name, dtype in chosen.items() if dtype is not None}
+
+
+def _check_dtypes(
+    url: str, published: sparring_packed.ServingManifest, quantize: Mapping[str, str]
+) -> None:
+    """Refuses to leave a snapshot as it was published, where other dtypes are asked for now.
+
+    Raises:
+        InvalidArgumentError: a table has another one.
+    """
+    for table in published.tables:
+        wanted = quantize.get(table.name, table.dtype)
+        if wanted != table.dtype:
+            raise InvalidArgumentError(
+                f"{url}: was published with table {table.name!r} as {table.dtype}, and {wanted} is asked "
+                "for now; publish into another folder, as a table under another dtype is another one"
+            )
 
 
 def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
