@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -418,6 +419,7 @@ class _Failing:
 @WAYS
 def test_a_storage_that_fails_is_told_to_all(gpus: FakeGpus, way: str) -> None:
     shard_map = ShardMap.balanced(3)
+    have_raised = threading.Barrier(3)
 
     def body(collective: Collective) -> str:
         storages = shards(collective, shard_map, "emulated")
@@ -429,7 +431,7 @@ def test_a_storage_that_fails_is_told_to_all(gpus: FakeGpus, way: str) -> None:
             requests = [wanted(storages[0], ITEM, _gpu_array(np.arange(200)))]
             with pytest.raises((PeerFailure, UnsupportedError)) as caught:
                 device.pull_all(requests)
-            time.sleep(0.2)  # so that nobody's end is taken for the cause
+            have_raised.wait(60)  # so that no one's end is taken for the cause
         return str(caught.value)
 
     found = run_ranks(way, 3, body)
