@@ -62,12 +62,7 @@ def _nodes_of(method: Any) -> list[ast.AST]:
 
 
 class _Reads:
-    """Reads in the source of a method.
-
-    Args:
-        owner: what ``self`` is.
-        nodes: of the source.
-    """
+    """Reads in the nodes of a method's source, whose ``self`` is `owner`."""
 
     def __init__(self, owner: object, nodes: Sequence[ast.AST]) -> None:
         self._owner, self._nodes = owner, nodes
@@ -88,19 +83,19 @@ class _Reads:
                     target, value=ast.expr() as value
                 ):
                     self._bind(target, value)
-                case ast.For(target, of) if not _chooses(node):
-                    self._bind_elements(node, target, of)
-                case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-                    for each in node.generators * (not _chooses(node)):
+                case (
+                    ast.For() | ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp()
+                ):
+                    for each in [] if _chooses(node) else getattr(node, "generators", [node]):
                         self._bind_elements(node, each.target, each.iter)
                 case ast.Call(ast.Name("isinstance" | "hasattr" | "type"), [of, *_]):
                     self._asked.add(ast.dump(of))
                 case ast.Attribute(ast.Name("self"), name):
                     self.called.append(name)
-        used = _names_in(nodes)
         for name, (_, loop) in list(self._names.items()):
-            is_one_of_all = loop is not None and _names_in(ast.walk(loop))[name] < used[name]
-            if bound[name] > 1 or is_one_of_all:
+            # After its loop, a name is the last element.
+            is_last = loop is not None and _uses(name, ast.walk(loop)) < _uses(name, nodes)
+            if bound[name] > 1 or is_last:
                 del self._names[name]
 
     def of(self, attributes: Collection[str]) -> Iterator[tuple[object, int]]:
@@ -158,8 +153,8 @@ def _elements(container: Any) -> list[Any]:
     return list(container.values() if hasattr(container, "values") else container)
 
 
-def _names_in(nodes: Iterable[ast.AST]) -> Counter[str]:
-    return Counter(each.id for each in nodes if isinstance(each, ast.Name))
+def _uses(name: str, nodes: Iterable[ast.AST]) -> int:
+    return sum(isinstance(each, ast.Name) and each.id == name for each in nodes)
 
 
 def _chooses(loop: ast.AST) -> bool:

@@ -93,11 +93,7 @@ class DistributionReport:
 
 
 def check_choices(semantics: str, keep: Collection[str]) -> None:
-    """Checks arguments of `distribute` that are the same under every framework.
-
-    Raises:
-        InvalidArgumentError: another value of `semantics`; `keep` is one text.
-    """
+    """Raises `InvalidArgumentError` for another value of `semantics`, or one text as `keep`."""
     if semantics not in ("exact", "lazy"):
         raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
     if isinstance(keep, str):
@@ -105,13 +101,7 @@ def check_choices(semantics: str, keep: Collection[str]) -> None:
 
 
 def own_methods(kind: type, base: type, known: Collection[str]) -> str:
-    """Refusal of a class derived from that of an embedding, for methods of its own; empty: none.
-
-    Args:
-        kind: the class.
-        base: of the framework.
-        known: methods that may be its own.
-    """
+    """Refusal of a class for methods that it adds to those of `base`, but for `known`; empty: none."""
     found = {
         name
         for each in kind.__mro__[: kind.__mro__.index(base)]
@@ -122,12 +112,7 @@ def own_methods(kind: type, base: type, known: Collection[str]) -> str:
 
 
 def why_no_weight(path: str, table: str) -> str:
-    """Text for a use of a weight that `distribute` put into a table.
-
-    Args:
-        path: of the module or layer that had it.
-        table: name of the table.
-    """
+    """Text for a use of the weight of a module or layer, which `distribute` put into a table."""
     return (
         f"{path}: distribute put its weight into table {table}, which is no matrix. Call it with ids, "
         "all of them if need be, for rows that are trained; or have distribute keep it as it is, "

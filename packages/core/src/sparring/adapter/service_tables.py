@@ -24,13 +24,8 @@ def service_storage(
 ) -> StorageChoice:
     """The storage of the service of a file; pushes wait until they are applied.
 
-    Args:
-        config: the file.
-        plan: and `storage`, as they were given to `distribute`, which says neither for a service.
-        storage: see `plan`.
-
     Raises:
-        InvalidArgumentError: one of them says where rows are.
+        InvalidArgumentError: `plan` or `storage` says where rows are, too.
         UnsupportedError: a launcher started this process as one of several ranks.
     """
     if plan is not None or storage != "hkv":
@@ -104,11 +99,8 @@ def write_rows(
 ) -> None:
     """Writes rank 0's rows of a table, each rank a part of them. All ranks call it.
 
-    Args:
-        container: of the table.
-        table: its name.
-        values: ``(n, dim)`` of the keys 0 to n - 1; those of other ranks give their shape alone.
-        skipped: the key that is not written.
+    `values` are ``(n, dim)`` of the keys 0 to n - 1, without the key `skipped`; those of other ranks
+    give the shape alone.
     """
     collective = container.collective
     values = np.ascontiguousarray(values)
