@@ -54,14 +54,10 @@ _PREFIX = "sparring_serving_"
 
 
 class ServingMetrics:
-    """Counts what a service or a client does. Any thread may call any method.
+    """Counts what a service or a client does. Any thread may call any method."""
 
-    Args:
-        registry: that holds the metrics; None: its own.
-    """
-
-    def __init__(self, registry: MetricRegistry | None = None) -> None:
-        self.registry = MetricRegistry() if registry is None else registry
+    def __init__(self) -> None:
+        self.registry = MetricRegistry()
         counter = self._counter
         self._pulls = counter("pulls_total", "table", "code")
         self._seconds = self.registry.histogram(_PREFIX + "pull_seconds", HELP["pull_seconds"])

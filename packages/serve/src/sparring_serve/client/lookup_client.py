@@ -79,9 +79,9 @@ class Client:
     def __init__(
         self,
         targets: Targets,
-        config: ClientConfig | None,
-        metrics: ServingMetrics | None,
-        clock: Callable[[], float],
+        config: ClientConfig | None = None,
+        metrics: ServingMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not isinstance(config, (ClientConfig, type(None))):
             raise InvalidArgumentError(
@@ -92,6 +92,20 @@ class Client:
         self.metrics = ServingMetrics() if metrics is None else metrics
         self._session = Session(_shards(targets), self.config, self.metrics, clock)
         self._is_closed = False
+
+    @classmethod
+    def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
+        """A client by the file of its service.
+
+        Args:
+            path: of the YAML file.
+            overrides: ``dotted.key=value``.
+
+        Raises:
+            ConfigError: the file is wrong.
+        """
+        config = _read_config(path, overrides)
+        return cls(config.shard_map, config.client)
 
     def _recommending(self, wanted: Wanted, deadline_seconds: float) -> Steps[Recommendations]:
         return recommending(self._session, wanted, self._session.deadline(deadline_seconds))
@@ -124,20 +138,6 @@ class LookupClient(Client):
     ) -> None:
         super().__init__(targets, config, metrics, clock)
         self._transport = GrpcTransport(self.config) if transport is None else transport
-
-    @classmethod
-    def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
-        """A client by the file of its service.
-
-        Args:
-            path: of the YAML file.
-            overrides: ``dotted.key=value``.
-
-        Raises:
-            ConfigError: the file is wrong.
-        """
-        config = _read_config(path, overrides)
-        return cls(config.shard_map, config.client)
 
     def pull(
         self,
@@ -284,12 +284,6 @@ class AsyncLookupClient(Client):
     ) -> None:
         super().__init__(targets, config, metrics, time.monotonic)
         self._transport = AsyncGrpcTransport(self.config) if transport is None else transport
-
-    @classmethod
-    def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
-        """As `LookupClient.from_config`."""
-        config = _read_config(path, overrides)
-        return cls(config.shard_map, config.client)
 
     async def pull(
         self,
