@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sparring import Snapshot, embedding_parts, hash_strings, merged_chunks, partition
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["embedding_of", "embeddings", "key_of", "keys_of"]
+__all__ = ["embedding_of", "embeddings", "key_of", "keys_meant", "keys_of"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -21,14 +21,7 @@ def key_of(snapshot: Snapshot, table: str, text: str) -> int:
     Raises:
         InvalidArgumentError: neither has.
     """
-    candidates = [int(hash_strings([text])[0])]
-    try:
-        number = int(text)
-    except ValueError:
-        number = None
-    if number is not None and -(2**63) <= number < 2**63:
-        candidates.insert(0, number)
-    for key in candidates:
+    for key in keys_meant(text):
         if embedding_of(snapshot, table, key) is not None:
             return key
     raise InvalidArgumentError(
@@ -36,6 +29,16 @@ def key_of(snapshot: Snapshot, table: str, text: str) -> int:
         "was evicted. `sparring export` lists the keys that there are",
         table=table,
     )
+
+
+def keys_meant(text: str) -> list[int]:
+    """Keys that a person may mean: a whole number, if it is one, and the hash of the string."""
+    candidates = [int(hash_strings([text])[0])]
+    try:
+        number = int(text)
+    except ValueError:
+        return candidates
+    return [number, *candidates] if -(2**63) <= number < 2**63 else candidates
 
 
 def embedding_of(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:

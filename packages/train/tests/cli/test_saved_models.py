@@ -202,6 +202,14 @@ def test_ids_of_another_file_are_made_as_those_of_the_run(
         assert "found 'x7', expected a whole number" in ask("predict", run, "text.csv")
 
 
+def test_a_row_is_shown_by_its_string(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask("get", "clicks", "item", "SKU_3", "--json")
+    assert (found["found"], found["key"]) == (True, int(hash_strings(["SKU_3"])[0]))
+    assert len(found["parts"]["embedding"]) == 4
+    assert main(["get", "clicks", "item", "SKU_99"]) == 1
+    assert "no row" in capsys.readouterr().out
+
+
 def test_the_best_items_are_those_of_the_users_kind(ask: Any) -> None:
     clicks = ask("recommend", "clicks", "--user", "user-4", "-k", "6", "--item", "item", "--json")
     assert {each["item"] for each in clicks["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}

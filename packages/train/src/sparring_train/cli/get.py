@@ -24,6 +24,7 @@ from sparring.contracts import TableConfig
 from sparring.errors import SnapshotError
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
+from sparring_train.saved_rows import keys_meant
 from sparring_train.stored_rows import open_run_storages, place_name
 
 __all__ = ["add_get", "snapshot_at"]
@@ -45,7 +46,7 @@ def get(
         ),
     ],
     table: Annotated[str, typer.Argument(help="The table's name.")],
-    key: Annotated[int, typer.Argument(help="The id.", min=-(2**63), max=2**63 - 1)],
+    key: Annotated[str, typer.Argument(help="The id: a number, or a string as the data have it.")],
     overrides: OverridesArgument = None,
     ranks: Annotated[
         int | None, typer.Option(help="How many ranks the run had, if it left no snapshot.", min=1)
@@ -53,15 +54,23 @@ def get(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Show the embedding and the optimizer's state of one key; exit with 1 if it has no row."""
-    if place.endswith((".yaml", ".yml")):
-        manager = context_of(context).plugin_manager
-        found = _in_storages(place, overrides or [], table, key, ranks, manager)
+    manager = context_of(context).plugin_manager
+    is_run = place.endswith((".yaml", ".yml"))
+    snapshot = None if is_run else snapshot_at(place)
+    meant = keys_meant(key)
+    for candidate in meant:
+        if snapshot is None:
+            found = _in_storages(place, overrides or [], table, candidate, ranks, manager)
+        else:
+            found = _in_snapshot(snapshot, table, candidate)
+        if found["found"]:
+            break
     else:
-        found = _in_snapshot(snapshot_at(place), table, key)
+        candidate = meant[0]
     if as_json:
-        print_json({"table": table, "key": key, **found})
+        print_json({"table": table, "key": candidate, **found})
     else:
-        _print(table, key, found)
+        _print(table, candidate, found)
     if not found["found"]:
         raise typer.Exit(1)
 

@@ -29,7 +29,7 @@ _EXPECTED_LABEL: dict[Label | None, str] = {
 _EXPECTED_NUMBER = "a finite number, or null"
 _EXPECTED_WEIGHT = "a finite weight of 0 or more"
 _EXPECTED_ONE = "an id, as data.required has this column"
-_EXPECTED_ID = "a whole number that fits into 64 bits, or null"
+_EXPECTED_ID = "a whole number from -2^63 to 2^63 - 1, or null"
 
 
 @dataclass(frozen=True, slots=True)
