@@ -135,9 +135,102 @@ def test_what_it_cannot_write(
 
 def test_a_log_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = log()
+    columns = {"who": columns["user"], "page_key": columns["item_id"], "price": columns["price"]}
+    path = write(tmp_path / "log.csv", columns)
+    _, said = written(capsys, path, status=2)
+    assert "say label=COLUMN, one of who, page_key, price; or --model two_towers" in " ".join(
+        said.split()
+    )
+    text, unsure = written(capsys, path, "--model", "two_towers")
+    assert parse_config(text).model.kind == "two_towers"
+    assert "who, page_key: taken for the user and the item, by their order" in unsure
+    _, said = written(capsys, path, "--model", "sequence", status=2)
+    assert "needs a column of times; say time=COLUMN" in said
+    _, said = written(capsys, path, "--model", "two_towers", "skip=who", status=2)
+    assert "say categorical=USER,ITEM" in said
+
+
+def visits(of: str, num_rows: int = 1500) -> dict[str, Any]:
+    """Users, or sessions, of even and of odd numbers, who visit items of their kind."""
+    random = np.random.default_rng(3)
+    users, items = random.integers(0, 30, num_rows), random.integers(0, 12, num_rows)
+    items += (users + items) % 2
+    return {
+        of: [f"u{n}" for n in users],
+        "item": [f"SKU_{n}" for n in items],
+        "brand": [f"b{n % 4}" for n in items],
+        "colour": [f"c{n}" for n in random.integers(0, 3, num_rows)],
+        "age_group": [f"g{n % 5}" for n in users],
+        "price": random.lognormal(3, 1, num_rows),
+        "clicked": np.ones(num_rows, np.int64),
+        "time": np.arange(num_rows) + 1_700_000_000,
+    }
+
+
+def trained(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    pytest.importorskip("sparring_packed", reason="ranks all items with sparring-packed")
+    (tmp_path / "my.yaml").write_text(text)
+    assert (
+        main(["train", str(tmp_path / "my.yaml"), "threads=1", "training.epochs=4", "--json"]) == 0
+    )
+    metrics: dict[str, float] = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    return metrics
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_rows_of_users_and_items_without_a_label_get_two_towers_to_ask(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = visits("user_id")
     del columns["clicked"]
-    _, said = written(capsys, write(tmp_path / "log.csv", columns), status=2)
-    assert "say label=COLUMN, one of user, item_id" in " ".join(said.split())
+    text, unsure = written(capsys, write(tmp_path / name, columns))
+    assert unsure == ""
+    config: Any = parse_config(text)
+    assert (config.model.user, config.model.item) == (("user_id", "age_group"), ("item", "brand"))
+    assert config.data.required == ("user_id", "item")
+    assert config.data.split.leave_one_out == "user_id"
+    assert "# not used by this model: colour, price" in text
+    assert "recall@10" in trained(text, tmp_path, capsys)
+    asked = ["recommend", "run", "--user", "u4", "--with", "age_group=g4", "-k", "6", "--json"]
+    assert main(asked) == 0
+    items = {each["item"] for each in json.loads(capsys.readouterr().out)["items"]}
+    assert len(items & {f"SKU_{n}" for n in range(0, 13, 2)}) == 6
+
+
+def test_sessions_with_times_get_a_model_of_sequences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = visits("session")
+    del columns["clicked"]
+    text, _ = written(capsys, write(tmp_path / "log.csv", columns))
+    config: Any = parse_config(text)
+    assert (config.model.kind, config.model.item, config.model.user) == (
+        "sequence", "item", "session",
+    )  # fmt: skip
+    assert "recall@10" in trained(text, tmp_path, capsys)
+    asked = ["recommend", "run", "--with", "history=SKU_3,SKU_5,SKU_9", "-k", "3", "--json"]
+    assert main(asked) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert all(int(each["item"].removeprefix("SKU_")) % 2 for each in items)
+
+
+@pytest.mark.parametrize("kind", ["two_towers", "sequence"])
+@pytest.mark.parametrize(("label", "positive"), [("clicked", 1), ("rating", 2.5)])
+def test_labels_say_which_rows_are_ranked(
+    kind: str, label: str, positive: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = visits("user")
+    columns["rating"] = np.arange(len(columns["user"])) % 6 / 2 + 1
+    if label == "clicked":
+        del columns["rating"]
+    columns["clicked"][::2] = 0
+    given = (f"label={label}", "weight=price", "--model", kind)
+    text, unsure = written(capsys, write(tmp_path / "log.csv", columns), *given)
+    config: Any = parse_config(text)
+    assert (config.model.kind, config.model.positive) == (kind, positive)
+    assert (config.data.label, config.data.weight) == (label, "price")
+    assert ("rows of 2.5 and more count" in unsure) == (label == "rating")
 
 
 def test_texts_that_are_no_lists_and_no_ids(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -14,6 +13,13 @@ from pyarrow import types
 
 from sparring import closest_name
 from sparring.errors import ConfigError, DataError
+from sparring_train.cli.init_ranking import (
+    RankingKind,
+    has_user_and_item,
+    ranked_columns,
+    ranking_lines,
+)
+from sparring_train.cli.init_text import id_columns, yaml_name
 from sparring_train.config.loader import parse_config
 from sparring_train.data.table.look import ColumnLook, Look, Role, look_at
 
@@ -25,8 +31,6 @@ _ROLES: dict[str, Role] = {
     "time": "time",
     "skip": "left out",
 }
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _RARE_SHARE = 0.1
 """Of values that occur once, from which on rare ids are worth keeping out."""
 
@@ -49,11 +53,18 @@ def init(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        RankingKind | None,
+        typer.Option(
+            help="Rank items for users: two_towers, or sequence, by the items before. Without it, files "
+            "without a label whose columns are called as users and items get one of them.",
+        ),
+    ] = None,
 ) -> None:
     """Look at files of examples, and print a configuration that trains on them."""
     given = _given(roles or ())
     look = look_at(path)
-    text, unsure = _configuration(path, look, given)
+    text, unsure = _configuration(path, look, given, model)
     # What is printed trains: what it says is checked as `sparring train` checks it.
     parse_config(text, source="the configuration of sparring init")
     typer.echo(text, nl=False)
@@ -74,7 +85,9 @@ def _given(words: Sequence[str]) -> dict[str, list[str]]:
     return given
 
 
-def _configuration(path: str, look: Look, given: dict[str, list[str]]) -> tuple[str, list[str]]:
+def _configuration(
+    path: str, look: Look, given: dict[str, list[str]], model: RankingKind | None
+) -> tuple[str, list[str]]:
     """The text, and what is unsure about it."""
     by_name = {each.name: each for each in look.columns}
     for names in given.values():
@@ -88,6 +101,13 @@ def _configuration(path: str, look: Look, given: dict[str, list[str]]) -> tuple[
             by_name[name].role, by_name[name].unsure = role, None
     unsure: list[str] = []
     label = _label(path, look, given, unsure)
+    if label is None and model is None and not has_user_and_item(look.columns):
+        raise DataError(
+            f"{path}: found no column that is called as labels are; say label=COLUMN, one of "
+            f"{', '.join(each.name for each in look.columns)}; or --model two_towers, where each row is "
+            "something that a user did with an item",
+            path=path,
+        )
     weight = given.get("weight", [None])[0]
     columns = [each for each in look.columns if each.name not in (label, weight)]
     for role in ("numeric", "categorical"):
@@ -102,19 +122,22 @@ def _configuration(path: str, look: Look, given: dict[str, list[str]]) -> tuple[
             f"{', '.join(each.name for each in columns)}",
             path=path,
         )
+    if label is None or model is not None:
+        found = ranked_columns(path, look, columns, label, model, unsure)
+        used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
+        used |= set() if found.time is None else {found.time.name}
+        left = [each.name for each in columns if each.name not in used]
+        lines = [*_head(path, look, unsure), *ranking_lines(path, look, found, weight, left)]
+        return "\n".join(lines) + "\n", unsure
     lines = [*_head(path, look, unsure), *_data(path, look, columns, label, weight)]
     lines += _model(look, columns, label, path)
     return "\n".join(lines) + "\n", unsure
 
 
-def _label(path: str, look: Look, given: dict[str, list[str]], unsure: list[str]) -> str:
+def _label(path: str, look: Look, given: dict[str, list[str]], unsure: list[str]) -> str | None:
     label = given["label"][0] if "label" in given else look.likely_label()
     if label is None:
-        raise DataError(
-            f"{path}: found no column that is called as labels are; say label=COLUMN, one of "
-            f"{', '.join(each.name for each in look.columns)}",
-            path=path,
-        )
+        return None
     if "label" not in given:
         unsure.append(f"{label}: taken for the label, by its name")
     kind = look.values[label].type
@@ -154,31 +177,24 @@ def _data(
     yield "data:"
     yield "  kind: table"
     yield f"  path: {json.dumps(path)}"
-    yield f"  label: {_name(label)}"
-    yield "  categorical:            # columns of ids: each has a table of embeddings"
-    yield from (f"    - {_name(each.name)}  # {_words(each)}" for each in ids)
-    if any(each.is_list for each in ids):
-        names = ", ".join(_name(each.name) for each in ids if each.is_list)
-        yield f"  lists: [{names}]       # any number of ids in a row"
-        separator = next((each.separator for each in ids if each.separator), None)
-        if separator is not None:
-            yield f"  separator: {json.dumps(separator)}"
+    yield f"  label: {yaml_name(label)}"
+    yield from id_columns(ids)
     if not _is_binary(look, label):
-        names = ", ".join(map(_name, _user_and_item(ids, label, path)))
+        names = ", ".join(map(yaml_name, _user_and_item(ids, label, path)))
         yield f"  required: [{names}]  # a row without an id of these is refused"
     if numbers:
-        yield f"  numeric: [{', '.join(_name(each.name) for each in numbers)}]"
-        skewed = [_name(each.name) for each in numbers if each.is_skewed]
+        yield f"  numeric: [{', '.join(yaml_name(each.name) for each in numbers)}]"
+        skewed = [yaml_name(each.name) for each in numbers if each.is_skewed]
         if skewed:
             yield f"  log1p: [{', '.join(skewed)}]       # they span powers of ten"
     if weight is not None:
-        yield f"  weight: {_name(weight)}"
+        yield f"  weight: {yaml_name(weight)}"
     left = [each.name for each in columns if each.role == "left out"]
     left += [each.name for each in times[1:]]
     if left:
         yield f"  # left out: {', '.join(left)}"
     if times:
-        yield f"  time: {_name(times[0].name)}"
+        yield f"  time: {yaml_name(times[0].name)}"
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
         yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
@@ -199,8 +215,8 @@ def _model(look: Look, columns: Sequence[ColumnLook], label: str, path: str) -> 
         user, item = _user_and_item(ids, label, path)
         yield "  kind: matrix_factorization  # a number, from two ids"
         yield "  dim: 32"
-        yield f"  user: {_name(user)}"
-        yield f"  item: {_name(item)}"
+        yield f"  user: {yaml_name(user)}"
+        yield f"  item: {yaml_name(item)}"
     rare = [each for each in ids if each.once_share > _RARE_SHARE]
     if rare:
         yield ""
@@ -232,19 +248,3 @@ def _user_and_item(ids: Sequence[ColumnLook], label: str, path: str) -> tuple[st
         )
     user = next((name for name in single if "user" in name.lower()), single[0])
     return user, next(name for name in single if name != user)
-
-
-def _words(column: ColumnLook) -> str:
-    parts = [f"{'lists of ' if column.is_list else ''}{column.num_distinct:,} distinct"]
-    parts.append(f"the most frequent has {column.top_share:.1%}")
-    if column.once_share >= 0.005:
-        parts.append(f"{column.once_share:.0%} occur once")
-    if column.num_missing:
-        parts.append(f"{column.num_missing:,} missing")
-    return ", ".join(parts)
-
-
-def _name(name: str) -> str:
-    """A column's name as YAML has it."""
-    is_plain = _PLAIN.fullmatch(name) is not None and name.lower() not in _YAML_WORDS
-    return name if is_plain else json.dumps(name, ensure_ascii=False)

@@ -1,0 +1,208 @@
+"""Models that rank items, as ``sparring init`` proposes them for rows of users and items."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow
+
+from sparring.errors import DataError
+from sparring_train.cli.init_text import id_columns, yaml_name
+from sparring_train.data.table.look import ColumnLook, Look
+
+__all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "ranked_columns", "ranking_lines"]
+
+RankingKind = Literal["two_towers", "sequence"]
+
+_SESSIONS = frozenset(("session", "visit", "basket"))
+_USERS = frozenset(("user", "customer", "visitor", "member", "client", "uid")) | _SESSIONS
+# fmt: off
+_ITEMS = frozenset((
+    "item", "product", "movie", "film", "sku", "article", "book", "song", "track", "video", "ad", "iid",
+    "pid",
+))
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class RankedColumns:
+    """Columns of a model that ranks items."""
+
+    kind: RankingKind
+    user: ColumnLook
+    item: ColumnLook
+    of_user: Sequence[ColumnLook]
+    """Further features of the user."""
+    of_item: Sequence[ColumnLook]
+    time: ColumnLook | None
+    label: str | None
+    positive: float | None
+    """Of the label, from which on a row counts."""
+
+
+def has_user_and_item(columns: Sequence[ColumnLook]) -> bool:
+    """Whether columns are called as users and items are."""
+    ids = [each for each in columns if _is_id(each)]
+    return None not in (_called(ids, _USERS), _called(ids, _ITEMS))
+
+
+def ranked_columns(
+    path: str,
+    look: Look,
+    columns: Sequence[ColumnLook],
+    label: str | None,
+    kind: RankingKind | None,
+    unsure: list[str],
+) -> RankedColumns:
+    """Columns of a model, as their names and values suggest.
+
+    Args:
+        path: of the files, for messages.
+        look: at them.
+        columns: but for label and weight.
+        label: says which rows count; None: all do.
+        kind: None: a sequence for sessions with times, two towers for all else.
+        unsure: takes what is.
+
+    Raises:
+        DataError: there are no two columns of ids, or none of times for a sequence.
+    """
+    ids = [each for each in columns if _is_id(each)]
+    times = [each for each in columns if each.role == "time"]
+    if len(ids) < 2:
+        raise DataError(
+            f"{path}: a ranking of items needs two columns of ids, of users and of items; say "
+            "categorical=USER,ITEM",
+            path=path,
+        )
+    item = _called(ids, _ITEMS)
+    user = _called([each for each in ids if each is not item], _USERS)
+    if user is None or item is None:
+        user = user or next(each for each in ids if each is not item)
+        item = item or next(each for each in ids if each is not user)
+        unsure.append(f"{user.name}, {item.name}: taken for the user and the item, by their order")
+    repeats = look.num_sampled >= 2 * max(user.num_distinct, 1)
+    is_session = bool(times) and repeats and bool(_words_of(user.name) & _SESSIONS)
+    chosen = kind or ("sequence" if is_session else "two_towers")
+    if chosen == "sequence" and not times:
+        raise DataError(
+            f"{path}: a model of sequences needs a column of times; say time=COLUMN, one of "
+            f"{', '.join(each.name for each in columns)}",
+            path=path,
+        )
+    rest = [each for each in columns if each.role == "categorical" and each not in (user, item)]
+    of_item = [each for each in rest if _describes(look, each, item)]
+    of_user = [each for each in rest if each not in of_item and _describes(look, each, user)]
+    if chosen == "sequence":
+        of_item, of_user = [], []
+    positive = None
+    if label is not None:
+        values = look.values[label].drop_null().cast(pyarrow.float64()).to_numpy()
+        is_click = set(np.unique(values).tolist()) <= {0.0, 1.0}
+        positive = 1.0 if is_click else float(np.quantile(values, 0.5, method="higher"))
+        if not is_click:
+            unsure.append(f"{label}: rows of {positive:g} and more count, half of them")
+    time = times[0] if times and repeats else None
+    return RankedColumns(chosen, user, item, of_user, of_item, time, label, positive)
+
+
+def ranking_lines(
+    path: str, look: Look, found: RankedColumns, weight: str | None, left: Sequence[str]
+) -> Iterator[str]:
+    """All sections but `seed`.
+
+    Args:
+        path: of the files.
+        look: at them.
+        found: what columns are.
+        weight: the column of weights in the loss.
+        left: names of columns that are not used.
+    """
+    user, item = yaml_name(found.user.name), yaml_name(found.item.name)
+    yield ""
+    yield "data:"
+    yield "  kind: table"
+    yield f"  path: {json.dumps(path)}"
+    if found.label is not None:
+        yield f"  label: {yaml_name(found.label)}"
+    yield from id_columns([found.user, found.item, *found.of_user, *found.of_item])
+    # A sequence is asked without a user.
+    required = item if found.kind == "sequence" else f"{user}, {item}"
+    yield f"  required: [{required}]  # a row without an id of these is refused"
+    if weight is not None:
+        yield f"  weight: {yaml_name(weight)}"
+    if left:
+        yield f"  # not used by this model: {', '.join(left)}"
+    if found.time is not None:
+        yield f"  time: {yaml_name(found.time.name)}"
+        if found.kind == "sequence":
+            yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items before"
+        yield f"  split: {{leave_one_out: {user}}}  # the last row of each is the test"
+    else:
+        yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
+    yield "  dictionary: true        # answers are the strings of the file, where it has strings"
+    size = 2 ** int(np.clip(np.log2(max(look.num_rows, 1) / 50), 6, 11))
+    yield f"  batch_size: {size}       # the items of a step are each other's negatives"
+    yield ""
+    yield "model:"
+    yield from _model(found)
+    yield ""
+    yield "optimizer:"
+    yield "  sparse: {name: adam, lr: 0.01}"
+    if found.kind == "sequence":
+        yield "  dense: {name: adam, lr: 0.001}"
+    yield ""
+    yield "training:"
+    yield "  epochs: 10"
+    yield ""
+    yield "snapshots:"
+    yield "  url: run                # the trained model"
+
+
+def _model(found: RankedColumns) -> Iterator[str]:
+    user, item = yaml_name(found.user.name), yaml_name(found.item.name)
+    if found.kind == "sequence":
+        yield "  # Ask it by the items before: sparring recommend run --with history=ITEM,ITEM"
+        yield "  kind: sequence          # the next item, by self-attention over the items before"
+        yield "  embedding_dim: 32"
+        yield f"  item: {item}"
+        yield f"  user: {user}            # its items are not ranked again in the test"
+    else:
+        yield "  # Ask it: sparring recommend run --user USER"
+        yield "  kind: two_towers        # a vector of the user and one of the item"
+        yield "  embedding_dim: 32"
+        for key, of, more in (("user", user, found.of_user), ("item", item, found.of_item)):
+            names = ", ".join([of, *(yaml_name(each.name) for each in more)])
+            yield f"  {key}: [{names}]"
+    if found.positive is not None:
+        yield f"  positive: {found.positive:g}             # rows with a smaller label do not count"
+
+
+def _is_id(column: ColumnLook) -> bool:
+    return column.role == "categorical" and not column.is_list
+
+
+def _called(ids: Sequence[ColumnLook], terms: frozenset[str]) -> ColumnLook | None:
+    return next((each for each in ids if _words_of(each.name) & terms), None)
+
+
+def _words_of(name: str) -> set[str]:
+    """``user`` and ``id`` of userId, user_ids and User-ID."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return {each.removesuffix("s") for each in re.split(r"[^a-z0-9]+", spaced)}
+
+
+def _describes(look: Look, column: ColumnLook, of: ColumnLook) -> bool:
+    """Whether nearly every id of `of` has one value of a column, in rows where ids repeat."""
+    values = look.values[column.name]
+    if pyarrow.types.is_nested(values.type):
+        return False
+    table = pyarrow.table({"of": look.values[of.name], "value": values}).drop_null()
+    count = len(table.column("of").unique())
+    pairs = table.group_by(["of", "value"]).aggregate([]).num_rows
+    return bool(count < 0.8 * table.num_rows and pairs <= 1.02 * count)
