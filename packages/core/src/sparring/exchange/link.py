@@ -89,6 +89,7 @@ _STALL_SECONDS = 0.02
 """After this time without progress, `on_stall` is called."""
 
 _SMALLEST_BUFFER = 1 << 12
+_MOST_UNUSED_BYTES = 256 << 20
 
 
 def tag_of(kind: MessageKind) -> int:
@@ -277,12 +278,10 @@ class Buffers:
     """Buffers of messages, reused: fresh memory costs a page fault for every 4 KiB. For one thread.
 
     Args:
-        most_bytes: of unused buffers.
         make: allocates a buffer of that many bytes.
     """
 
-    def __init__(self, most_bytes: int = 256 << 20, make: Callable[[int], Bytes] = _fresh) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, make: Callable[[int], Bytes] = _fresh) -> None:
         self._make = make
         self._kept_bytes = 0
         # Rounded size -> buffers of that size.
@@ -301,7 +300,7 @@ class Buffers:
         """Takes back a buffer of `take`; the caller must not use it any more."""
         whole = buffer.base
         assert isinstance(whole, np.ndarray)
-        if self._kept_bytes + whole.nbytes > self._most_bytes:
+        if self._kept_bytes + whole.nbytes > _MOST_UNUSED_BYTES:
             return
         self._kept_bytes += whole.nbytes
         self._kept.setdefault(whole.nbytes, []).append(whole)

@@ -48,11 +48,11 @@ class ExchangeSession:
     Args:
         collective: this rank's place in the group.
         shard_map: the owner of each partition; the same on all ranks.
-        layout_of: table → its layout, by name; None: all tables are by the shard map. `settings` has
-            the layouts, for ranks to compare.
         options: chunks and wire dtypes; the same on all ranks.
         settings: returns everything else that must be the same on all ranks; compared at each
             exchange.
+        layout_of: table → its layout, by name; None: all tables are by the shard map. `settings` has
+            the layouts, for ranks to compare.
 
     Raises:
         InvalidArgumentError: `collective` has carried another exchange.
@@ -64,7 +64,7 @@ class ExchangeSession:
         shard_map: ShardMap,
         options: ExchangeOptions,
         settings: Callable[[], Settings],
-        layout_of: Callable[[str], ShardMap] | None = None,
+        layout_of: Callable[[str], ShardMap] | None,
     ) -> None:
         collective.begin_exchange()
         self.collective = collective

@@ -219,9 +219,9 @@ class PluginManager:
         """The sharding kind of that name; raises as `storage` does."""
         return self.find("sharding_kinds", name, ShardingKindDescriptor)
 
-    def planner(self, name: str = "auto") -> PlannerDescriptor:
-        """The planner of that name; raises as `storage` does."""
-        return self.find("planners", name, PlannerDescriptor)
+    def planner(self) -> PlannerDescriptor:
+        """The planner of the name ``auto``; raises as `storage` does."""
+        return self.find("planners", "auto", PlannerDescriptor)
 
     def framework(self, name: str) -> FrameworkDescriptor:
         """The framework adapter of that name; raises as `storage` does."""
