@@ -83,15 +83,10 @@ def take_weight(layer: Any, why: str) -> None:
         why: goes into the text of the error.
     """
     weight = layer._embeddings
-    if type(weight) is keras.Variable:
-        weight.__class__, weight.why, weight._value = _TakenWeight, why, None
 
+    def value(_: Any) -> Any:
+        raise UnsupportedError(f"a weight is used that was made before distribute. {why}")
 
-class _TakenWeight(keras.Variable):  # type: ignore[misc,unused-ignore]
-    """A variable whose elements are in a table."""
-
-    why: str
-
-    @property
-    def value(self) -> Any:
-        raise UnsupportedError(f"a weight is used that was made before distribute. {self.why}")
+    # Its class differs between releases of Keras; all uses read `value`.
+    weight.__class__ = type("TakenWeight", (type(weight),), {"value": property(value)})
+    weight._value = None
