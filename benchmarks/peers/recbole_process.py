@@ -41,6 +41,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "eval_args": {
             "split": {"LS": "valid_and_test"}, "order": "TO", "group_by": "user", "mode": "full",
         },
+        # By default 10, after which BPR stopped long before its best: few users make a noisy validation.
+        "stopping_step": 30,
         "seed": seed, "epochs": given.epochs, "use_gpu": False, "show_progress": False,
         "embedding_size": DIM, "MAX_ITEM_LIST_LENGTH": given.length,
     }  # fmt: skip

@@ -164,7 +164,7 @@ def test_three_ranks_train_as_one_with_torch_and_tensorflow(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert ran.returncode == 0, ran.stderr[-4000:]
