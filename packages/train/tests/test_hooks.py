@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sparring_train
 from sparring import make_plugin_manager
 from sparring.contracts import Descriptor
 from sparring.errors import PluginError
@@ -15,6 +16,11 @@ from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDes
 from sparring_train.registered_kinds import trainer_of
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
+
+
+def test_every_name_of_the_face_has_a_home() -> None:
+    for name in sparring_train.__all__:
+        assert getattr(sparring_train, name).__name__ == name
 
 
 def test_its_commands_are_offered() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.data.table.strings import strings_of
     from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
-    from sparring_train.loop.evaluation import evaluated
+    from sparring_train.loop.saved_model import evaluated
     from sparring_train.metrics_files.writer import MetricsWriter
     from sparring_train.registered_kinds import trainer_of
     from sparring_train.result import TrainResult
@@ -74,7 +74,7 @@ _HOMES = {
     "Schema": "data.columns",
     "TrainResult": "result",
     "config_as_yaml": "config.printer",
-    "evaluated": "loop.evaluation",
+    "evaluated": "loop.saved_model",
     "load_config": "config.loader",
     "opened_run": "saved_run",
     "parse_config": "config.loader",

@@ -52,7 +52,9 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
         named = {name: types[name] for name in sections["data"]["categorical"] if name in types}
         sections["data"] = {**sections["data"], "types": named}
     text = io.StringIO()
-    YAML(typ="safe").dump({"framework": frameworks[0], **sections}, text)
+    # Rows come from the snapshot: the default storage need not be installed.
+    rowless = {"framework": frameworks[0], "storage": {"backend": "memory"}}
+    YAML(typ="safe").dump({**rowless, **sections}, text)
     return parse_config(text.getvalue(), overrides, source=snapshot.url, plugin_manager=manager)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 from sparring import Snapshot, hash_strings, latest_snapshot, make_plugin_manager
 from sparring.cli.application import main
 from sparring_train import item_index
-from sparring_train.saved_run import opened_run
+from sparring_train.saved_run import opened_run, run_of
 
 CLICKS = """
 seed: 1
@@ -112,6 +112,12 @@ def test_a_saved_model_has_the_metrics_that_its_run_told(
     assert found["metrics"] == told["metrics"]
     assert found["step"] == told["steps"]
     assert found["snapshot"].startswith(str(folder)) or found["snapshot"].startswith(name)
+
+
+def test_a_saved_model_needs_no_storage_but_memory(ask: Any, folder: Path) -> None:
+    newest = latest_snapshot(folder / "ratings")
+    assert newest is not None
+    assert run_of(newest, (), make_plugin_manager()).storage.backend == "memory"
 
 
 def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
