@@ -168,6 +168,18 @@ def test_texts_of_csv_that_stand_for_no_number(tmp_path: Path) -> None:
     assert all_rows(path) == want
 
 
+@pytest.mark.parametrize("row", [0, 30_000])
+def test_csv_that_is_not_utf_8_is_refused(row: int, tmp_path: Path) -> None:
+    rows = [f"i{n % 7},{n},{n % 2}" for n in range(30_001)]
+    rows[row] = "größe,1,0"
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["item,price,clicked", *rows, ""]), encoding="latin-1")
+    with pytest.raises(
+        DataError, match=r"a\.csv: cannot be read as CSV: .*UTF8.*write the file as UTF-8"
+    ):
+        all_rows(path)
+
+
 def test_whole_numbers_that_pandas_wrote_as_floats_are_ids(tmp_path: Path) -> None:
     whole = written(tmp_path, "a.csv", log(item=list(range(40))))
     path = tmp_path / "b.csv"

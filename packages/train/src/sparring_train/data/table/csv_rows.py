@@ -127,7 +127,6 @@ class CsvRows:
                         column_types={name: pyarrow.string() for name in columns},
                         null_values=[""],
                         strings_can_be_null=True,
-                        check_utf8=False,
                     ),
                 )
                 for block in reader:
@@ -316,4 +315,8 @@ def _reading(file: TableFile) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError) as error:
-        raise DataError(f"{file.name}: cannot be read as CSV: {error}", path=file.name) from error
+        # Ids are hashes of UTF-8: other bytes would be ids that no one who asks by the string has.
+        advice = "; write the file as UTF-8" if "UTF8" in str(error) else ""
+        raise DataError(
+            f"{file.name}: cannot be read as CSV: {error}{advice}", path=file.name
+        ) from error
