@@ -227,8 +227,8 @@ class RowsInState(nn.Module):
                 f"step {step} instead, and "
                 + ("there is none" if newest is None else f"the newest is of step {newest[1]}")
                 + ": call container.save(url) before state_dict(), of the container that the optimizer "
-                "of the rows has, on all ranks (sparring_torch.lightning has a callback that does), or leave rows "
-                "out in `with sparring_torch.without_rows():`"
+                "of the rows has, on all ranks (sparring_torch.lightning has a callback that does), or "
+                "leave rows out in `with sparring_torch.without_rows():`"
             )
         return {"url": newest[0], "hash": open_snapshot(newest[0]).manifest_hash}
 
