@@ -57,6 +57,11 @@ def sides_of(config: RunConfig, item: str | None) -> Sides:
     if model.loss == "ranking":
         ranking = model.ranking(schema)
         user, known = ranking.user or ranking.query, ranking.item[0]
+        if item not in (None, known):
+            raise InvalidArgumentError(
+                f"--item {item}: a model of kind {model.kind} ranks the items of {known}; leave --item "
+                "out"
+            )
     chosen = item or known
     names = [feature.name for feature in schema.features]
     if chosen is None:

@@ -208,6 +208,29 @@ def test_ids_of_another_file_are_made_as_those_of_the_run(
         assert "found 'x7', expected a whole number" in ask("predict", run, "text.csv")
 
 
+def test_a_file_to_predict_has_histories_as_lists(
+    ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows that they follow from are those of the run."""
+    lines = [f"u{n % 9},i{n * 7 % 12},{n},{n % 3 % 2}" for n in range(600)]
+    (folder / "visits.csv").write_text("\n".join(["user,item,at,clicked", *lines]) + "\n")
+    history = "time: at, history: {of: item, by: user, length: 5},"
+    (folder / "visits.yaml").write_text(
+        CLICKS.replace("clicks.csv", "visits.csv").replace("numeric: [price],", history)
+    )
+    assert main(["train", "visits.yaml", "snapshots.url=visits"]) == 0
+    asked = {"user": ["u1"], "item": ["i4"], "history": [["i2", "i3"]]}
+    parquet.write_table(pyarrow.table(asked), folder / "asked.parquet")
+    capsys.readouterr()
+    assert main(["predict", "visits", "asked.parquet"]) == 0
+    (_, predicted) = capsys.readouterr().out.split()
+    given = ("--with", "history=i2,i3", "-k", "12", "--item", "item", "--json")
+    scores = ask("recommend", "visits", "--user", "u1", *given)["items"]
+    (score,) = (each["score"] for each in scores if each["item"] == "i4")
+    assert float(predicted) == pytest.approx(score, rel=1e-5)
+    assert "lists are in history" in ask("predict", "visits", "visits.csv")
+
+
 def test_a_row_is_shown_by_its_string(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = ask("get", "clicks", "item", "SKU_3", "--json")
     assert (found["found"], found["key"]) == (True, int(hash_strings(["SKU_3"])[0]))
@@ -327,6 +350,10 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
         (
             ["clicks", "--user", "user-4", "--item", "item", "--index", "faiss"],
             "scores pairs and has",
+        ),
+        (
+            ["towers", "--user", "user-4", "--item", "brand"],
+            "two_towers ranks the items of item; leave --item out",
         ),
         (["ratings"], "give it: --with user=…"),
         (["ratings", "--new"], "--new needs a user"),

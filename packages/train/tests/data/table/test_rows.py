@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.data.columns import Label
 from sparring_train.data.table import csv_rows
+from sparring_train.data.table.look import look_at
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
 
@@ -178,6 +180,19 @@ def test_csv_that_is_not_utf_8_is_refused(row: int, tmp_path: Path) -> None:
         DataError, match=r"a\.csv: cannot be read as CSV: .*UTF8.*write the file as UTF-8"
     ):
         all_rows(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_packed_csv_that_is_damaged_is_refused(damage: str, tmp_path: Path) -> None:
+    rows = "".join(f"i{n % 7},{n * 7919 % 10007},{n % 2}\n" for n in range(30_000))
+    packed = gzip.compress(f"item,price,clicked\n{rows}".encode())
+    middle = len(packed) // 2
+    rest = b"" if damage == "cut" else b"\xff" * 64 + packed[middle + 64 :]
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(packed[:middle] + rest)
+    for look in (all_rows, look_at):
+        with pytest.raises(DataError, match=r"a\.csv\.gz: cannot be read"):
+            look(str(path))
 
 
 def test_whole_numbers_that_pandas_wrote_as_floats_are_ids(tmp_path: Path) -> None:

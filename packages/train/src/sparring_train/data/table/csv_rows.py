@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as python_csv
 import io
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ class CsvRows:
             return
         row = 0
         try:
-            with file.open() as stream:
+            with _reading(file), file.open() as stream:
                 for row, _ in enumerate(_python_rows(file, stream, strict=True), 1):  # noqa: B007
                     pass
         except python_csv.Error as error:
@@ -314,7 +315,7 @@ def header_of(file: TableFile) -> list[str]:
 def _reading(file: TableFile) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError, EOFError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         # Ids are hashes of UTF-8: other bytes would be ids that no one who asks by the string has.
         advice = "; write the file as UTF-8" if "UTF8" in str(error) else ""
         raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
+from sparring_train.config.table import HistoryConfig, TableData
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.table.csv_dataset import CsvDataset
@@ -43,12 +43,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
             "as Parquet, or leave data.read out",
             path=data.path,
         )
-    if data.lists and data.separator is None:
-        raise DataError(
-            f"{data.path}: data.lists has {', '.join(data.lists)}; say in data.separator what is "
-            "between the ids of a list in CSV",
-            path=data.path,
-        )
+    _check_separator(data)
     # All ranks read the same.
     strings = strings if request.rank == 0 else None
     return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings)
@@ -60,20 +55,43 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
     Raises:
         DataError: there is no file, it lacks a column, or has a bad row.
     """
-    columns = _given(*data.categorical, *data.numeric)
     # Each row has its prediction, so none is left out.
     section = data.model_copy(
         update={"path": path, "label": None, "weight": None, "time": None, "bad_rows": "refuse"}
     )
+    if data.history is not None:
+        section = _with_history_as_column(section, data.history)
+    columns = _given(*section.categorical, *section.numeric)
     files = find_files(path)
     if files[0].format == "parquet":
         parquet = ParquetRows(files, columns)
-        parquet.check_origins(data.types)
+        parquet.check_origins(section.types)
         rows = parquet.read(parquet.groups, columns, _BLOCK_ROWS)
     else:
+        _check_separator(section)
         rows = CsvRows(files, section, columns).read(columns)
     decoder = Decoder(section, None)
     return (decoder.decode(each)[0] for each in rows)
+
+
+def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:
+    """The rows that a history follows from are those of the run; another file has it as lists."""
+    name, types = history.name, dict(data.types)
+    if history.of in types:
+        types[name] = types[history.of]
+    lists, categorical = (*data.lists, name), (*data.categorical, name)
+    return data.model_copy(
+        update={"categorical": categorical, "lists": lists, "types": types, "history": None}
+    )
+
+
+def _check_separator(data: TableData) -> None:
+    if data.lists and data.separator is None:
+        raise DataError(
+            f"{data.path}: lists are in {', '.join(data.lists)}; say in data.separator what is between "
+            "the ids of a list in CSV, or write the file as Parquet, with lists",
+            path=data.path,
+        )
 
 
 def _string_writer(data: TableData, request: OpenRequest) -> StringWriter | None:

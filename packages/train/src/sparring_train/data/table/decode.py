@@ -49,7 +49,7 @@ class RawRows:
 
     file: str
     first_row: int
-    """As messages number it: the line of a CSV file, the record of a Parquet file from 1."""
+    """As messages number it: rows of a CSV file from 2, for its header is row 1; of Parquet from 1."""
     position: int
     """Place of the first row in all files."""
     num_rows: int

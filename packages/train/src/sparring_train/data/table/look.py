@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -108,7 +109,7 @@ def look_at(path: str) -> Look:
         else:
             parts = list(_csv_rows(first))
             num_rows = 0
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{first.name}: cannot be read: {error}", path=first.name) from error
     table = pyarrow.Table.from_batches(parts) if parts else pyarrow.table({})
     twice = [each for each in table.column_names if table.column_names.count(each) > 1]
