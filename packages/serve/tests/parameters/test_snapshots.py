@@ -242,18 +242,18 @@ def test_a_shard_that_no_one_listens_for_is_named_with_its_connection(
             }
         )
         with open_parameter_server(config) as server:
-            given = ClientConfig(deadline_seconds=10)
+            given = ClientConfig(deadline_seconds=8)
             with ParameterClient([[server.address], [nowhere]], given) as client:
                 if method == "load":  # of a snapshot that is there
                     with one_shard(tmp_path) as other, ParameterClient(other.address) as its:
                         its.save("a")
                 refused = f"nothing was changed: shard 2 of 2 at {nowhere} .*Connection refused"
                 with pytest.raises(SnapshotError, match=refused):
-                    getattr(client, method)("a", deadline_seconds=4)
+                    getattr(client, method)("a", deadline_seconds=8)
             with ParameterClient([[nowhere], [server.address]], given) as client:
                 refused = f"nothing was changed: shard 1: .*{nowhere}: .*Connection refused"
                 with pytest.raises(SnapshotError, match=refused):
-                    getattr(client, method)("a", deadline_seconds=4)
+                    getattr(client, method)("a", deadline_seconds=8)
 
 
 def one_shard(folder: Path) -> LookupServer:
