@@ -186,3 +186,47 @@ def test_a_table_of_another_method_or_setting_is_refused_by_name(tmp_path: Path)
         model.compile(optimizer=optimizer, loss="mse", run_eagerly=True)
         with pytest.raises(SparringError, match=r"beta1=0\.9 was asked for.* has beta1=0\.5"):
             model.train_on_batch(np.ones((1, 4), int), np.ones((1, 1)))
+
+
+class Tower(layers.Layer):
+    """Has an embedding, in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [layers.Embedding(ROWS, DIM, name="items")]
+
+    def call(self, ids: Any) -> Any:
+        return self.parts[0](ids)
+
+
+class Own(keras.Model):
+    """A model of one's own, with an embedding in a layer of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.score = Tower(), layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.score(self.tower(ids))
+
+
+def with_tower() -> Any:
+    words = keras.Input((4,), dtype="int64")
+    return keras.Model(words, layers.Dense(1)(Tower()(words)))
+
+
+@pytest.mark.parametrize("make", [Own, with_tower])
+def test_a_model_that_a_service_refuses_is_as_it_was(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    model, ids = make(), np.arange(8).reshape(2, 4)
+    expected = np.asarray(model(ids))
+    server, file = served(tmp_path, {"items": DIM}, "keras_adam")
+    with server:
+        with pytest.raises(SparringError, match=r"keras_adam.*sgd"):
+            distribute(model, SGD(0.1), service=file)
+        assert np.array_equal(model(ids), expected)
+        assert len(model.trainable_variables) == 3
+        model, optimizer = distribute(model, Adam(0.1), semantics="lazy", service=file)
+        assert len(optimizer.report.replaced) == 1
+        assert np.array_equal(model(ids), expected)

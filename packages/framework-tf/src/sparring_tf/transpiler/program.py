@@ -85,16 +85,21 @@ def distribute(
         is_known = values.dtype in (np.float16, np.float32, np.float64)
         weights.append((layer.name, values if is_known else values.astype(np.float32)))
         made[id(layer)] = _table_of(layer, storage, why_no_weight(path, layer.name))
-    new = _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
+    rebuilder = _Rebuilder(lambda layer: made.get(id(layer), layer))
+    new = rebuilder.rebuilt(model)
     steps = optimizer.gradient_accumulation_steps
     single = single_steps(optimizer)
-    if service is None:
-        joint = Optimizer(new, single, plan=plan or {}, gradient_accumulation_steps=steps)
-        for table, values in weights:
-            write_rows(joint.container, table, values)
-    else:
-        joint = served_optimizer(new, single, steps)
-        fill_service(joint.container, {table: each.astype(np.float32) for table, each in weights})
+    try:
+        if service is None:
+            joint = Optimizer(new, single, plan=plan or {}, gradient_accumulation_steps=steps)
+            for table, values in weights:
+                write_rows(joint.container, table, values)
+        else:
+            joint = served_optimizer(new, single, steps)
+            fill_service(joint.container, {name: each.astype(np.float32) for name, each in weights})
+    except BaseException:
+        rebuilder.undo()
+        raise
     joint.report = scanned.report
     for layer in scanned.found.values():
         take_weight(layer, made[id(layer)].why_no_weight)
@@ -171,6 +176,15 @@ class _Rebuilder:
         if id(layer) not in self._known:
             self._known[id(layer)] = layer, self._of(layer)
         return self._known[id(layer)][1]
+
+    def undo(self) -> None:
+        """Puts layers back where they were replaced in place."""
+        before = {id(new): layer for layer, new in self._known.values() if new is not layer}
+        for layer, new in self._known.values():
+            if new is layer and isinstance(layer, keras.Layer):
+                ours = [id(each) for _, each in children(layer) if id(each) in before]
+                if ours:
+                    self._put_into(layer, {each: before[each] for each in ours})
 
     def _of(self, layer: Any) -> Any:
         other = self._other(layer)
