@@ -213,6 +213,17 @@ def test_sessions_with_times_get_a_model_of_sequences(
     assert main(asked) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert all(int(each["item"].removeprefix("SKU_")) % 2 for each in items)
+    # The session has no row, and leaves out what it has.
+    asked[-3:] = ["-k", "20", "--json", "--user", "u4"]
+    found = []
+    for more in ([], ["--new"]):
+        assert main([*asked, *more]) == 0
+        found.append({each["item"] for each in json.loads(capsys.readouterr().out)["items"]})
+    last = {item for of, item in zip(columns["session"], columns["item"], strict=True) if of == "u4"}
+    assert found[1] < found[0]
+    assert found[0] - found[1] <= last
+    assert main(["recommend", "run", "--user", "u4"]) == 2
+    assert "give --with history=ITEM,ITEM" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("kind", ["two_towers", "sequence"])

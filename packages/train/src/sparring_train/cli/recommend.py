@@ -17,7 +17,7 @@ from sparring_train.config.run import RunConfig
 from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
-from sparring_train.saved_rows import key_of, keys_of
+from sparring_train.saved_rows import key_of, keys_meant, keys_of
 from sparring_train.saved_run import opened_run
 
 __all__ = ["add_recommend"]
@@ -102,11 +102,26 @@ def _given(
         else:
             known = ", ".join([*(feature.name for feature in schema.features), *schema.numbers])
             raise InvalidArgumentError(f"--with {each}: has the form NAME=VALUE, of {known}")
+    ranking = config.model.ranking(schema)
+    if ranking is not None and ranking.history is not None and ranking.history not in texts:
+        raise InvalidArgumentError(
+            f"a model of kind {config.model.kind} is asked by the items before: give --with "
+            f"{ranking.history}=ITEM,ITEM, oldest first"
+        )
     ids = {
-        name: np.array([key_of(snapshot, _table(config, name), text) for text in values], np.int64)
+        name: np.array([_key(snapshot, config, name, text) for text in values], np.int64)
         for name, values in texts.items()
     }
     return Given(ids, numbers)
+
+
+def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> int:
+    table = _table(config, feature)
+    if table in snapshot.tables:
+        return key_of(snapshot, table, text)
+    # The model looks it up nowhere, as the user of a sequence.
+    is_string = getattr(config.data, "types", {}).get(feature) == "string"
+    return keys_meant(text)[-1 if is_string else 0]
 
 
 def _number(given: str, text: str) -> float:
