@@ -116,3 +116,10 @@ def test_no_message_about_an_override_repeats_a_secret(override: str) -> None:
 def test_other_wrong_values_are_shown(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Document("a.yaml", text).as_model(Access)
+
+
+@pytest.mark.parametrize("key", ["é", "a b", "a:b", "\U0001f600"])
+def test_an_override_may_have_any_key(key: str) -> None:
+    document = Document("a.yaml", "")
+    document.override(f"{key}.b=3")
+    assert document.value == {key: {"b": 3}}

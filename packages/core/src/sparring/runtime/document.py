@@ -82,7 +82,8 @@ class Document:
         if not equals or not all(path):
             shown = "" if may_show_secret(text) else f" {text!r}"
             raise ConfigError(f"override{shown}: must be dotted.key=value, as server.threads=4")
-        given = Document(f"override {key}", f"{json.dumps(key)}: {value}").value[key]
+        of_key = Document(f"override {key}", f"{json.dumps(key)}: {value}").value
+        given = next(iter(of_key.values()))  # YAML may write the key otherwise
         section = self.value
         for part in path[:-1]:
             section = section.setdefault(part, {})
