@@ -11,7 +11,7 @@ from sparring_train.config.model import DeepFmModel, DlrmModel, MatrixFactorizat
 from sparring_train.config.ranking_models import SequenceModel, TwoTowersModel
 from sparring_train.config.table import TableData
 from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
-from sparring_train.lazy import lazy
+from sparring_train.lazy_import import lazy_import
 
 __all__ = ["data_kinds", "model_kinds"]
 
@@ -24,31 +24,31 @@ def data_kinds() -> list[DataDescriptor]:
             api_version=API_VERSION,
             summary="Ratings in MovieLens' format.",
             section=MovieLensData,
-            open=lazy("data.ratings:RatingDataset"),
-            read=lazy("data.ratings:read_examples"),
+            open=lazy_import("data.ratings:RatingDataset"),
+            read=lazy_import("data.ratings:read_examples"),
         ),
         DataDescriptor(
             name="criteo",
             api_version=API_VERSION,
             summary="Click logs in Criteo's format, as text or Parquet.",
             section=CriteoData,
-            open=lazy("data.clicks:ClickDataset"),
-            read=lazy("data.clicks:read_examples"),
+            open=lazy_import("data.clicks:ClickDataset"),
+            read=lazy_import("data.clicks:read_examples"),
         ),
         DataDescriptor(
             name="synthetic_criteo",
             api_version=API_VERSION,
             summary="A click log that is made, of a known model.",
             section=SyntheticCriteoData,
-            open=lazy("data.clicks:SyntheticClickDataset"),
+            open=lazy_import("data.clicks:SyntheticClickDataset"),
         ),
         DataDescriptor(
             name="table",
             api_version=API_VERSION,
             summary="Rows of CSV or Parquet files, by column.",
             section=TableData,
-            open=lazy("data.table.dataset:open_table"),
-            read=lazy("data.table.dataset:read_table"),
+            open=lazy_import("data.table.dataset:open_table"),
+            read=lazy_import("data.table.dataset:read_table"),
         ),
     ]
 
@@ -96,4 +96,4 @@ def model_kinds() -> list[ModelDescriptor]:
 
 def _build(home: str) -> Mapping[str, Callable[[ModelRequest], Any]]:
     """Framework → the model's class; both rooms have it under the same name."""
-    return {"torch": lazy(f"pytorch.{home}"), "tensorflow": lazy(f"keras.{home}")}
+    return {"torch": lazy_import(f"pytorch.{home}"), "tensorflow": lazy_import(f"keras.{home}")}

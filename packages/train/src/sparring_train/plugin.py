@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
-from sparring_train.lazy import lazy
+from sparring_train.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from sparring_serve import EvaluatorDescriptor
@@ -45,7 +45,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
 
 
 def _command(name: str, module: str, summary: str) -> CommandDescriptor:
-    register = lazy(f"{module}:add_{name.replace('-', '_')}")
+    register = lazy_import(f"{module}:add_{name.replace('-', '_')}")
     return CommandDescriptor(name=name, api_version=API_VERSION, summary=summary, register=register)
 
 
@@ -58,17 +58,17 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             name="torch",
             api_version=API_VERSION,
             summary="All built-in models, with torch's own optimizers.",
-            train=lazy("pytorch.trainer:train"),
-            open=lazy("pytorch.trainer:open_model"),
-            export=lazy("pytorch.trainer:export"),
+            train=lazy_import("pytorch.trainer:train"),
+            open=lazy_import("pytorch.trainer:open_model"),
+            export=lazy_import("pytorch.trainer:export"),
         ),
         TrainerDescriptor(
             name="tensorflow",
             api_version=API_VERSION,
             summary="All built-in models, with Keras 3's optimizers.",
-            train=lazy("keras.trainer:train"),
-            open=lazy("keras.trainer:open_model"),
-            export=lazy("keras.trainer:export"),
+            train=lazy_import("keras.trainer:train"),
+            open=lazy_import("keras.trainer:open_model"),
+            export=lazy_import("keras.trainer:export"),
         ),
     ]
 
@@ -96,6 +96,6 @@ def sparring_register_evaluators() -> Sequence[EvaluatorDescriptor]:
             name="train",
             api_version=API_VERSION,
             summary="Models of the configurations of `sparring train`.",
-            quality=lazy("served_quality:served_quality"),
+            quality=lazy_import("served_quality:served_quality"),
         )
     ]

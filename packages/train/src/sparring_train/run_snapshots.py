@@ -30,8 +30,8 @@ from sparring import (
 from sparring.contracts import Collective, Reduction
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.run import RunConfig
+from sparring_train.run_storages import place_name
 from sparring_train.same_run import RUN, check_same_run, described_run
-from sparring_train.stored_rows import place_name
 
 if TYPE_CHECKING:
     from sparring import StepContainer, Task

@@ -219,7 +219,9 @@ def test_sessions_with_times_get_a_model_of_sequences(
     for more in ([], ["--new"]):
         assert main([*asked, *more]) == 0
         found.append({each["item"] for each in json.loads(capsys.readouterr().out)["items"]})
-    last = {item for of, item in zip(columns["session"], columns["item"], strict=True) if of == "u4"}
+    last = {
+        item for of, item in zip(columns["session"], columns["item"], strict=True) if of == "u4"
+    }
     assert found[1] < found[0]
     assert found[0] - found[1] <= last
     assert main(["recommend", "run", "--user", "u4"]) == 2

@@ -115,5 +115,7 @@ def test_the_kit_finds_a_broken_promise(
             (tmp_path / each).mkdir()
             getattr(_Kit(), each)(Trainings(tmp_path / each, sections))
         return
-    with pytest.raises(AssertionError):
+    # Ranks that do not start would raise, too.
+    found = "Mismatched elements" if test == "test_two_ranks_train_as_one" else ""
+    with pytest.raises(AssertionError, match=found):
         getattr(_Kit(), test)(Trainings(tmp_path, sections))

@@ -26,7 +26,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.config.run import RunConfig
-from sparring_train.stored_rows import open_run_storages, place_name
+from sparring_train.run_storages import open_run_storages, place_name
 
 __all__ = ["add_erase"]
 

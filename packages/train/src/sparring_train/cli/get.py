@@ -24,8 +24,8 @@ from sparring.contracts import TableConfig
 from sparring.errors import SnapshotError
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
-from sparring_train.saved_rows import keys_meant
-from sparring_train.stored_rows import open_run_storages, place_name
+from sparring_train.run_storages import open_run_storages, place_name
+from sparring_train.snapshot_rows import keys_meant
 
 __all__ = ["add_get", "snapshot_at"]
 

@@ -17,8 +17,8 @@ from sparring_train.config.run import RunConfig
 from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
-from sparring_train.saved_rows import key_of, keys_meant, keys_of
 from sparring_train.saved_run import opened_run
+from sparring_train.snapshot_rows import key_of, keys_meant, keys_of
 
 __all__ = ["add_recommend"]
 

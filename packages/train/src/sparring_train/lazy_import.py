@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["lazy"]
+__all__ = ["lazy_import"]
 
 
-def lazy(home: str) -> Callable[..., Any]:
+def lazy_import(home: str) -> Callable[..., Any]:
     """A function or class of this package, as ``cli.train:add_train``, to be called."""
     module, _, name = home.partition(":")
 
