@@ -116,3 +116,12 @@ def test_failures_of_clients_that_never_flush_are_bounded() -> None:
         failures.add(Token(f"client-{each}", 1), "the disk is full")
     told = [failures.tell(f"client-{each}", 0) for each in range(5)]
     assert [each is not None for each in told] == [False, False, False, True, True]
+
+
+def test_a_push_that_was_sent_again_and_failed_again_is_one_failure() -> None:
+    failures = PushFailures(2)
+    for number in (1, 1, 2):
+        failures.add(Token("a", number), "the disk is full")
+    told = failures.tell("a", 0)
+    assert told is not None
+    assert (told.push, told.num_more) == (1, 1)

@@ -53,7 +53,7 @@ class PushFailures:
             found = self._new.get(token.client)
             if found is None:
                 self._keep(self._new, token.client, Failure(token.number, why))
-            else:
+            elif found.push != token.number:  # one whose answer was lost was sent again
                 found.num_more += 1
 
     def drop(self, token: Token) -> None:
