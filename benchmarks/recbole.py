@@ -121,7 +121,11 @@ def ours(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list
 
 def last_line(command: list[str], folder: Path) -> Any:
     """What a program prints last, as JSON. It may leave files in the folder, as RecBole's logs."""
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     if ran.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{ran.stderr}")
     return json.loads(ran.stdout.splitlines()[-1])
