@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from sparring.contracts import Collective, Membership
 from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure
 from sparring_tcp import TcpOptions
+from sparring_tcp.backend import TcpCollective
 from sparring_tcp.plugin import sparring_register_collective
 from sparring_testing import CollectiveTests
 
@@ -69,6 +71,23 @@ def test_a_process_that_ends_is_named_at_once(tmp_path: Path) -> None:
             with pytest.raises(PeerFailure, match=r"rank 1.*its connection ended"):
                 collective.receive(np.empty(3), 1).wait()
         assert process.wait(30) == 3
+
+
+class ClosesAfterOneWrite(socket.socket):
+    """The peer has what it waited for, leaves, and its connection ends."""
+
+    def sendall(self, data: Any, *flags: int) -> None:
+        super().sendall(data, *flags)
+        self.close()
+
+
+def test_the_peer_may_leave_with_the_header_of_a_message_of_no_size() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours, theirs = socket.create_connection(server.getsockname()), server.accept()[0]
+    with theirs, ClosesAfterOneWrite(fileno=ours.detach()) as link:
+        collective = TcpCollective(0, {1: link}, deadline_seconds=5.0)
+        collective.send(np.empty((3, 0)), 1).wait()
+        collective.close()
 
 
 def test_a_folder_of_an_earlier_job_is_refused(tmp_path: Path) -> None:

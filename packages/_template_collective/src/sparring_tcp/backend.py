@@ -111,7 +111,9 @@ class TcpCollective(Collective):
         link, lock = self._links[peer]
         with lock:
             link.sendall(_HEADER.pack(tag, buffer.nbytes))
-            link.sendall(buffer.reshape(-1).view(np.uint8).data)
+            # A message of no size is whole with its header: the peer may have left since.
+            if buffer.nbytes:
+                link.sendall(buffer.reshape(-1).view(np.uint8).data)
 
     def _notify(self) -> None:
         while (item := self._notices.get()) is not None:
