@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch import DistributedModelParallel, distribute, distribution_report
 
 from .test_transpiler import Small, sgd
-from .test_transpiler_programs import check_same
+from .test_transpiler_programs import check_same, trained_on_two_ranks
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 
 pytest.importorskip("torch.distributed.tensor", reason="FSDP2 came with torch 2.6")
@@ -75,20 +72,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.long
 def test_two_ranks_that_share_parameters_give_what_the_program_gave(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "script.py"]
-    done = subprocess.run(
-        [*torchrun, str(Path(__file__).parent), *NAMES],
-        check=False,  # the assertion below shows what it wrote
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = [torch.load(tmp_path / f"trained-{rank}.pt") for rank in range(2)]
+    ranks = trained_on_two_ranks(tmp_path, SCRIPT, NAMES)
     for name in NAMES:
         program = PROGRAMS[name]
         torch.manual_seed(5)

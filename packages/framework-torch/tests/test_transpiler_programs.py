@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,26 @@ def check_same(found: nn.Module, expected: nn.Module, program: str = "") -> None
     for name, weight in theirs.items():
         difference = ((ours[name] - weight).abs().max() / weight.abs().max()).item()
         assert difference <= 1e-6, f"{program} {name}: {difference:.1e}"
+
+
+def trained_on_two_ranks(
+    folder: Path, script: str, names: Sequence[str]
+) -> list[dict[str, dict[str, torch.Tensor]]]:
+    """Runs a script with `torchrun`; by rank, what it saved as ``trained-RANK.pt``."""
+    (folder / "script.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "script.py"]
+    done = subprocess.run(
+        [*torchrun, str(Path(__file__).parent), *names],
+        check=False,  # the assertion below shows what it wrote
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"trained-{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
@@ -116,20 +137,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.long
 def test_two_ranks_give_what_the_program_gave(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "script.py"]
-    done = subprocess.run(
-        [*torchrun, str(Path(__file__).parent), *ON_RANKS],
-        check=False,  # the assertion below shows what it wrote
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = [torch.load(tmp_path / f"trained-{rank}.pt") for rank in range(2)]
+    ranks = trained_on_two_ranks(tmp_path, SCRIPT, ON_RANKS)
     for name in ON_RANKS:
         program = PROGRAMS[name]
         torch.manual_seed(5)
