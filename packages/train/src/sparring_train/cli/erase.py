@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
+import fsspec  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
 import numpy.typing as npt
 import typer
@@ -26,12 +29,26 @@ from sparring.errors import InvalidArgumentError
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.config.run import RunConfig
+from sparring_train.data.columns import Origin
 from sparring_train.run_storages import open_run_storages, place_name
+from sparring_train.same_run import ORIGINS, RUN
+from sparring_train.saved_run import run_of
+from sparring_train.snapshot_rows import keys_meant
 
 __all__ = ["add_erase"]
 
 _BLOOM = 3
 """Kind of a Bloom filter in docs/format/admission.md."""
+
+_COMMENT = re.compile(r"(^|\s)#.*")
+_DELETE = "delete it"
+_TRACES = (
+    "ordinary weights, and rows of other ids, were trained together with these ids; no id can be "
+    "read from them",
+    "copies made by others are not known here: exports, backups, older versions that an object "
+    "store or a file system keeps",
+    "the report counts how often ids occurred, by sketches; no id can be read from them",
+)
 
 
 def add_erase(application: typer.Typer) -> None:
@@ -43,7 +60,11 @@ def erase(
     table: Annotated[str, typer.Argument(help="The table's name.")],
     keys: Annotated[
         Path,
-        typer.Option("--keys", help="A file of ids: whole numbers, one a line; # begins a remark."),
+        typer.Option(
+            "--keys",
+            help="A file with one id per line: a whole number, or a string as the data have it. A # "
+            "at the start of a line or after a space begins a comment.",
+        ),
     ],
     overrides: OverridesArgument = None,
     everywhere: Annotated[
@@ -65,11 +86,11 @@ def erase(
         Path | None, typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.")
     ] = None,
 ) -> None:
-    """Remove ids from storages, from admission counters and from all snapshots.
+    """Remove ids from storages, admission counters, snapshots and the dictionary of strings.
 
-    Stopped on the way, everything can be loaded still: run it again.
+    If the command is interrupted, everything can still be loaded: run it again.
     """
-    wanted = _keys_in(keys)
+    listed = _ids_in(keys)
     manager = context_of(context).plugin_manager
     run = None
     if everywhere is not None:
@@ -84,6 +105,8 @@ def erase(
     for folder in snapshots or []:
         if latest_snapshot(folder) is None:
             raise InvalidArgumentError(f"erase: there is no snapshot in {folder}")
+    features, origins = _features_of(run, folders, table, manager)
+    wanted = _keys_of(listed, table, origins, keys)
     began = datetime.now(timezone.utc)
     target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
@@ -91,14 +114,19 @@ def erase(
     # Storages first: their places are known by the newest snapshot.
     storages, traces = _from_storages(run, table, wanted, ranks, manager)
     rewritten = [_from_folder(folder, table, wanted, traces) for folder in folders]
+    strings = [_from_dictionary(folder, wanted, features) for folder in folders]
+    files = _files_with(listed, run, folders)
     report = {
         "table": table,
-        "num_keys": len(wanted),
+        "num_keys": len(set(listed.values())),
         "time": began.isoformat(timespec="seconds"),
         "sparring": __version__,
         "storages": storages,
         "snapshots": rewritten,
-        "traces": [*traces, *_traces_of(run)],
+        "strings": strings,
+        "files": files,
+        "remains": _remains(run),
+        "traces": [*traces, *_TRACES],
     }
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for each in storages:
@@ -108,27 +136,76 @@ def erase(
             f"{each['folder']}: {each['num_rows']:,} rows left out of {len(each['replaced'])} "
             f"snapshots, {len(each['clean'])} had none"
         )
-    typer.echo(f"receipt: {target}")
+    for each in strings:
+        typer.echo(f"{each['folder']}: {each['num_strings']:,} strings removed")
+    for each in files:
+        if each["num_ids"]:
+            typer.echo(
+                f"{each['path']}: still contains {each['num_ids']:,} of the strings; {_DELETE}"
+            )
+    typer.echo(f"receipt: {target}; it lists what was not searched")
 
 
-def _keys_in(path: Path) -> npt.NDArray[np.int64]:
+def _ids_in(path: Path) -> dict[int, str]:
+    """Returns the ids of a file by line number."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"erase: {path} cannot be read: {error}") from error
-    found = set()
+    found = {}
     for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        try:
-            found.add(np.int64(int(text)))
-        except (ValueError, OverflowError):
-            raise InvalidArgumentError(
-                f"erase: {path}:{number}: {text!r} is no id, a whole number of 64 bits"
-            ) from None
+        text = _COMMENT.sub("", line).strip()
+        if text:
+            found[number] = text
     if not found:
-        raise InvalidArgumentError(f"erase: {path} has no ids")
+        raise InvalidArgumentError(
+            f"erase: {path} contains no ids; expected one id per line, a number or a string"
+        )
+    return found
+
+
+def _features_of(
+    run: RunConfig | None, folders: list[str], table: str, manager: PluginManager
+) -> tuple[list[str] | None, set[Origin]]:
+    """Returns the columns whose ids are keys of a table, and the kinds of their values.
+
+    The columns are None, and the set is empty, if neither a configuration nor a snapshot tells.
+    """
+    newest = [each for each in map(latest_snapshot, folders) if each is not None]
+    saved = [each for each in newest if RUN in each.state_names(0)]
+    if run is None and saved:
+        run = run_of(saved[0], [], manager)
+    if run is None:
+        return None, set()
+    features = [each.name for each in run.data.columns.features if each.table_name == table]
+    origins: set[Origin] = set()
+    for snapshot in saved:
+        if ORIGINS in snapshot.state_names(0):
+            known = snapshot.state(ORIGINS).values
+            origins |= {known[name] for name in features if name in known}
+    return features, origins
+
+
+def _keys_of(
+    listed: dict[int, str], table: str, origins: set[Origin], path: Path
+) -> npt.NDArray[np.int64]:
+    """Returns the keys of the listed ids, sorted.
+
+    A whole number stands for itself and for the hash of its digits, unless the ids of the table are
+    known to be whole numbers: no other id is likely to have that hash.
+    """
+    found: set[int] = set()
+    for number, text in listed.items():
+        meant = keys_meant(text)
+        if origins == {"integer"}:
+            # The hash of the text comes last.
+            meant = meant[:-1]
+            if not meant:
+                raise InvalidArgumentError(
+                    f"erase: {path}:{number}: found {text!r}, but ids of table {table!r} are whole "
+                    "numbers of 64 bits; correct the line"
+                )
+        found.update(meant)
     return np.array(sorted(found), np.int64)
 
 
@@ -192,13 +269,58 @@ def _from_folder(
     }
 
 
-def _traces_of(run: RunConfig | None) -> list[str]:
-    traces = [
-        "ordinary weights, and rows of other ids, were trained together with these ids; no id can be "
-        "read from them",
-        "copies made by others are not known here: exports, backups, older versions that an object "
-        "store or a file system keeps",
-    ]
-    if run is not None and run.report.path is not None:
-        traces.append(f"{run.report.path}: the report counts how often ids came, by sketches")
-    return traces
+def _from_dictionary(
+    folder: str, keys: npt.NDArray[np.int64], features: list[str] | None
+) -> dict[str, Any]:
+    # It imports pyarrow.
+    from sparring_train.data.table.strings import erase_strings
+
+    return asdict(erase_strings(folder, keys, features))
+
+
+def _files_with(
+    listed: dict[int, str], run: RunConfig | None, folders: list[str]
+) -> list[dict[str, Any]]:
+    """Searches the other files of a run for the strings: report, metrics, files next to snapshots.
+
+    Numbers are not searched for, because short ones occur in every file.
+    """
+    texts = {text.encode() for text in listed.values() if not _is_number(text)}
+    if not texts:
+        return []
+    paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
+    places = [Path(each) for each in paths if each is not None]
+    for folder in folders:
+        system, path = fsspec.core.url_to_fs(folder)
+        if "file" in (system.protocol if isinstance(system.protocol, tuple) else [system.protocol]):
+            places += [each for each in Path(path).glob("*") if each.is_file()]
+    searched = []
+    for path in sorted({each for each in places if each.is_file()}):
+        content = path.read_bytes()
+        num_ids = sum(text in content for text in texts)
+        searched.append({"path": str(path), "num_ids": num_ids})
+    return searched
+
+
+def _is_number(text: str) -> bool:
+    return len(keys_meant(text)) > 1
+
+
+def _remains(run: RunConfig | None) -> list[dict[str, str]]:
+    """Returns the places that were not searched, and the way to remove the ids from each."""
+    data = "the training data" if run is None else getattr(run.data, "path", run.data.kind)
+    notes = run is None or run.change_notes.is_on
+    listed = {
+        f"training data ({data})": "remove the rows there, or the next training learns them again",
+        "serving snapshots": "publish again with `sparring publish`; older versions, and the lists of "
+        "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
+        "caches of servers and clients": "they follow the next published version or change notes; "
+        "restart them to be sure",
+        "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _DELETE,
+        "logs on standard error, which quote values of damaged rows": _DELETE,
+    }
+    if notes:
+        listed["change notes"] = (
+            "notes contain ids, without strings, until `change_notes.keep` newer ones are published"
+        )
+    return [{"place": place, "remedy": remedy} for place, remedy in listed.items()]

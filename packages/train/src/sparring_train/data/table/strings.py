@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -22,11 +23,12 @@ from pyarrow import parquet
 
 from sparring.errors import DataError
 
-__all__ = ["StringWriter", "strings_of"]
+__all__ = ["ErasedStrings", "StringWriter", "erase_strings", "strings_of"]
 
 Ids = npt.NDArray[np.int64]
 
 _FOLDER = "strings"
+_UNFINISHED = ".unfinished"
 _ROWS_HELD = 1 << 18
 
 
@@ -82,8 +84,7 @@ class StringWriter:
             self._number += 1
             try:
                 self._system.makedirs(folder, exist_ok=True)
-                with self._system.open(name, "wb") as file:
-                    parquet.write_table(table.filter(pc.greater(sizes, 0)), file)
+                _replace(self._system, name, table.filter(pc.greater(sizes, 0)))
             except OSError as error:
                 raise DataError(
                     f"data.dictionary: cannot write {name}: {error}", path=name
@@ -124,6 +125,70 @@ def strings_of(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | N
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"strings of {feature!r} in {url}: cannot be read: {error}") from error
     return [found.get(each) for each in wanted.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedStrings:
+    """Result of `erase_strings`."""
+
+    folder: str
+    """URL of the dictionary's folder; the folder may not exist."""
+    num_strings: int = 0
+    """Number of entries that were removed. Two ranks may have written the same string."""
+    num_files: int = 0
+    """Number of files that were rewritten or removed."""
+
+
+def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> ErasedStrings:
+    """Removes ids and their strings from the dictionary of a run that is not running.
+
+    Each file is replaced as a whole. If the call is interrupted, the remaining files are intact, and
+    a second call removes the rest.
+
+    Args:
+        url: folder of the run's snapshots.
+        ids: ids to remove, of shape ``(n,)``.
+        features: columns to search; None searches all of them.
+
+    Raises:
+        DataError: if a file cannot be read or written.
+    """
+    system, path = fsspec.core.url_to_fs(url)
+    root = f"{path.rstrip('/')}/{_FOLDER}"
+    folder = system.unstrip_protocol(root)
+    num_strings = num_files = 0
+    try:
+        columns = ["*"] if features is None else [quote(each, safe="") for each in features]
+        for column in columns:
+            for name in system.glob(f"{root}/{column}/*{_UNFINISHED}"):
+                system.rm_file(name)
+            for name in sorted(system.glob(f"{root}/{column}/*.parquet")):
+                with system.open(name, "rb") as file:
+                    table = parquet.read_table(file)
+                is_kept = ~np.isin(table["id"].to_numpy(), ids)
+                if is_kept.all():
+                    continue
+                if is_kept.any():
+                    _replace(system, name, table.filter(pyarrow.array(is_kept)))
+                else:
+                    system.rm_file(name)
+                num_strings += int(np.count_nonzero(~is_kept))
+                num_files += 1
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"erase: strings in {folder} cannot be read or replaced: {error}; fix the cause and run "
+            "the command again",
+            path=folder,
+        ) from error
+    return ErasedStrings(folder, num_strings, num_files)
+
+
+def _replace(system: Any, name: str, table: pyarrow.Table) -> None:
+    """Writes a file under another name first, so that no reader sees a part of it."""
+    unfinished = f"{name}{_UNFINISHED}"
+    with system.open(unfinished, "wb") as file:
+        parquet.write_table(table, file)
+    system.mv(unfinished, name)
 
 
 class _IdSet:
