@@ -247,6 +247,55 @@ def test_no_changed_key_is_missed(count: int, backend: MemoryStorage, tmp_path: 
         assert reader.counters().reread_rows < 1.01 * count
 
 
+@pytest.mark.parametrize("begins", ["restarted", "empty log"])
+@pytest.mark.parametrize("fails", ["listing the cached keys", "erasing them"])
+def test_a_cache_whose_emptying_fails_is_emptied_later(
+    fails: str,
+    begins: str,
+    trainer: Trainer,
+    backend: MemoryStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the failure the base is that of the new trainer, so the retried note looks complete."""
+    if begins == "restarted":
+        trainer.publish()
+    with open_reader(backend, tmp_path, poll_seconds=0.01) as reader:
+        looks = reader.counters().failed_looks
+        reader.find(KEYS)
+        method = "cached" if fails == "listing the cached keys" else "erase"
+        with monkeypatch.context() as broken:
+            broken.setattr(reader._fills, method, Raises(MemoryError))
+            if begins == "empty log":
+                for path in tmp_path.rglob("*"):
+                    if path.is_file():
+                        path.unlink()
+            again = Trainer(backend, tmp_path)
+            backend.upsert(KEYS[:30], rows_of(KEYS[:30], 2))  # no note contains these keys
+            again.write(KEYS[30:40], 2)
+            again.publish()
+            wait_until(lambda: reader.counters().failed_looks > looks)
+        wait_until(lambda: reader.counters().missed_notes and not reader.counters().rows_to_drop)
+        assert (reader.find(KEYS).rows == backend.find(KEYS).rows).all()
+
+
+class Raises:
+    """A call that raises."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self._kind = kind
+
+    def __call__(self, *_: object) -> Any:
+        raise self._kind
+
+
+def wait_until(is_done: Any) -> None:
+    end = time.monotonic() + 20
+    while not is_done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 class Killed(BaseException):
     """The process ends."""
 

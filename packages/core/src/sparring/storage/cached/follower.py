@@ -11,7 +11,8 @@
 Reads come first: where the filter said that a key is gone, a read from before must not bring it back.
 
 A note counts as taken when all of it was done. A look that fails changes nothing that would not be done
-again by the next.
+again by the next. If the cache has to be emptied, the follower remembers it until the rows to remove are
+known, because the base that replaces the old one no longer shows that notes are missing.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Follower:
         self._fresh_at = time.monotonic()
         self._last_failure = ""
         self._dropping: Keys = _NONE
+        self._must_empty = False
+        """Whether the cache has to be emptied and the rows to remove are not known yet."""
         self.existing = GrowingBloomFilter(1_024)
         """Keys that may have a row in the backend. A find takes it before it looks into the cache: a key
         that an older filter has is asked for, so what the find says of it is as new as what it read."""
@@ -139,15 +142,18 @@ class Follower:
             await self._look()
             self._last_failure = ""
         except Exception as error:
-            # Whatever it is, the next look may go better, and what is cached is whole.
-            self.num_failed += 1
-            if str(error) != self._last_failure:
-                known = isinstance(error, SparringError)
-                _log.warning(
-                    "table %r: notes cannot be followed, cached rows are found on: %s",
-                    self._table.name, error, exc_info=None if known else error,
-                )  # fmt: skip
-            self._last_failure = str(error)
+            # The next look may succeed, whatever failed, and every cached row is whole.
+            self._report_failure(error)
+
+    def _report_failure(self, error: Exception) -> None:
+        self.num_failed += 1
+        if str(error) != self._last_failure:
+            known = isinstance(error, SparringError)
+            _log.warning(
+                "table %r: following the change notes failed, cached rows are still found: %s",
+                self._table.name, error, exc_info=None if known else error,
+            )  # fmt: skip
+        self._last_failure = str(error)
 
     async def _look(self) -> bool:
         """Takes all notes that there are."""
@@ -156,7 +162,7 @@ class Follower:
             while True:
                 begin = time.monotonic()
                 newest = await asyncio.to_thread(self._log.newest)
-                if newest == self.sequence:
+                if newest == self.sequence and not self._must_empty:
                     if not len(self._dropping):
                         self._fresh_at = begin
                     return is_new
@@ -175,7 +181,7 @@ class Follower:
         await self._take(note)
 
     async def _take(self, note: ChangeNote) -> None:
-        is_complete = note.session == self._session
+        self._must_empty |= note.changed is None or note.session != self._session
         base = None
         if note.lineage != self._lineage:
             # It may be of a later note, whose new keys it has then.
@@ -186,7 +192,7 @@ class Follower:
         if note.lineage == self._lineage:
             self.existing.add(note.new)
         self.num_erased += len(note.erased)
-        if note.changed is None or not is_complete:
+        if note.changed is None or self._must_empty:
             await self._drop_all()
         else:
             await self._reread(note.changed)
@@ -204,6 +210,7 @@ class Follower:
             self._table.name, self.sequence, newest, self._options.drop_seconds,
         )  # fmt: skip
         base, last = await asyncio.to_thread(self._read_up_to, newest)
+        self._must_empty = True
         # Rows that are read from here on are as new as the newest note.
         self._fills.take_note(None, _NONE)
         self._swap_filter(base)
@@ -238,8 +245,9 @@ class Follower:
 
     async def _drop_all(self) -> None:
         """Rows that are cached now leave, over time."""
-        self.num_missed += 1
         self._dropping = await asyncio.to_thread(self._fills.cached, None)
+        self._must_empty = False
+        self.num_missed += 1
         if self._drops is not None:
             self._drops.cancel()
         self._drops = asyncio.create_task(self._drop_gradually())
@@ -249,9 +257,14 @@ class Follower:
         seconds = self._options.drop_seconds
         batch = -(-len(self._dropping) // _DROP_BATCHES) if seconds else len(self._dropping)
         while len(self._dropping):
-            await asyncio.to_thread(self._fills.erase, self._dropping[:batch])
-            self._dropping = self._dropping[batch:]
-            if (await asyncio.wait({stopped}, timeout=seconds / _DROP_BATCHES))[0]:
+            pause = seconds / _DROP_BATCHES
+            try:
+                await asyncio.to_thread(self._fills.erase, self._dropping[:batch])
+                self._dropping = self._dropping[batch:]
+            except Exception as error:
+                self._report_failure(error)
+                pause = max(pause, self._options.poll_seconds)
+            if (await asyncio.wait({stopped}, timeout=pause))[0]:
                 return
 
     # -- base -------------------------------------------------------------------
