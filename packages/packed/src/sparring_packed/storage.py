@@ -41,7 +41,7 @@ class PackedStorage(Storage):
         SnapshotError: there is no serving snapshot, or it is damaged.
     """
 
-    capabilities = Capabilities(persistent=True, concurrent_reads=True)
+    capabilities = Capabilities(persistent=True, shared=True, concurrent_reads=True)
 
     def __init__(self, table: TableConfig, options: PackedOptions) -> None:
         super().__init__(table)

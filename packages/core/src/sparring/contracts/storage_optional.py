@@ -31,6 +31,7 @@ __all__ = [
     "Background",
     "FirstTierAccess",
     "LOAD_NOTE",
+    "PART_NOTE",
     "SupportsBackground",
     "SupportsCapsule",
     "SupportsCopy",
@@ -48,6 +49,9 @@ __all__ = [
 
 LOAD_NOTE = "load"
 """The note that names a load from its first row to its last. `Storage.clear` forgets it."""
+
+PART_NOTE = "part"
+"""The note that says which ranks' rows a storage contains. `Storage.clear` keeps it."""
 
 
 @runtime_checkable

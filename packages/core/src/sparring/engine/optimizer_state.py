@@ -20,7 +20,6 @@ from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables import TableEntry
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring.storage.convert import copy_embeddings
-from sparring.storage.load import begin_load
 
 __all__ = [
     "TableState",
@@ -177,8 +176,6 @@ def _replace_storage(
             raise
         return
     new = state.tables.open_storage(entry.choice, config)
-    if half_loaded is not None:
-        begin_load(new, half_loaded)  # a part stays a part
     copy_embeddings(old, new, initial_state)
     entry.hold(new)
     old.close()

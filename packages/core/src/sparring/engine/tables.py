@@ -25,6 +25,7 @@ from sparring.contracts.results import Columns, Evicted, Keys
 from sparring.contracts.shard_map import KeyOwners, Shard
 from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
 from sparring.contracts.storage_optional import (
+    PART_NOTE,
     UNWATCHED,
     Background,
     SupportsBackground,
@@ -151,6 +152,8 @@ class Tables:
         entry = TableEntry(table, choice, opened, self._events, layout, rank)
         self.declared[table.name] = entry
         self._add(entry)
+        if opened is not None:
+            entry.expect_part(layout.shard_of(rank))
 
     def _declare_blocks(
         self, table: TableConfig, storage: StorageChoice | Storage | None, layout: Layout
@@ -278,9 +281,6 @@ class Tables:
             opened.close()
             raise
         return opened
-
-
-_PART = "part"
 
 
 _ALL = "all partitions"
@@ -447,16 +447,16 @@ class TableEntry:
         )
 
     def expect_part(self, shard: Shard) -> None:
-        """Says which rows this rank keeps, of a storage that was just opened."""
+        """Records which rows this rank keeps, if another run may have kept others in the same place."""
         assert self.storage is not None
         capabilities = self.storage.capabilities
-        if capabilities.notes and not capabilities.shared:
+        if capabilities.persistent and not capabilities.shared:
             self.part = _part_text(shard, is_replicated=self.layout.is_replicated)
 
     def note_part(self) -> None:
         """Writes a note into the storage, which is empty yet, of which rows it will hold."""
         if self.storage is not None and self.part is not None:
-            write_note(self.storage, _PART, self.part)
+            write_note(self.storage, PART_NOTE, self.part)
             self.part = None
 
     def check_whole(self) -> None:
@@ -498,9 +498,11 @@ class TableEntry:
 
     def _check_part(self) -> None:
         assert self.storage is not None
-        found = read_note(self.storage, _PART)
+        found = read_note(self.storage, PART_NOTE)
         if found is not None and self.part == _ALL and found.startswith(_ALL):
             found = _ALL  # a replica has all rows that a single rank needs
+        if found is None and self.part != _ALL and self.storage.size:
+            found = "unknown ranks"
         if found is not None and found != self.part and self.storage.size:
             raise InvalidArgumentError(
                 f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage import Storage, read_note, write_note
+from sparring.contracts.storage_optional import LOAD_NOTE, PART_NOTE
 from sparring.contracts.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
@@ -59,7 +60,8 @@ def _state_name(table: TableConfig) -> str:
 def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -> int:
     """Writes the embedding of each row of `source` to `target`, with `state` behind it.
 
-    Scores go along where `target` takes them.
+    Scores are copied if `target` takes them. The notes of `source` are copied first: which ranks' rows
+    they are, and that a load of them was cut short.
 
     Args:
         source: of any state.
@@ -79,6 +81,9 @@ def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -
             f"source has dim {found.dim} and {found.dtype}",
             table=asked.name,
         )
+    for name in (LOAD_NOTE, PART_NOTE):
+        if (text := read_note(source, name)) is not None:
+            write_note(target, name, text)
     takes_scores = target.capabilities.scores == "given"
     count = 0
     for chunk in source.scan(columns=Columns(0, found.dim)):

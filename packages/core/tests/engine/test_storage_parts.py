@@ -1,0 +1,115 @@
+"""A place that outlives a run is rejected if its rows are those of other ranks."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring import LocalGroup, StepContainer
+from sparring.contracts import Capabilities, TableConfig
+from sparring.contracts.storage import interrupted_load
+from sparring.errors import SparringError
+from sparring.storage.convert import copy_embeddings
+from sparring.storage.load import begin_load
+from sparring.storage.memory import MemoryStorage
+from sparring_testing.thread_rendezvous import ThreadRendezvous
+
+TABLE = TableConfig("item", 4)
+KEYS = np.arange(100)
+
+
+class Place(MemoryStorage):
+    """Rows on a disk, so to speak: `reopened` finds them after a run."""
+
+    def __init__(self, table: TableConfig, keeps_notes: bool) -> None:
+        super().__init__(table)
+        self.capabilities = Capabilities(persistent=True, notes=keeps_notes)
+
+    def close(self) -> None:
+        if not self.capabilities.notes:
+            self._state.notes.clear()
+
+    def reopened(self, plan: str) -> Place:
+        placement = "replicated" if plan == "data_parallel" else "sharded"
+        again = Place(replace(TABLE, placement=placement), self.capabilities.notes)
+        for chunk in self.scan():
+            again.upsert(chunk.keys, chunk.rows)
+        again._state.notes.update(self._state.notes)
+        return again
+
+
+def run(places: list[Place], plan: str, *, load: str = "", save: str = "") -> list[str]:
+    """Each rank gets a place, and writes a row for each key that it owns; returns the errors."""
+    world_size = len(places)
+    group = LocalGroup(world_size, deadline_seconds=20)
+
+    def one(rank: int) -> str:
+        collective = group.join(rank)
+        place = places[rank] = places[rank].reopened(plan)
+        try:
+            with StepContainer(
+                collective=collective,
+                rendezvous=ThreadRendezvous(world_size),
+                plan={TABLE.name: plan},
+            ) as container:
+                container.declare(place.table, place)
+                if load:
+                    container.load(load)
+                container.assign(TABLE.name, KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))
+                if save:
+                    container.save(save)
+        except SparringError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(one, range(world_size)))
+
+
+@pytest.mark.parametrize("keeps_notes", [True, False])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1, "row_wise"), (2, "row_wise")),
+        ((1, "row_wise"), (2, "data_parallel")),
+        ((2, "row_wise"), (3, "row_wise")),
+        ((2, "data_parallel"), (3, "data_parallel")),
+        ((2, "row_wise"), (1, "row_wise")),
+    ],
+)
+def test_rows_of_other_ranks_are_rejected_until_a_snapshot_is_loaded(
+    before: tuple[int, str], after: tuple[int, str], keeps_notes: bool, tmp_path: Path
+) -> None:
+    """A backend without notes cannot tell one rank that other places have the other rows."""
+    places = [Place(TABLE, keeps_notes) for _ in range(max(before[0], after[0]))]
+    first = places[: before[0]]
+    assert run(first, before[1], save=str(tmp_path / "saved")) == [""] * before[0]
+    again = [*first, *places[before[0] :]][: after[0]]
+    errors = run(list(again), after[1])
+    if keeps_notes or after[0] > 1:
+        whose = "(rank 0 of|all partitions)" if keeps_notes else "unknown ranks"
+        message = f"'item': its storage holds .* rows of {whose}.*bring the rows over by a snapshot"
+        assert re.search(message, "\n".join(errors)), errors
+    assert run(again, after[1], load=str(tmp_path / "saved")) == [""] * after[0]
+    if keeps_notes:
+        assert run(again, after[1]) == [""] * after[0]
+
+
+def test_a_copy_of_rows_keeps_what_is_known_about_them() -> None:
+    """`sparring convert` copies the rows of one rank, or of half a load."""
+    source, target = Place(TABLE, True), Place(TABLE, True)
+    begin_load(source, "snapshots/7")
+    copy_embeddings(source, target, np.empty(0, np.float32))
+    assert interrupted_load(target) == "snapshots/7"
+    places = [Place(TABLE, True), Place(TABLE, True)]
+    assert run(places, "row_wise") == ["", ""]
+    copies = [Place(TABLE, True), Place(TABLE, True)]
+    for one, copy in zip(places, copies, strict=True):
+        copy_embeddings(one, copy, np.empty(0, np.float32))
+    assert run(list(copies), "row_wise") == ["", ""]
+    assert "rows of rank 0 of 2" in run(copies[:1], "row_wise")[0]
