@@ -44,6 +44,7 @@ from sparring_serve.tables import VersionGoneError
 
 pytest.importorskip("sparring_packed")
 
+from sparring_packed import read_manifest
 from sparring_serve.packed_tables import open_packed_tables
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 8)
@@ -396,9 +397,6 @@ def test_the_commands_say_what_they_did(run: Run, capsys: pytest.CaptureFixture[
     assert main(["publish", run.url, run.out]) == 0
     assert "has the newest snapshot already" in capsys.readouterr().out
     assert main(["publish", run.url, run.out, "--quantize", "item=int8"]) == 0
-    assert main(["publish", run.url, run.out, "--quantize", "item=fp16"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "published with table 'item' as int8, and fp16 is asked for now" in said
     assert main(["publish", run.url, run.out, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
     with serve(run) as server:
@@ -556,6 +554,7 @@ def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
 
 
 def test_publishing_goes_on_until_sigterm(run: Run) -> None:
+    """The last one starts with a snapshot that is published already, with another dtype."""
     command = [sys.executable, "-m", "sparring", "publish", run.url, run.out]
     command += ["--watch", "--json", "--poll-seconds", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
@@ -566,6 +565,44 @@ def test_publishing_goes_on_until_sigterm(run: Run) -> None:
             assert line["url"].endswith(f"step-{step:03d}")
         watching.send_signal(signal.SIGTERM)
         assert watching.wait(timeout=60) == 0
+    command += ["--quantize", "item=fp16"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["url"].endswith("step-002-002")
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(timeout=60) == 0
+
+
+def test_another_dtype_publishes_the_newest_snapshot_again(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `publish --watch` that is restarted with another `--quantize`."""
+    run.save()
+    run.save(KEYS[:9], is_delta=True)
+    names, dtypes = [], []
+    for quantize in ({}, {"item": "int8"}, {}, {"item": "fp16"}, {"item": "int8"}):
+        published = run.publish(keep=9, **quantize)
+        if published is None:
+            continue
+        assert not published.is_delta
+        names.append(published.written.url.rpartition("/")[2])
+        with serve(run) as server, LookupClient(server.address, LONG) as client:
+            assert server.service.tables.versions()[0].hash == published.written.hash
+            assert client.pull({"item": KEYS}).found["item"].all()
+        dtypes.append(read_manifest(published.written.url).tables[0].dtype)
+    assert names == ["step-002", "step-002-002", "step-002-003", "step-002-004"]
+    assert dtypes == ["fp32", "int8", "fp16", "int8"]
+    assert "published with table 'item' as fp16, not int8" in caplog.text
+    assert "restart them" in caplog.text
+    with serve(run) as server:
+        again = run.publish(keep=9, user="bf16")
+        assert "open are item (dim 4, int8), user (dim 8, fp32); close" in (
+            server.refresher.refresh().refused
+        )
+    assert [each.dtype for each in read_manifest(again.written.url).tables] == ["int8", "bf16"]
+    # Deltas of the run continue over the last one.
+    run.save(KEYS[:9], is_delta=True)
+    assert run.publish(item="int8").is_delta
 
 
 @pytest.mark.parametrize(

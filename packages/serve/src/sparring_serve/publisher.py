@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,7 +73,10 @@ def publish_newest(
     options: PublisherOptions,
     quality: QualityCheck | None = None,
 ) -> Published | None:
-    """Publishes the newest snapshot of a run, unless that was done.
+    """Publishes the newest snapshot of a run, unless it is published with these dtypes already.
+
+    If it is published with other dtypes, a full serving snapshot is written next to it, with a number
+    behind its name, and servers that start take that one.
 
     Args:
         run_url: of a snapshot, or of a folder of them.
@@ -86,20 +90,24 @@ def publish_newest(
     Raises:
         SnapshotError: there is no snapshot, or it is damaged.
         UnknownTableError: `quantize` names a table that is not in the snapshot.
-        InvalidArgumentError: a dtype is unknown, or does not fit; or the newest snapshot is published
-            already, with another dtype.
+        InvalidArgumentError: a dtype is unknown, or does not fit.
         QualityLossError: quantized rows cost too much; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
     existing = _existing(out_url)
-    for name, manifest in existing.items():
-        if manifest.source.hash == snapshot.manifest_hash:
-            _check_dtypes(f"{os.fspath(out_url).rstrip('/')}/{name}", manifest, quantize)
-            return None
-    base = _base(snapshot, existing, options)
     out = os.fspath(out_url).rstrip("/")
-    url = f"{out}/{snapshot.name}"
+    name, base = snapshot.name, _base(snapshot, existing, options)
+    changes = ""
+    done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
+    if done:
+        changes = _dtype_changes(existing[done[-1]], quantize)
+        if not changes:
+            return None
+        # Tables that are not named keep the dtype that servers have now.
+        quantize = {each.name: each.dtype for each in existing[done[-1]].tables} | quantize
+        name = _next_name(snapshot.name, done[-1])
+    url = f"{out}/{name}"
     report = None
     if quality is not None:
         # Tables of a delta are stored as those of its base.
@@ -118,6 +126,12 @@ def publish_newest(
     is_delta = written is not None
     if written is None:
         written = sparring_packed.write(snapshot.url, url, quantize=quantize)
+    if changes:
+        _log.warning(
+            "%s/%s was published with table %s; it was published again, as %s. Servers that run keep "
+            "the dtypes that they opened; restart them to take the new one",
+            out, done[-1], changes, name,
+        )  # fmt: skip
     return Published(written, is_delta, tuple(_retain(out, options.keep)), report)
 
 
@@ -146,25 +160,24 @@ def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
     return {name: dtype for name, dtype in chosen.items() if dtype is not None}
 
 
-def _check_dtypes(
-    url: str, published: sparring_packed.ServingManifest, quantize: Mapping[str, str]
-) -> None:
-    """Refuses to leave a snapshot as it was published, where other dtypes are asked for now.
+def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping[str, str]) -> str:
+    """The tables that are published with another dtype than `quantize` asks for; empty: none."""
+    return ", ".join(
+        f"{table.name!r} as {table.dtype}, not {quantize[table.name]}"
+        for table in published.tables
+        if quantize.get(table.name, table.dtype) != table.dtype
+    )
 
-    Raises:
-        InvalidArgumentError: a table has another one.
-    """
-    for table in published.tables:
-        wanted = quantize.get(table.name, table.dtype)
-        if wanted != table.dtype:
-            raise InvalidArgumentError(
-                f"{url}: was published with table {table.name!r} as {table.dtype}, and {wanted} is asked "
-                "for now; publish into another folder, as a table under another dtype is another one"
-            )
+
+def _next_name(name: str, last: str) -> str:
+    """The name of a snapshot that is published again. Names of one step sort by their age, as readers
+    take the last."""
+    number = re.fullmatch(r"-(\d{3})", last.removeprefix(name))
+    return f"{name}-{int(number[1]) + 1 if number else 2:03d}"
 
 
 def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
-    """Serving snapshots of a folder, by name, the newest last."""
+    """Serving snapshots of a folder by name, the newest last, in the order of readers."""
     place = open_place(out_url)
     found = {}
     try:
@@ -178,7 +191,7 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
             found[name] = sparring_packed.read_manifest(f"{os.fspath(out_url).rstrip('/')}/{name}")
         except SnapshotError as error:
             _log.warning("%s: is left alone: %s", name, error)
-    return dict(sorted(found.items(), key=lambda each: (each[1].step, each[1].published)))
+    return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 
 def _base(
