@@ -21,7 +21,7 @@ from sparring_torch import distribute, distribution_report, restore
 
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 
-METHODS = {"SGD": "sgd", "Adagrad": "adagrad"}
+METHODS = {"SGD": "sgd", "Adagrad": "adagrad", "SparseAdam": "sparse_adam"}
 NAMES = [
     "sgd",
     "adagrad",
@@ -224,7 +224,7 @@ def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Pa
         cases: list[tuple[nn.Module, Any, dict[str, Any], type[Exception], str]] = [
             (
                 model,
-                torch.optim.SparseAdam(model.parameters()),
+                torch.optim.SparseAdam(model.parameters(), maximize=True),
                 {},
                 UnsupportedError,
                 "a service updates rows by update methods",

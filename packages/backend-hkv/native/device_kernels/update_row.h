@@ -347,6 +347,21 @@ SPARRING_DEVICE void update_keras_adam(const UpdateConstants<T>& c, const Update
   });
 }
 
+// torch.optim.SparseAdam: see core's level_update.inc.
+template <class T>
+SPARRING_DEVICE void update_sparse_adam(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
+  row.each_column([&](int64_t at) {
+    const T g = row.gradient[at];
+    const T first = row.state[at];
+    const T second = row.state[row.dim + at];
+    const T m = (g - first) * c.one_minus_beta1 + first;
+    const T v = (g * g - second) * c.one_minus_beta2 + second;
+    row.state[at] = m;
+    row.state[row.dim + at] = v;
+    row.embedding[at] = row.embedding[at] - m / (square_root(v) + c.eps) * c.lr;
+  });
+}
+
 template <UpdateMethod kMethod, class T>
 SPARRING_DEVICE void update_row(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   clip(c, row);
@@ -367,6 +382,7 @@ SPARRING_DEVICE void update_row(const UpdateConstants<T>& c, const UpdatedRow<T>
   if constexpr (kMethod == UpdateMethod::keras_adagrad) update_keras_adagrad(c, row);
   if constexpr (kMethod == UpdateMethod::keras_rmsprop) update_keras_rmsprop(c, row);
   if constexpr (kMethod == UpdateMethod::keras_adam) update_keras_adam(c, row);
+  if constexpr (kMethod == UpdateMethod::sparse_adam) update_sparse_adam(c, row);
 }
 
 }  // namespace sparring::device_kernels

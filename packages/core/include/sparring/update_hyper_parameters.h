@@ -17,7 +17,7 @@ struct NamedMethod {
   UpdateMethod method;
 };
 // In the order of the enumeration.
-inline constexpr std::array<NamedMethod, 17> kUpdateMethods = {{
+inline constexpr std::array<NamedMethod, 18> kUpdateMethods = {{
     {"sgd", UpdateMethod::sgd},
     {"momentum", UpdateMethod::momentum},
     {"adagrad", UpdateMethod::adagrad},
@@ -35,6 +35,7 @@ inline constexpr std::array<NamedMethod, 17> kUpdateMethods = {{
     {"keras_adagrad", UpdateMethod::keras_adagrad},
     {"keras_rmsprop", UpdateMethod::keras_rmsprop},
     {"keras_adam", UpdateMethod::keras_adam},
+    {"sparse_adam", UpdateMethod::sparse_adam},
 }};
 
 // Returns false for a name that is none of these.
@@ -71,6 +72,7 @@ constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
     case UpdateMethod::ftrl:
     case UpdateMethod::group_ftrl:
     case UpdateMethod::keras_adam:
+    case UpdateMethod::sparse_adam:
       return 2 * dim;
   }
   return 0;
@@ -134,11 +136,12 @@ template <class T>
 UpdateConstants<T> constants_of(UpdateMethod method, const HyperParameters& hyper,
                                 int64_t num_steps) {
   const auto step = static_cast<double>(num_steps);
-  const double lr = method == UpdateMethod::adagrad
-                        ? hyper.lr / (1 + (step - 1) * hyper.lr_decay)
-                        : hyper.lr;
   const double correction1 = 1 - std::pow(hyper.beta1, step);
   const double correction2 = 1 - std::pow(hyper.beta2, step);
+  double lr = hyper.lr;
+  if (method == UpdateMethod::adagrad) lr = hyper.lr / (1 + (step - 1) * hyper.lr_decay);
+  // Both bias corrections, in the order of torch.
+  if (method == UpdateMethod::sparse_adam) lr = hyper.lr * std::sqrt(correction2) / correction1;
   const auto rounded = [](double value) { return static_cast<T>(value); };
   return {
       .lr = rounded(lr),

@@ -30,6 +30,7 @@ enum class UpdateMethod : int32_t {
   keras_adagrad,
   keras_rmsprop,
   keras_adam,
+  sparse_adam,
 };
 
 // The hyper-parameters of a step, in the form that the loops use.

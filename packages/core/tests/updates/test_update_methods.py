@@ -37,6 +37,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     # The first moment is worked out from the gradient where beta1 is below a half.
     "adam": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1, "beta1": 0.4, "beta2": 0.9}],
+    "sparse_adam": [{"lr": 0.02}, {"lr": 0.02, "beta1": 0.4, "beta2": 0.9, "eps": 0.1}],
     "adamw": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1}],
     "partial_rowwise_adam": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1}],
     "lamb": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1}],

@@ -25,6 +25,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.block_step import step_in_blocks, unhooked_step
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
+from sparring_torch.sparse_adam import SparseAdam
 
 __all__ = ["FusedForm", "KnownOptimizer", "known_optimizer", "without_fused"]
 
@@ -85,6 +86,9 @@ def _sgd(group: Mapping[str, Any]) -> str:
 
 _KNOWN: dict[type[Optimizer], _Known] = {
     Adam: _Known(_ADAM, {**_PLAIN, "amsgrad": False}, _adam, _ADAM_OTHERS),
+    SparseAdam: _Known(
+        {"lr": "lr", "eps": "eps"}, {"maximize": False}, lambda _: "sparse_adam", ("betas",)
+    ),
     AdamW: _Known(_ADAM, {**_PLAIN, "amsgrad": False}, _adamw, _ADAM_OTHERS),
     Adagrad: _Known({**_ADAM, "lr_decay": "lr_decay"}, _PLAIN, lambda _: "adagrad"),
     SGD: _Known(

@@ -31,6 +31,7 @@ from sparring_torch.known_optimizers import (
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.row_state import RowState
 from sparring_torch.shadow_parameter import ShadowParameter
+from sparring_torch.sparse_adam import over_rows
 
 __all__ = ["NativeUpdater"]
 
@@ -69,6 +70,7 @@ class NativeUpdater:
         may_fuse: bool,
     ) -> None:
         self._container = container
+        native = over_rows(native)
         hyperparameters = without_fused(native, hyperparameters)
         by_table = {name: without_fused(native, dict(own)) for name, own in by_table.items()}
         groups = _groups(tables, hyperparameters, by_table)

@@ -55,6 +55,13 @@ def adam(w: Vector, state: State, g: Vector, t: int, h: dict[str, Any]) -> Vecto
     return moved
 
 
+def sparse_adam(w: Vector, state: State, g: Vector, t: int, h: dict[str, Any]) -> Vector:
+    _moments(state, g, g * g, t, h)
+    step_size = h["lr"] * np.sqrt(1 - h["beta2"] ** t) / (1 - h["beta1"] ** t)
+    moved: Vector = w - step_size * state["m"] / (np.sqrt(state["v"]) + h["eps"])
+    return moved
+
+
 def adamw(w: Vector, state: State, g: Vector, t: int, h: dict[str, Any]) -> Vector:
     first, second = _moments(state, g, g * g, t, h)
     shrunk = w - h["lr"] * h["weight_decay"] * w
@@ -123,6 +130,7 @@ REFERENCES: dict[str, Reference] = {
         adagrad,
         rowwise_adagrad,
         adam,
+        sparse_adam,
         adamw,
         partial_rowwise_adam,
         lamb,

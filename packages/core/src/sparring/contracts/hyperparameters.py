@@ -19,6 +19,7 @@ __all__ = [
     "RmspropHyper",
     "RowwiseAdagradHyper",
     "SgdHyper",
+    "SparseAdamHyper",
     "WeightDecay",
 ]
 
@@ -76,6 +77,12 @@ class RowwiseAdagradHyper(WeightDecay):
 
 
 class AdamHyper(WeightDecay):
+    beta1: _Share = 0.9
+    beta2: _Share = 0.999
+    eps: _NotNegative = 1e-8
+
+
+class SparseAdamHyper(HyperParameters):
     beta1: _Share = 0.9
     beta2: _Share = 0.999
     eps: _NotNegative = 1e-8

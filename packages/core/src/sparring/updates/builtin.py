@@ -24,6 +24,7 @@ from sparring.contracts.hyperparameters import (
     RmspropHyper,
     RowwiseAdagradHyper,
     SgdHyper,
+    SparseAdamHyper,
 )
 from sparring.contracts.results import Rows
 from sparring.contracts.updates import UpdateMethod, UpdateRows
@@ -135,6 +136,21 @@ class Adam(NativeMethod):
     summary = "Lazy Adam."
 
 
+class SparseAdam(NativeMethod):
+    """Adam as `torch.optim.SparseAdam` computes it: Kingma and Ba, 2015, section 2, last paragraph.
+
+    m ← m + (1-β1)·(g - m);  v ← v + (1-β2)·(g² - v);
+    w ← w - lr·√(1-β2^t)/(1-β1^t)·m/(√v + eps). State: m (dim), v (dim).
+
+    In `Adam`, eps is added after the correction of √v. The two differ where √v is about as small as eps.
+    """
+
+    name = "sparse_adam"
+    couples_columns = False
+    hyperparameters = SparseAdamHyper
+    summary = "Adam as torch.optim.SparseAdam: eps is added before the bias correction."
+
+
 class AdamW(NativeMethod):
     """Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay
     regularization", ICLR 2019), as `torch.optim.AdamW`, lazily.
@@ -239,6 +255,7 @@ BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
         Adagrad,
         RowwiseAdagrad,
         Adam,
+        SparseAdam,
         AdamW,
         PartialRowwiseAdam,
         Lamb,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +26,10 @@ from sparring_torch.distributed_model_parallel import DistributedModelParallel, 
 from sparring_torch.known_optimizers import KnownOptimizer
 from sparring_torch.optimizer import Optimizer
 from sparring_torch.row_gradients import dense_parameters
+from sparring_torch.sparse_adam import over_rows
 from sparring_torch.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
-from sparring_torch.transpiler.refusals import hyperparameters_of, over_rows
+from sparring_torch.transpiler.refusals import hyperparameters_of
 from sparring_torch.transpiler.replaced_module import ReplacedModule
 from sparring_torch.transpiler.scan import Scan, scan
 from sparring_torch.transpiler.service import form_of, hyper_of, method_of
@@ -141,9 +141,6 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
                     _write(wrapped.container, table, weight, skipped)
             replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
             module.replaced, module.why_no_weight = replaced, replaced.why_no_weight
-            if module.anchor.requires_grad:
-                hook = partial(_refuse_use, each.table)
-                module.anchor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     joint = [*optimizers]
     if rows is not None and scanned.owner is not None:
         number = scanned.owner
@@ -340,17 +337,6 @@ def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
         if "param_names" in group:
             group["param_names"] = [group["param_names"][number] for number in kept]
         group["params"] = [group["params"][number] for number in kept]
-
-
-def _refuse_use(table: str, _anchor: Tensor) -> NoReturn:
-    """Called in a backward pass whose loss has parameters in it: lookups give an anchor no gradient."""
-    raise UnsupportedError(
-        f"table {table!r}: the loss is computed from all parameters of the model, as a penalty is, and "
-        "the parameter that stands for rows has no elements: the rows would be left out. Sum over "
-        "`[each for each in model.parameters() if each.numel()]`, and over the embeddings of the "
-        "batch; or have distribute keep the module as it is",
-        table=table,
-    )
 
 
 def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:

@@ -13,11 +13,11 @@ from torch.nn.utils import parametrize
 from sparring.adapter import attribute_reads
 from sparring.errors import SparringError
 from sparring_torch.optimizer_probe import probe
+from sparring_torch.sparse_adam import over_rows
 from sparring_torch.transpiler.replacements import Kind
 from sparring_torch.transpiler.service import method_of
-from sparring_torch.transpiler.sparse_adam import SparseAdam
 
-__all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal", "over_rows"]
+__all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal"]
 
 _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.SGD: ("momentum", "weight_decay"),
@@ -146,11 +146,6 @@ def optimizer_refusal(
     except SparringError as error:
         return str(error)
     return ""
-
-
-def over_rows(native: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class that steps rows as `native` steps a weight."""
-    return SparseAdam if native is torch.optim.SparseAdam else native
 
 
 def hyperparameters_of(optimizer: torch.optim.Optimizer, place: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`SparseAdam` over the rows of a step, which lie in a dense tensor."""
+"""`torch.optim.SparseAdam` over the rows of a step, which lie in a dense tensor."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["SparseAdam"]
+__all__ = ["SparseAdam", "over_rows"]
 
 
 class SparseAdam(torch.optim.Optimizer):
-    """The formula of `torch.optim.SparseAdam`, which takes sparse gradients alone.
+    """The formula of `torch.optim.SparseAdam`, which accepts sparse gradients alone.
 
-    Every row that it is given had a gradient. Adam differs in where `eps` is added.
+    Every row that it receives had a gradient. The operations round in the order of torch. Adam differs
+    in where `eps` is added.
+
+    Args:
+        params: as of `torch.optim.SparseAdam`, as all others.
+
+    Raises:
+        ValueError: a hyper-parameter is out of range.
     """
 
     def __init__(
@@ -24,6 +31,7 @@ class SparseAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         maximize: bool = False,
     ) -> None:
+        torch.optim.SparseAdam([torch.zeros(1)], lr, betas, eps, maximize)  # checks the values
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize})
 
     @torch.no_grad()
@@ -41,9 +49,15 @@ class SparseAdam(torch.optim.Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1
                 gradient = -parameter.grad if group["maximize"] else parameter.grad
-                average = state["exp_avg"].lerp_(gradient, 1 - beta1)
-                square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
+                average, square = state["exp_avg"], state["exp_avg_sq"]
+                average.add_(gradient.sub(average).mul_(1 - beta1))
+                square.add_(gradient.square().sub_(square).mul_(1 - beta2))
                 correction1 = 1 - beta1 ** state["step"]
                 correction2 = 1 - beta2 ** state["step"]
                 size = group["lr"] * math.sqrt(correction2) / correction1
-                parameter.addcdiv_(average, square.sqrt().add_(group["eps"]), value=-size)
+                parameter.add_(-size * average.div(square.sqrt().add_(group["eps"])))
+
+
+def over_rows(native: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class that steps rows as `native` steps a weight."""
+    return SparseAdam if native is torch.optim.SparseAdam else native
