@@ -135,6 +135,7 @@ def measure(scale: Scale) -> list[Figure]:
                 dense.zero_grad()
                 model(next(batches), offsets).backward()
                 tables.step()
+                tables.zero_grad()
                 dense.step()
 
             return _figures(container, step, folder, num_bytes)

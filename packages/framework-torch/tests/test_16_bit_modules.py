@@ -79,6 +79,7 @@ def test_tables_of_16_and_32_bits_are_pooled_side_by_side() -> None:
     assert before.shape == (2, 5)
     before.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     after = collection(features).values()
     assert torch.all((after < before) == (before != 0))
     assert torch.equal(after[:, :2], after[:, :2].bfloat16().float())
@@ -122,6 +123,7 @@ def test_16_bit_rows_follow_float32_ones_without_bias_and_their_state_is_the_sam
         for each, module in modules.items():
             (module(IDS) * factor).sum().backward()
             optimizers[each].step()
+            optimizers[each].zero_grad()
     for each, optimizer in optimizers.items():
         kept: Storage = optimizer.container.storage("t")
         found = kept.find(IDS.numpy()).rows
@@ -187,6 +189,7 @@ def test_a_model_of_16_bit_tables_learns(dtype: torch.dtype) -> None:
         dense.zero_grad()
         loss.backward()
         sparse.step()
+        sparse.zero_grad()
         dense.step()
     assert losses[-1] < 0.1 * losses[0]
 

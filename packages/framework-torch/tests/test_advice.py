@@ -26,6 +26,7 @@ def train(module: Any, ids: Tensor = IDS, scale: float = 1.0, **settings: Any) -
     optimizer = st.Optimizer(module, torch.optim.Adagrad, lr=0.1, **settings)
     (module(ids).sum() * scale).backward()
     optimizer.step()
+    optimizer.zero_grad()
     return optimizer
 
 

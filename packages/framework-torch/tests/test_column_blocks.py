@@ -74,6 +74,7 @@ def train(
         seen.append(output.detach().numpy().copy())
         (output * torch.from_numpy(gradients)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert float(optimizer.state_dict()["state"]["user"].get("step", 3)) == 3
     return stored(held), seen, part
 
@@ -138,6 +139,7 @@ def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
         (embed(ids) * torch.from_numpy(gradients)).sum().backward()
         norm = optimizer.clip_grad_norm_(0.5)
         optimizer.step()
+        optimizer.zero_grad()
         return float(norm), stored(held)
 
     with container_of(None) as held:
@@ -227,6 +229,7 @@ def test_an_optimizer_goes_on_where_a_rank_keeps_no_row_or_no_first_block(
             optimizer = Optimizer(module, torch.optim.Adam, lr=0.125)
             embed(np.arange(9)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
             held.save(url)
             return optimizer.state_dict()
 
@@ -240,6 +243,7 @@ def test_an_optimizer_goes_on_where_a_rank_keeps_no_row_or_no_first_block(
             optimizer.load_state_dict(states[collective.rank])
             embed(np.arange(9)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that rows are missing

@@ -102,11 +102,13 @@ def test_state_dict_goes_to_the_parts() -> None:
     combined = CombinedOptimizer([("rows", sparse), ("top", dense)])
     model(IDS).backward()
     combined.step()
+    combined.zero_grad()
     saved = copy.deepcopy(combined.state_dict())
     assert saved.keys() == {"rows", "top"}
     assert set(combined.state) == set(sparse.state) | set(dense.state)
     model(IDS).backward()
     combined.step()
+    combined.zero_grad()
     combined.load_state_dict(saved)
     assert sparse.state_dict()["state"]["items"]["step"] == 1
     assert {float(each["step"]) for each in dense.state.values()} == {1.0}

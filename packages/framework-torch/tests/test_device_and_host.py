@@ -64,6 +64,7 @@ def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
             # Also steps of one table alone.
             (out if step == 2 else out * other(ids + 7, offsets)).sum().backward()
             chosen.step()
+            chosen.zero_grad()
         counters = module.agent.container.counters
         assert counters.steps == 3
         assert counters.rows_updated > module.num_rows()["items"]
@@ -89,6 +90,7 @@ def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer
     ids = torch.arange(16)[None]
     sum(module(ids).sum() for module in modules.values()).backward()
     chosen.step()
+    chosen.zero_grad()
     before = [read(module) for module in modules.values()]
     for module in modules.values():
         module.train()(torch.arange(80)[None]).sum().backward()
@@ -122,6 +124,7 @@ def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
         for each in (module, other):
             each.train()(torch.arange(9)[None]).sum().backward()
         chosen.step()
+        chosen.zero_grad()
 
     step()
     before = read(module), read(other)

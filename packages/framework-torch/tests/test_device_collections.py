@@ -97,6 +97,7 @@ def test_tables_together_train_as_each_alone(given: dict[str, Any], is_weighted:
                 outputs.append(module(batch).values())
                 _loss(outputs[-1]).backward()
                 optimizer.step()
+                optimizer.zero_grad()
             counters = module.agent.container.counters
             results.append((outputs, module.num_rows(), counters.rows_updated))
     _emulated.set_schedule(seed=0)
@@ -118,6 +119,7 @@ def _work_of_a_step(num_tables: int) -> dict[str, int]:
         before = handle.work
         _loss(module(batch).values()).backward()
         optimizer.step()
+        optimizer.zero_grad()
         work = {name: count - before[name] for name, count in handle.work.items()}
     return work
 
@@ -138,6 +140,7 @@ def _trained(**given: Any) -> tuple[EmbeddingBagCollection, Any, Any]:
     batch = _batch(_features(_alike(3)), 40, 1)
     _loss(module(batch).values()).backward()
     optimizer.step()
+    optimizer.zero_grad()
     return module, optimizer, batch
 
 

@@ -118,6 +118,7 @@ def test_a_step_that_torch_has_no_memory_for_changes_no_row(
     for _ in range(2):
         backward(0)
         steps.step()
+        steps.zero_grad()
     num_refused = 0
     for made in range(100):
         before = read()
@@ -125,6 +126,7 @@ def test_a_step_that_torch_has_no_memory_for_changes_no_row(
         failing.left = made
         try:
             steps.step()
+            steps.zero_grad()
         except DeviceMemoryError:
             num_refused += 1
         else:
@@ -164,6 +166,7 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
     ids = torch.arange(2**20, device=gpu).reshape(-1, 4)
     module(ids).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     torch.cuda.synchronize(gpu)
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(gpu)[0]
@@ -179,6 +182,7 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
     # New rows need chunks of the table's own, more than torch has left to the device.
     module(ids + 2**20).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert handle.memory_use["lasting_bytes"] > before + (64 << 20)
     assert module.num_rows() == {"items": 2**21}
 
@@ -205,4 +209,5 @@ def test_an_optimizer_of_torch_that_finds_no_memory_says_so_and_the_next_step_ma
             assert caught.value.details["asked_bytes"] == 20 << 20
         else:
             optimizer.step()
+            optimizer.zero_grad()
         assert torch.equal(module(ids), before) == failing

@@ -76,6 +76,7 @@ def test_bad_gradients_are_skipped_by_row(optimizer: Any, device_place: Any) -> 
             ids = torch.arange(12, device=where).reshape(6, 2)
             (module(ids) * scale).sum().backward()
             chosen.step()
+            chosen.zero_grad()
         counters = module.agent.container.counters
         results.append((_rows(module, where), module.num_rows(), counters.rows_skipped_non_finite))
     assert device_place.agree(results[0][0], results[1][0])
@@ -101,6 +102,7 @@ def test_bounded_tables_evict_by_their_policy_as_by_way_of_the_host(
                 container.storage("items").set_option("epoch", step // 3)
             module(*_bags(step, device_place.device)).sin().sum().backward()
             chosen.step()
+            chosen.zero_grad()
         assert module.num_rows()["items"] <= 150
         counted = container.counters.rows_evicted
         chunks = list(container.storage("items").scan())

@@ -166,6 +166,7 @@ def train(
                 backward(output)
             outputs.append(output.detach())
         updates.step()
+        updates.zero_grad()
     with torch.no_grad():
         outputs.append(module.eval()(50, rank, world_size))
     module.train()
@@ -393,6 +394,7 @@ def test_tables_on_a_device_and_on_the_cpu_take_a_step_each_its_own_way(
                     )
                     backward(modules[-1](batch).values())
                 updates.step()
+                updates.zero_grad()
             return held(container)
 
     ours = run_ranks("direct", 2, lambda each: body(each, {"device": "emulated"}))

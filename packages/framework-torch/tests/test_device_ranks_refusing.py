@@ -62,6 +62,7 @@ class Rank:
     def step(self, ids: Tensor, scale: float = 1.0) -> None:
         (self.forward(ids) * scale).sum().backward()
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def rows(self) -> dict[str, dict[int, bytes]]:
         """Those of this rank."""
@@ -115,6 +116,7 @@ def test_rows_whose_gradients_are_not_finite_are_skipped_where_they_came_from(
         scale[5] = float("inf") if rank.rank == 0 else 1.0
         (rank.forward(ids) * scale).sum().backward()
         rank.optimizer.step()
+        rank.optimizer.zero_grad()
         return rank.rows(), rank.container.counters.rows_skipped_non_finite
 
     ours = run_ranks("direct", 2, lambda each: body(each, "emulated"))

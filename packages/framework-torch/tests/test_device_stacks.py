@@ -157,6 +157,7 @@ def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(
     for step in range(1, 4):
         module.train()(bags(step)).sum().backward()
         steps.step()
+        steps.zero_grad()
     device = open_device("emulated").handle
     num_refused = 0
     for allocation in range(200):
@@ -165,6 +166,7 @@ def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(
         device.fail_from(allocation)
         try:
             steps.step()
+            steps.zero_grad()
         except DeviceMemoryError:
             num_refused += 1
         else:

@@ -121,6 +121,7 @@ def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
     module(ids, offsets).sum().backward()
     before = _num_waits()
     optimizer.step()
+    optimizer.zero_grad()
     # How many keys there are, whether gradients are finite, what the table has to grow by: rows, and
     # buckets that overflow.
     assert _emulated.num_waits() <= before + 4
@@ -145,6 +146,7 @@ def test_micro_batches_add_up() -> None:
             ids, offsets = _ids(step)
             module(ids, offsets).sin().sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert torch.equal(_rows(ours), _rows(theirs))
 
 
@@ -161,6 +163,7 @@ def test_many_micro_batches_take_memory_for_their_keys_only(optimizer: Any) -> N
             assert isinstance(held, DeviceGradients)
             assert len(held.batches) < 8
         chosen.step()
+        chosen.zero_grad()
         results.append(_rows(module))
     assert torch.equal(*results)
 
@@ -174,6 +177,7 @@ def test_a_forward_pass_waits_for_nothing_and_a_step_twice() -> None:
     module(ids, offsets).sum().backward()
     assert _emulated.num_waits() == before
     optimizer.step()
+    optimizer.zero_grad()
     # How many keys there are; whether gradients are finite, and what the table has to grow by.
     assert _emulated.num_waits() == before + 2
 
@@ -285,6 +289,7 @@ def test_collections_of_sequences_train_as_on_the_cpu() -> None:
             found = module(_batch(step, ["w", "b", "u", "v"]))
             torch.cat([each.values().sin().sum(1) for each in found.values()]).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         results.append(module(_batch(9, ["w", "b", "u", "v"])))
     ours, theirs = results
     assert list(ours) == list(theirs)
@@ -360,6 +365,7 @@ def test_ids_that_the_filter_refuses_take_no_room(optimizer: Any) -> None:
             sum(module(given) for module in modules).sum().backward()
             try:
                 trained.step()
+                trained.zero_grad()
                 is_refused.append(False)
             except CapacityError:
                 is_refused.append(True)

@@ -33,6 +33,7 @@ def _train(module: EmbeddingBag, optimizer: Any, where: torch.device, num_steps:
             weights = torch.rand(12, 4, generator=generator).to(where).requires_grad_()
             module(ids.to(where), per_sample_weights=weights).float().sin().sum().backward()
         chosen.step()
+        chosen.zero_grad()
     return _read(module, where)
 
 

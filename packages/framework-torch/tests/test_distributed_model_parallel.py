@@ -216,6 +216,7 @@ def test_alone_it_changes_nothing() -> None:
     assert updates.container is wrapped.container
     wrapped(torch.arange(3)).backward()
     updates.step()
+    updates.zero_grad()
     assert model.table.num_rows() == {"small": 3}
     wrapped.close()
 

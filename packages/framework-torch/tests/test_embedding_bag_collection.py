@@ -64,6 +64,7 @@ def test_features_that_share_a_table_share_its_rows(place: Any) -> None:
     before = ebc(batch())
     before["viewed"].sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     after = ebc(batch())
     # Item 7 was one of two in its bag, so it moved by a half, wherever it is read.
     torch.testing.assert_close(after["bought"][1], before["bought"][1] - 0.5)
@@ -125,6 +126,7 @@ def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> N
     with pytest.raises(InvalidArgumentError, match=r"feature 'user': 5\.5 at position 0"):
         ebc(KeyedJaggedTensor(["user"], torch.Tensor([5.5]).to(place.device), lengths=[1]))
     optimizer.step()
+    optimizer.zero_grad()
     assert ebc.num_rows() == {"users": 0}
 
 
@@ -182,6 +184,7 @@ def test_an_open_storage_must_have_room_for_the_state() -> None:
     optimizer = Optimizer(ebc, torch.optim.Adagrad, lr=1.0)
     ebc(KeyedJaggedTensor(["user"], [1], lengths=[1])).values().sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert with_state.size == 1
 
 
@@ -234,12 +237,14 @@ def test_bags_that_examples_share_are_looked_up_once(place: Any) -> None:
     scale = torch.arange(found.values().numel()).view_as(found.values()).float()
     (found.values() * scale).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     stepped = collection(plain).values().detach().clone()
 
     other = EmbeddingBagCollection(tables, **place.table)
     twin = Optimizer(other, torch.optim.SGD, lr=0.5)
     (other(plain).values() * scale).sum().backward()
     twin.step()
+    twin.zero_grad()
     assert torch.allclose(stepped, other(plain).values(), atol=1e-6)
 
 

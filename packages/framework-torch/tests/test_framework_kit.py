@@ -65,6 +65,7 @@ class Model:
             difference = self._layer(torch.from_numpy(ids)) - torch.from_numpy(targets)
             (0.5 * difference.square().sum()).backward()
         self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 class TestTorch(FrameworkTests):

@@ -32,11 +32,13 @@ def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
         optimizer = Optimizer(made, "adam", lr=0.1)
         made(torch.tensor([[1]])).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         rows = storage.find([1]).rows.tobytes()
         with pytest.raises(InvalidArgumentError, match=r"of adam, lamb needs 12 .*with_state\(12"):
             Optimizer(made, "lamb")
         made(torch.tensor([[2]])).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         assert storage.find([1]).rows.tobytes() == rows
     with pytest.raises(InvalidArgumentError, match="of adam, lamb needs 12 of its own"):
         Optimizer(bag(given()), "lamb")
@@ -63,6 +65,7 @@ def test_an_optimizer_that_is_refused_for_one_table_changes_none(other: Any) -> 
     ids = torch.tensor([[1]])
     second(ids).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(InvalidArgumentError, match=r"'second'.*of adam"):
         Optimizer([first, second], other, lr=0.1)
     tables = optimizer.container.tables
@@ -77,4 +80,5 @@ def test_an_optimizer_that_is_refused_for_one_table_changes_none(other: Any) -> 
     assert tables["first"] == optimizer.container.tables["first"]
     (first(ids) + second(ids)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert optimizer.state_dict()["state"] == {"first": {"step": 1}, "second": {"step": 2}}

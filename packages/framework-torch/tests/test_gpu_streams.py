@@ -78,6 +78,7 @@ def _trained(device: Any, backward_stream: Any = None) -> torch.Tensor:
                 module(ids).sin().sum().backward()
             # On the stream of the caller, and without waiting here.
         optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
         return module.eval()(torch.arange(1000, device=device)[:, None]).cpu()
 
@@ -95,6 +96,7 @@ def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
     ids = torch.arange(512, device=gpu).reshape(64, 8)
     module(ids).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     torch.cuda.synchronize(gpu)
     # torch knows of its own waits only, so the stream is held up: the host comes through all the same.
     stream, passed = torch.cuda.current_stream(gpu), torch.cuda.Event()
@@ -103,6 +105,7 @@ def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
     module(ids).sum().backward()
     assert not passed.query(), "the host waited for the stream"
     optimizer.step()
+    optimizer.zero_grad()
 
 
 def test_ids_of_the_host_are_refused_on_cuda(gpu: torch.device) -> None:

@@ -67,6 +67,7 @@ def test_inference_makes_no_array_of_distinct_rows(
     optimizer = Optimizer(module, optimizer_of, lr=0.1)
     look_up(module).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     trained = look_up(module).detach().clone()
     num_rows = module.num_rows()
     resources = optimizer.container.resources

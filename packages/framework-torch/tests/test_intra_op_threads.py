@@ -56,6 +56,7 @@ def trained(threads: int, is_borrowing: bool) -> tuple[list[bytes], list[np.ndar
         pooled = module(batch).values()
         torch.sin(pooled).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         outputs.append(pooled.detach().numpy().tobytes())
     keys = np.arange(5_000)
     storages = [optimizer.container.storage(f"t{i}") for i in range(NUM_TABLES)]
@@ -172,6 +173,7 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
             batch = KeyedJaggedTensor(keys=names, values=values, lengths=lengths)
             bags(batch).values().sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         count_in_child()
         """
     )

@@ -111,6 +111,7 @@ def test_a_step_from_equal_rows_differs_by_rounding_at_most(
         for embedding, optimizer in pairs:
             backward(embedding, step, 150)
             optimizer.step()
+            optimizer.zero_grad()
         for schedule in schedules:
             schedule.step()
         assert ours.routes == {"table": method}
@@ -147,6 +148,7 @@ def test_after_100_steps_rows_are_as_close_to_float64_as_the_shadows(
         for step in range(100):
             backward(embedding, step, 120)
             optimizer.step()
+            optimizer.zero_grad()
     assert runs["fused"][1].routes == {"table": method}
     rows = {name: rows_of(optimizer).astype(np.float64) for name, (_, optimizer) in runs.items()}
 
@@ -165,6 +167,7 @@ def test_rows_of_16_bits_round_alike(native: Native, dtype: torch.dtype) -> None
         for step in range(5):
             backward(embedding, step)
             optimizer.step()
+            optimizer.zero_grad()
         found.append(embedding(IDS).detach())
         assert ("shadow" in optimizer.routes["table"]) == (route == "shadow")
     unequal = (found[0] != found[1]).float().mean()
@@ -181,6 +184,7 @@ def test_what_no_method_does_takes_the_shadow(
     embedding, optimizer = made(native, hyper)
     backward(embedding, 0)
     optimizer.step()
+    optimizer.zero_grad()
     route = optimizer.routes["table"]
     assert route.startswith("shadow: ")
     assert reason in route
@@ -241,6 +245,7 @@ def test_closures_and_hooks_take_the_shadow_for_their_steps() -> None:
     def step(closure: Any = None) -> str:
         backward(embedding, 1)
         optimizer.step(closure)
+        optimizer.zero_grad()
         return optimizer.routes["table"]
 
     assert step() == "adam"
@@ -273,6 +278,7 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
         group.update(change)
         backward(embedding, 0)
         optimizer.step()
+        optimizer.zero_grad()
         assert optimizer.routes["table"].startswith(route)
 
 
@@ -285,6 +291,7 @@ def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
             optimizer.param_groups[0]["momentum"] = momentum
             backward(embedding, step)
             optimizer.step()
+            optimizer.zero_grad()
             if route == "auto":
                 reason = "shadow: rows were made without the state of update method 'sgd'"
                 assert optimizer.routes["table"] == ("momentum" if momentum else reason)
@@ -303,6 +310,7 @@ def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
         for step in range(3):
             backward(embedding, step)
             optimizer.step()
+            optimizer.zero_grad()
         assert optimizer.routes["table"].startswith("shadow: ")
         assert optimizer.param_groups[0]["fused"] is None
         return rows_of(optimizer)
@@ -327,6 +335,7 @@ def test_tensors_of_betas_that_change_in_place_are_seen() -> None:
         for step in range(3):
             backward(embedding, step)
             optimizer.step()
+            optimizer.zero_grad()
             betas[0].fill_(0.3)
         found.append(rows_of(optimizer))
         if route == "auto":
@@ -342,6 +351,7 @@ def test_a_list_of_betas_that_changes_is_seen() -> None:
         for step in range(3):
             backward(embedding, step)
             optimizer.step()
+            optimizer.zero_grad()
             betas[0] = 0.3
         found.append(rows_of(optimizer))
     assert optimizer.routes["table"].startswith("shadow")
@@ -381,6 +391,7 @@ def test_a_snapshot_of_one_route_goes_on_by_the_other(
     for step in range(3):
         backward(embedding, step)
         optimizer.step()
+        optimizer.zero_grad()
     place = str(tmp_path / "snapshot")
     optimizer.container.save(place)
     saved = optimizer.state_dict()
@@ -392,6 +403,7 @@ def test_a_snapshot_of_one_route_goes_on_by_the_other(
         for module, each in ((embedding, optimizer), (resumed_embedding, resumed)):
             backward(module, step)
             each.step()
+            each.zero_grad()
     assert resumed.routes != optimizer.routes
     np.testing.assert_allclose(rows_of(resumed), rows_of(optimizer), rtol=2e-6, atol=1e-7)
     one, other = (each.state_dict() for each in (optimizer, resumed))
@@ -409,6 +421,7 @@ def both(
         embedding, optimizer = made(Adam, {"lr": 0.01}, update=route, **options)
         backward(embedding, 0)
         optimizer.step()
+        optimizer.zero_grad()
         results.append(train(embedding, optimizer))
         rows.append(rows_of(optimizer))
     return results, rows
@@ -420,6 +433,7 @@ def test_gradients_add_up_until_the_step_on_both_routes() -> None:
             backward(embedding, step, 50)
             backward(embedding, step + 100, 50)
             optimizer.step()
+            optimizer.zero_grad()
         backward(embedding, 7)
         optimizer.zero_grad()
 
@@ -435,6 +449,7 @@ def test_gradients_that_are_not_finite_meet_the_same_policy_on_both_routes(polic
         (embedding(IDS) * factor).sum().backward()
         if policy == "skip":
             optimizer.step()
+            optimizer.zero_grad()
         else:
             with pytest.raises(NonFiniteGradientError):
                 optimizer.step()
@@ -459,6 +474,7 @@ def test_a_table_counts_the_steps_that_change_it(update: str, admission: Any) ->
     for table in (tables[0], tables[1], tables[1]):
         table(IDS).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         state = optimizer.state_dict()["state"]
         counted.append((int(state["one"]["step"]), int(state["other"]["step"])))
     assert counted == ([(1, 0), (1, 1), (1, 2)] if admission is None else [(1, 0), (1, 0), (1, 1)])
@@ -503,6 +519,7 @@ def test_ranks_give_the_rows_of_the_shadow_whichever_route_each_takes(
                 batch = KeyedJaggedTensor(["f"], torch.from_numpy(ids), lengths=lengths)
                 ((bags(batch).values() - 1) ** 2).sum().backward()
                 optimizer.step()
+                optimizer.zero_grad()
             rows = {}
             for chunk in container.storage("t").scan():
                 rows.update(zip(chunk.keys.tolist(), chunk.rows.copy(), strict=True))
@@ -522,6 +539,7 @@ def test_state_by_row_that_begins_in_training_is_refused_before_a_row_changes() 
     embedding, optimizer = made(SGD, {"lr": 0.1})
     backward(embedding, 0)
     optimizer.step()
+    optimizer.zero_grad()
     before = rows_of(optimizer)
     optimizer.param_groups[0]["momentum"] = 0.9
     backward(embedding, 1)

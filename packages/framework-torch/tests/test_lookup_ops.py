@@ -121,6 +121,7 @@ def test_inductor_compiles_lookups() -> None:
         for ids in BATCHES[:1] * 2:
             call(ids).relu().sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         found.append([bags.eval()(BATCHES[0])])
     assert same_bits(*found)
 
@@ -141,6 +142,7 @@ def test_models_whose_tables_have_one_name_are_told_apart() -> None:
         call(BATCHES[0])
     compiled[-1](BATCHES[0]).backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert not torch.equal(compiled[-1](BATCHES[0]), second.eval()(BATCHES[1]))
     assert [each.users.num_rows()["users"] for each in both] == [0, 0, 3]
     unpickled = pickle.loads(pickle.dumps(first))
@@ -154,6 +156,7 @@ def test_a_compiled_model_can_be_frozen_and_evaluated() -> None:
     ids = torch.tensor([1, 7])
     call(ids).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     trained_rows = model.users(ids).detach()
     model.users.requires_grad_(False)
     assert not call(ids).requires_grad
@@ -232,6 +235,7 @@ def test_weights_of_compiled_collections_get_gradients() -> None:
         for size in (3, 5):
             call(batch_of(size, weights)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         model.eval()
         assert weights.grad is not None
         found.append([weights.grad, call(batch_of(4, weights))])
@@ -256,6 +260,7 @@ def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool)
     model.train()
     model(batch_of(3, weights)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     model.eval()
     batch = batch_of(5, weights)
     assert torch.equal(call(batch), model(batch))
@@ -291,9 +296,11 @@ def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
         loss = call(batch_of(size, torch.ones(20)).sync())
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         found.append(loss.detach())
     model.eval()
-    found += [call(batch_of(size, torch.ones(20)).sync()) for size in (2, 6)]
+    with torch.no_grad():
+        found += [call(batch_of(size, torch.ones(20)).sync()) for size in (2, 6)]
     assert optimizer.container.resources.num_batch_inputs == 0
     return found
 
@@ -326,6 +333,7 @@ def test_sequences_of_unknown_lengths_are_looked_up_between_graphs() -> None:
     call: Any = torch.compile(model, backend="eager")
     call(batch).backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert model.sequences.num_rows() == {"a": 4, "b": 3}
 
 

@@ -65,6 +65,7 @@ def test_a_method_writes_into_its_arrays_or_is_refused() -> None:
         made(ids).sum().backward()
         if is_right:
             optimizer.step()
+            optimizer.zero_grad()
             torch.testing.assert_close(made(ids), before - 0.5)
             continue
         with pytest.raises(InvalidArgumentError, match=r"'sign' put another array in place of"):
@@ -81,6 +82,7 @@ def test_methods_in_numpy_get_clipped_gradients(clip: dict[str, float]) -> None:
     before = made(ids).detach().clone()
     (made(ids) * 3.0).sum().backward()  # summed over the bags first: 6
     optimizer.step()
+    optimizer.zero_grad()
     move = 0.5 if "clip_value" in clip else DIM**-0.5
     torch.testing.assert_close(made(ids), before - move)
 
@@ -94,6 +96,7 @@ def test_a_method_in_numpy_is_an_update_method(storage: str) -> None:
     for _ in range(2):
         (made(ids) * torch.tensor([[-3.0], [4.0]], dtype=torch.float64)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     move = torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
     torch.testing.assert_close(made(ids), before + move)
     state = optimizer.container.storage("t").find([1, 2]).rows[:, DIM:]

@@ -41,6 +41,7 @@ def test_a_second_pass_whose_gradients_nothing_takes_is_refused() -> None:
     optimizer = Optimizer(module.train(), torch.optim.SGD, lr=1.0)
     module(IDS)
     optimizer.step()
+    optimizer.zero_grad()
     assert module.num_rows() == {"item": 2}
 
 
@@ -154,6 +155,7 @@ def test_advice_on_gradients_names_the_argument_of_the_optimizer() -> None:
     optimizer = Optimizer(module, torch.optim.SGD, lr=1.0, non_finite_gradients="skip")
     (module(IDS) * float("nan")).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -167,6 +169,7 @@ def test_outputs_follow_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     assert model.to(dtype)["item"](IDS).dtype is dtype
     model["top"](model["item"](IDS)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     after = model.float()["item"](IDS)
     assert after.dtype is torch.float32
     weight = model["top"].weight.detach().to(dtype).float()
@@ -198,6 +201,7 @@ def test_an_optimizer_whose_tables_another_has_taken_steps_no_more() -> None:
     ):
         former.step()
     latter.step()
+    latter.zero_grad()
     assert module.num_rows() == {"user": 1}
 
 
@@ -209,6 +213,7 @@ def test_a_state_of_an_optimizer_without_the_rows_warns_once() -> None:
     def step(module: Embedding, optimizer: Optimizer) -> None:
         module(torch.tensor([1])).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     module, optimizer = make()
     step(module, optimizer)

@@ -22,6 +22,7 @@ def trained(native: type[torch.optim.Optimizer] = torch.optim.SGD, **more: Any) 
 def step(embedding: Embedding, optimizer: Optimizer) -> None:
     embedding(IDS).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def test_collections_train_as_by_rows(
             if step % 5 == 4:
                 updates.zero_grad()  # this step never was
             updates.step()
+            updates.zero_grad()
             dense.step()
             dense.zero_grad()
             with torch.no_grad():
@@ -159,6 +160,7 @@ def test_norms_clip_as_by_rows() -> None:
             torch.nn.utils.clip_grad_norm_(model.module.bags.parameters(), 0.01)
             model(batch(step + 50, rank))[0].backward()  # a micro-batch after the sum
             updates.step()
+            updates.zero_grad()
 
     compare(2, work)
 
@@ -192,6 +194,7 @@ def test_compiled_models_train_as_by_rows(backend: str) -> None:
             )
             ((pools - (0.5 if backend == "eager" else 0.25)) ** 2).mean().backward()
             updates.step()
+            updates.zero_grad()
 
     compare(2, work)
 
@@ -222,6 +225,7 @@ def test_embedding_bags_and_gradients_of_weights_are_those_of_torch(mode: str) -
                 assert theirs.grad is not None
                 torch.testing.assert_close(weights.grad, theirs.grad, rtol=0, atol=1e-6)
             updates.step()
+            updates.zero_grad()
             assert matrix.grad is not None
             after = bags.embeddings_of(torch.arange(-10, 10))
             torch.testing.assert_close(after, before - 0.5 * matrix.grad, rtol=0, atol=1e-5)
@@ -242,6 +246,7 @@ def test_weighted_collections_train_weights_as_by_rows() -> None:
                 assert features.weights().grad is not None
                 seen.append(features.weights().grad.numpy())
                 updates.step()
+                updates.zero_grad()
             return seen
 
     by_rows = run_ranks(2, lambda collective: body(collective, "rows"))
@@ -267,6 +272,7 @@ def test_sequences_of_a_pooled_table_go_by_rows_and_say_so(caplog: Any) -> None:
             loss = sequences(one)["a"].values().sum()
             (loss + bags(features)["a@first"].sum() + bags(features)["b"].sum()).backward()
             updates.step()
+            updates.zero_grad()
             after = bags.embeddings_of(ids, "first")
             # Id 5: a row of a sequence, a bag of `a`, a bag of `b`; id 6: a bag of `b`. All ranks alike.
             times = torch.tensor([3.0, 3.0, 1.0])[:, None]

@@ -112,7 +112,9 @@ def check_parity(
             for module, index in ((ours, ids), (dense, places)):
                 ((module(index, offsets, **given) - target) ** 2).mean().backward()
         our_optimizer.step()
+        our_optimizer.zero_grad()
         their_optimizer.step()
+        their_optimizer.zero_grad()
 
     rows = ours.eval()(here(KEYS).reshape(-1, 1))
     torch.testing.assert_close(rows, dense.weight.data, rtol=0, atol=TOLERANCE[dtype])

@@ -74,6 +74,7 @@ def train(
         loss = ((bags(batch(step, ranks)).values() - target) ** 2).sum() / num_samples
         loss.backward()
         updates.step()
+        updates.zero_grad()
     held = {}
     for name in container.tables:
         keys: list[int] = []

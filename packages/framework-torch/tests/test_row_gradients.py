@@ -107,6 +107,7 @@ def test_rows_and_parameters_are_clipped_by_one_norm(
         dense.step()  # sees no gradient of rows, and does not forget that they were clipped
         dense.zero_grad()
         sparse.step()
+        sparse.zero_grad()
         theirs.step()
         theirs.zero_grad()
         assert [each.grad for each in model.parameters()] == [None] * 4
@@ -124,6 +125,7 @@ def test_gradients_that_come_after_clipping_are_not_clipped() -> None:
     norms = [torch.nn.utils.get_total_norm(_gradients(each)) for each in (model, expected)]
     torch.testing.assert_close(*norms)
     sparse.step()
+    sparse.zero_grad()
     torch.optim.SGD(expected.parameters(), lr=0.5).step()
     agree(model, expected)
 
@@ -140,6 +142,7 @@ def test_gradients_are_dropped_as_those_of_parameters() -> None:
     model.zero_grad()
     assert _gradients(model) == []
     sparse.step()
+    sparse.zero_grad()
     assert sparse.container.num_rows("users") == 0
     model(BATCHES[0]).backward()
     clipped_by_torch(model, sparse)
@@ -209,9 +212,11 @@ def test_gradient_scalers_take_the_steps_that_are_finite(native: Any, unscales: 
         scaler.step(sparse)
         scaler.update()
         dense.zero_grad()
+        sparse.zero_grad()
         if number != 1:
             plain(BATCHES[number % 2]).backward()
             plain_sparse.step()
+            plain_sparse.zero_grad()
             plain_dense.step()
             plain_dense.zero_grad()
     assert scaler.get_scale() == 512.0
@@ -233,6 +238,7 @@ def test_frozen_modules_are_not_trained() -> None:
     sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
     model(BATCHES[0]).backward()
     sparse.step()
+    sparse.zero_grad()
     users, items = rows_of(model)
     model.users.requires_grad_(False)
     assert not model.users(IDS).requires_grad
@@ -240,11 +246,13 @@ def test_frozen_modules_are_not_trained() -> None:
     assert sparse.container.resources.num_batch_inputs == 1
     loss.backward()
     sparse.step()
+    sparse.zero_grad()
     assert torch.equal(rows_of(model)[0], users)
     assert not torch.equal(rows_of(model)[1], items)
     model.requires_grad_(True)
     model(BATCHES[0]).backward()
     sparse.step()
+    sparse.zero_grad()
     assert not torch.equal(rows_of(model)[0], users)
 
 

@@ -28,7 +28,7 @@ WEIGHTS = torch.arange(12.0).reshape(6, 2)
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
 def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
     theirs = getattr(torch.nn, kind.__name__).from_pretrained(WEIGHTS.clone(), freeze=False)
-    ours = kind.from_pretrained(WEIGHTS, storage="memory")
+    ours = kind.from_pretrained(WEIGHTS, freeze=False, storage="memory")
     optimizers = [
         Optimizer(ours, torch.optim.Adagrad, lr=0.5),
         torch.optim.Adagrad(theirs.parameters(), lr=0.5),
@@ -38,17 +38,19 @@ def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
         torch.testing.assert_close(module(ids), theirs(ids))
         module(ids).square().sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     torch.testing.assert_close(ours.embeddings_of(range(6)), theirs.weight.detach())
     assert sum(ours.num_rows().values()) == 6
 
 
-def test_frozen_rows_stay() -> None:
-    module = Embedding.from_pretrained(WEIGHTS, freeze=True, storage="memory")
+def test_rows_are_frozen_by_default_as_in_torch() -> None:
+    module = Embedding.from_pretrained(WEIGHTS, storage="memory")
     model = torch.nn.Sequential(module, torch.nn.Linear(2, 1))
     optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
     for _ in range(2):
         model(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert torch.equal(module.embeddings_of(range(6)), WEIGHTS)
 
 
@@ -84,7 +86,7 @@ def test_weights_and_ids_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_table_on_a_device_begins_with_weights(place: Any) -> None:
-    module = Embedding.from_pretrained(WEIGHTS, **place.table)
+    module = Embedding.from_pretrained(WEIGHTS, freeze=False, **place.table)
     Optimizer(module, "adagrad", lr=0.1)
     assert torch.equal(module(torch.tensor([5, 0])), WEIGHTS[[5, 0]].to(place.device))
     assert torch.equal(module.embeddings_of([5, 0]).cpu(), WEIGHTS[[5, 0]].cpu())

@@ -88,6 +88,7 @@ def test_rows_replace_those_that_were_there() -> None:
     other(torch.arange(3)).backward()  # dropped, as its rows are gone
     other.load_state_dict(saved)
     two.step()
+    two.zero_grad()
     assert rows_of(other) == rows_of(model)
     # A state is a copy.
     train(model, one, 2, 3)
@@ -113,6 +114,7 @@ def test_a_load_between_forward_and_backward(storage: str) -> None:
     ):
         loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert rows_of(other) == rows_of(model)
     train(other, optimizer, 0, 2)
 

@@ -272,6 +272,7 @@ def test_a_keyed_optimizer_saves_state_by_name() -> None:
     assert list(optimizer.params) == ["dense.weight", "dense.bias"]
     model.dense(torch.ones(1, 8)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     saved = copy.deepcopy(optimizer.state_dict())
     assert saved["state"].keys() == {"dense.weight", "dense.bias"}
     other = make()
@@ -281,6 +282,7 @@ def test_a_keyed_optimizer_saves_state_by_name() -> None:
     )
     scheduler = torch.optim.lr_scheduler.StepLR(other, 1)
     other.step()
+    other.zero_grad()
     scheduler.step()
     assert other.param_groups[0]["lr"] == pytest.approx(0.01)
     optimizer.zero_grad()

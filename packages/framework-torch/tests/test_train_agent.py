@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sparring.adapter import StepContainer
-from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.optimizer import Optimizer
+from sparring_torch.row_gradients import dense_parameters
 from sparring_torch.table_configs import EmbeddingBagConfig
 
 DIM = 2
@@ -38,18 +40,87 @@ def trained() -> tuple[Embedding, Optimizer]:
     return embedding, Optimizer(embedding, torch.optim.SGD, lr=1.0)
 
 
-@pytest.mark.parametrize("how", ["no_grad", "inference_mode", "eval"])
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode"])
 def test_evaluation_registers_nothing_and_inserts_nothing(how: str) -> None:
     embedding, optimizer = trained()
-    if how == "eval":
-        out = embedding.eval()(IDS)
-    else:
-        with getattr(torch, how)():
-            out = embedding(IDS)
+    with getattr(torch, how)():
+        out = embedding(IDS)
     assert not out.requires_grad
     assert optimizer.container.resources.num_batch_inputs == 0
     optimizer.step()
+    optimizer.zero_grad()
     assert embedding.num_rows() == {"table": 0}
+
+
+def test_rows_train_in_evaluation_mode_as_in_torch() -> None:
+    embedding, optimizer = trained()
+    before = embedding.embeddings_of(IDS[:2])
+    embedding.eval()(IDS[:2]).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 1)
+
+
+def test_a_validation_loop_without_no_grad_changes_nothing_and_keeps_nothing() -> None:
+    embedding, optimizer = trained()
+    embedding(IDS[:2]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = embedding.embeddings_of(IDS[:2])
+    embedding.eval()
+    for begin in range(100, 200, 10):
+        assert float((embedding(torch.arange(begin, begin + 10)) ** 2).mean()) >= 0
+        assert optimizer.container.resources.num_batch_inputs == 0
+    optimizer.step()
+    assert torch.equal(embedding.embeddings_of(IDS[:2]), before)
+    assert embedding.num_rows() == {"table": 2}
+
+
+def test_a_module_without_an_optimizer_is_only_asked_in_evaluation_mode() -> None:
+    embedding = Embedding(DIM, name="table", storage="memory").eval()
+    for _ in range(2):
+        assert not embedding(IDS[:2]).requires_grad
+
+
+@pytest.mark.parametrize("update", ["auto", "shadow"])
+def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> None:
+    embedding = Embedding(DIM, name="table", storage="memory")
+    optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0, update=update)
+    before = embedding.embeddings_of(IDS[:2])
+    for _ in range(2):  # gradients of several micro-batches add up
+        embedding(IDS[:2]).sum().backward()
+    optimizer.step()
+    optimizer.step()  # without a gradient, it changes nothing
+    embedding(IDS[:2]).sum().backward()
+    with pytest.raises(InvalidArgumentError, match=r"no zero_grad\(\) in between"):
+        optimizer.step()
+    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 2)
+    optimizer.zero_grad()
+    for clear in (embedding.zero_grad, optimizer.zero_grad):
+        clear()
+        embedding(IDS[:2]).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 4)
+
+
+def test_a_penalty_over_all_parameters_is_rejected() -> None:
+    embedding, optimizer = trained()
+    model = torch.nn.Sequential(embedding, torch.nn.Linear(DIM, 1))
+    copied = copy.deepcopy(model)
+    Optimizer(copied, torch.optim.SGD, lr=1.0)
+    for each in (model, copied):
+        flat = torch.cat([parameter.reshape(-1) for parameter in each.parameters()])
+        for penalty in (flat.norm(), sum(p.square().sum() for p in each.parameters())):
+            with pytest.raises(UnsupportedError, match=r"'table.*dense_parameters"):
+                (each(IDS).sum() + penalty).backward()
+    optimizer.zero_grad()
+    penalty = sum(p.square().sum() for _, p in dense_parameters(model))
+    (model(IDS).sum() + penalty).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.AdamW(model.parameters(), weight_decay=0.1).step()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    optimizer.step()
+    assert embedding.num_rows() == {"table": 2}
 
 
 def test_a_forward_pass_alone_inserts_nothing() -> None:
@@ -57,6 +128,7 @@ def test_a_forward_pass_alone_inserts_nothing() -> None:
     out = embedding(IDS)
     assert optimizer.container.resources.num_batch_inputs == 1
     optimizer.step()
+    optimizer.zero_grad()
     assert embedding.num_rows() == {"table": 0}
     del out
 
@@ -77,6 +149,7 @@ def test_several_backward_passes_add_up_in_one_step() -> None:
         out.sum().backward()
     embedding(IDS[:1]).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     moved = before - embedding(IDS)
     torch.testing.assert_close(moved, torch.tensor([[5.0], [2.0], [5.0]]).expand(3, DIM))
 
@@ -87,6 +160,7 @@ def test_backward_twice_through_one_graph_counts_twice() -> None:
     out.sum().backward(retain_graph=True)
     out.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     torch.testing.assert_close(embedding(IDS), out - torch.tensor([[4.0], [2.0], [4.0]]))
 
 
@@ -113,6 +187,7 @@ def test_step_uses_gradients_up() -> None:
     optimizer.step()
     once = embedding(IDS)
     optimizer.step()
+    optimizer.zero_grad()
     torch.testing.assert_close(embedding(IDS), once)
 
 
@@ -120,6 +195,7 @@ def test_backward_after_the_step_is_refused() -> None:
     embedding, optimizer = trained()
     out = embedding(IDS)
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(InvalidArgumentError, match="run forward again"):
         out.sum().backward()
 
@@ -152,6 +228,7 @@ def test_forward_before_the_optimizer_was_made_is_no_obstacle() -> None:
     torch.testing.assert_close(model.users(IDS), before)
     model(IDS).backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert model.users.num_rows() == {"users": 2}
 
 
@@ -163,6 +240,7 @@ def test_modules_of_one_container_share_a_table_of_one_name() -> None:
         optimizer = Optimizer([one, other], torch.optim.SGD, lr=1.0)
         one(IDS).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
         torch.testing.assert_close(one(IDS), other(IDS))
         assert other.num_rows() == {"table": 2}
 
@@ -173,6 +251,7 @@ def test_another_optimizer_takes_over_where_rows_have_its_state() -> None:
     first = Optimizer(embedding, torch.optim.Adagrad, lr=1.0)
     embedding(IDS).sum().backward()
     first.step()
+    first.zero_grad()
     Optimizer(embedding, "adagrad", lr=1.0)
     for other in (torch.optim.RMSprop, torch.optim.Adam, "rowwise_adagrad"):
         with pytest.raises(InvalidArgumentError, match=r"state of Adagrad.*drop_state"):
@@ -208,6 +287,7 @@ def test_a_bad_gradient_raises_and_changes_no_row(bad: float) -> None:
     optimizer = Optimizer(model, torch.optim.Adam, lr=0.1)
     model(IDS).backward()
     optimizer.step()
+    optimizer.zero_grad()
     before = model.users(IDS).detach().clone()
     out = model.users(IDS)
     (out * torch.tensor([[1.0], [bad], [1.0]])).sum().backward()
@@ -216,6 +296,7 @@ def test_a_bad_gradient_raises_and_changes_no_row(bad: float) -> None:
         optimizer.step()
     torch.testing.assert_close(model.users(IDS), before, rtol=0, atol=0)
     optimizer.step()
+    optimizer.zero_grad()
     torch.testing.assert_close(model.users(IDS), before, rtol=0, atol=0)
 
 
@@ -225,6 +306,7 @@ def test_bad_gradients_can_be_skipped_and_counted() -> None:
     out = embedding(IDS)
     (out * torch.tensor([[1.0], [float("nan")], [1.0]])).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert embedding.num_rows() == {"table": 1}
     assert optimizer.container.counters.rows_skipped_non_finite == 1
     with pytest.raises(InvalidArgumentError, match="'raise' or 'skip'"):
@@ -246,6 +328,7 @@ def test_every_int64_is_an_id() -> None:
     before = embedding(ids)
     before.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     torch.testing.assert_close(embedding(ids), before - 1)
     assert embedding.num_rows() == {"table": 6}
 
@@ -265,4 +348,5 @@ def test_tables_of_both_dtypes_train_together() -> None:
         rows = module.agent.lookup(name, np.array([1, 2]), is_training=True).rows
         rows.sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert optimizer.container.num_rows("double") == optimizer.container.num_rows("single") == 2

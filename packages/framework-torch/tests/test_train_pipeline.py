@@ -138,6 +138,7 @@ def plain(model: Model, optimizers: list[Any], given: Iterator[Batch], micro: in
             accumulated = 0
             for each in optimizers:
                 each.step()
+                each.zero_grad()
     return outputs
 
 

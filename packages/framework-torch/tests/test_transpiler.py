@@ -215,6 +215,7 @@ def test_what_is_kept_stays_a_module_of_torch() -> None:
     kept = model.words.weight.detach().clone()
     (model(torch.tensor([1])) + model.tags(torch.tensor([1])).sum()).backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert not torch.equal(model.words.weight, kept)
 
 
@@ -261,6 +262,7 @@ def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
     optimizer = torch.optim.Adagrad(model.parameters())
     model(torch.tensor([1])).backward()
     optimizer.step()
+    optimizer.zero_grad()
     with pytest.raises(UnsupportedError, match="Adagrad has taken steps with it"):
         distribute(model, optimizer)
 
@@ -388,6 +390,7 @@ def test_a_penalty_over_parameters_is_refused_as_rows_would_be_left_out() -> Non
     others = [each for each in model.parameters() if each.numel()]
     (loss + sum(each.square().sum() for each in others)).backward()
     optimizer.step()
+    optimizer.zero_grad()
     loss = model(torch.tensor([[1, 2]]))
     with pytest.raises(UnsupportedError, match=r"table 'words'.* rows would be left out"):
         (loss + sum(each.square().sum() for each in model.parameters())).backward()
@@ -567,5 +570,6 @@ def test_a_group_of_parameters_can_be_added() -> None:
     optimizer.add_param_group({"params": [added], "lr": 1.0})
     added.grad = torch.ones(2)
     optimizer.step()
+    optimizer.zero_grad()
     assert torch.equal(added, torch.zeros(2))
     assert len(optimizer.state_dict()["dense"]["param_groups"]) == 2

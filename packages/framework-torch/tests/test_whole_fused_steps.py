@@ -135,6 +135,7 @@ def test_whole_steps_of_a_method_leave_the_rows_of_its_paper(name: str, storage:
             (made(kjt).values() * torch.from_numpy(factor)).sum().backward()
             add_gradients(sums, kjt, factor)
         optimizer.step()
+        optimizer.zero_grad()
         schedule.step()
         for table, gradients in sums.items():
             steps[table] += bool(gradients)
@@ -164,6 +165,7 @@ def test_a_batch_without_ids_for_a_table_is_no_step_of_it(num_micro_batches: int
     for _ in range(num_micro_batches):
         made(batch(random, NUM_BAGS, 3, has_users=False)).values().sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert optimizer.state_dict()["state"] == {"user": {"step": 0}, "item": {"step": 1}}
 
 
@@ -181,6 +183,7 @@ def test_batches_that_threads_divide_are_grouped_alike() -> None:
         (made(kjt).values() * torch.from_numpy(factor)).sum().backward()
         add_gradients(sums, kjt, factor)
     optimizer.step()
+    optimizer.zero_grad()
     for table, gradients in sums.items():
         for key, gradient in gradients.items():
             expected[table][key - int(IDS[0])] -= gradient

@@ -256,6 +256,7 @@ def by_model(model: nn.Module, optimizers: list[Any], batches: Iterator[Any]) ->
         model.zero_grad()
         functional.mse_loss(model(*given), wanted).backward()
         optimizers[0].step()
+        optimizers[0].zero_grad()
 
 
 def accumulated(model: nn.Module, optimizers: list[Any], batches: Iterator[Any]) -> None:

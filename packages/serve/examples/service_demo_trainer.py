@@ -58,6 +58,7 @@ def torch_step(storage: StorageChoice) -> Step:
         loss = (module(torch.from_numpy(ids)) - torch.from_numpy(wanted)).square().sum(1).mean()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return loss.item()
 
     return step

@@ -163,6 +163,7 @@ def test_rows_of_a_service_are_read_by_a_model_that_trains_others(server: Lookup
     for _ in range(2):
         (own(torch.tensor([1])) * served(torch.tensor([7]))).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert own.embeddings_of([1]).tolist() == [[-2, -14, 14, -1]]
 
 

@@ -40,9 +40,8 @@ def tensor_of(values: object, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         if _is_text(values):
             raise InvalidArgumentError(
-                f"{what}: found text; ids are int64. Hash strings to 63 bits, the same way in training "
-                "and serving: int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "
-                "'little') >> 1; Python's own hash() differs from process to process"
+                f"{what}: found strings, expected int64 ids; convert them with "
+                "sparring.hash_strings(strings), as `sparring train`, `sparring serve` and its clients do"
             ) from error
         raise InvalidArgumentError(
             f"{what}: a tensor, an array or lists of one length are taken, found "

@@ -79,7 +79,9 @@ class LookupModule(AnchoredModule):
     def op_arguments(self) -> tuple[Tensor, str]:
         """The anchor and the name of this module for one lookup that is traced now."""
         dtype = self.agent.output_dtype
-        if self.is_training and torch.is_grad_enabled():
+        # A program that is exported in evaluation mode is only asked.
+        is_training = self.training if torch.compiler.is_exporting() else self.is_training
+        if is_training and torch.is_grad_enabled():
             return _ANCHORS[dtype], _call_site(self.op_name)
         return torch.zeros(1, dtype=dtype), self.op_name
 

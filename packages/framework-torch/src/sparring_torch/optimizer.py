@@ -221,6 +221,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._row_gradients.check_cleared()
         if self._row_gradients.were_read or self.found_inf is not None:
             if not self._scale_gradients():
                 return loss
@@ -230,6 +231,7 @@ class Optimizer(torch.optim.Optimizer):
             self._updater.step(self._why_not_fused(closure is not None))
         else:
             self._updater.step()
+        self._row_gradients.count_step()
         return loss
 
     def _scale_gradients(self) -> bool:

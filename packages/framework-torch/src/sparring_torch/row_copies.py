@@ -97,6 +97,8 @@ class CopiedTables(TableGroup):
 class SharedTables:
     """The tables of a module, for a copy of it that reads them only."""
 
+    has_optimizer = False
+
     def __init__(self, original: CopiedTables) -> None:
         self.original = original
 

@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from sparring.adapter import StepContainer, sum_gradients
 from sparring.contracts import Reduction
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.cut_tensors import is_cut, replicated
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
@@ -70,7 +70,12 @@ class Anchor(_Norm):
     """
 
     owner: weakref.ref[nn.Module] | None = None
-    """The module; a copy has none."""
+    """The module."""
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
+        made: Anchor = super().__new__(cls, data, True)  # type: ignore[assignment]
+        made.register_post_accumulate_grad_hook(_reject_penalty)  # type: ignore[no-untyped-call]
+        return made.requires_grad_(requires_grad)
 
     mesh: Any = None
     """Over which FSDP2 cut the other parameters; a norm is a `DTensor` then, as theirs are."""
@@ -78,7 +83,11 @@ class Anchor(_Norm):
     @property
     def grad(self) -> Tensor | None:
         """As `_Norm.grad`."""
-        if self.gradients is None or not self.gradients.are_waiting:
+        if self.gradients is None:
+            return None
+        if not self.gradients.are_waiting:
+            if sys._getframe(1).f_code is _ZERO_GRAD:
+                self.gradients.drop(())
             return None
         reader = _reader()
         if _is_optimizer(reader):
@@ -103,11 +112,26 @@ class AnchoredModule(nn.Module):
         self.anchor = Anchor()
         self.anchor.owner = weakref.ref(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.anchor.owner = weakref.ref(self)  # a copy is another module
+
     @property
     def is_training(self) -> bool:
-        """Whether rows are trained: not in evaluation, nor after ``requires_grad_(False)``."""
+        """Whether gradients train the rows: never after ``requires_grad_(False)``.
+
+        As in torch, ``eval()`` does not stop training. A module without an optimizer, as one that
+        is only asked, takes no gradients in evaluation mode.
+        """
         anchor = self._parameters["anchor"]
-        return self.training and anchor is not None and anchor.requires_grad
+        if anchor is None or not anchor.requires_grad:
+            return False
+        return self.training or self.has_optimizer
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer takes the gradients of the rows."""
+        return False
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -143,6 +167,7 @@ class RowGradients:
             anchor.gradients = own.gradients = self
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
+        self._num_stepped: int | None = None
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []
@@ -177,6 +202,7 @@ class RowGradients:
             self.norm(place, value.device)
             self._norms[place] = value
             return
+        self._num_stepped = None
         if self._norms:
             self._norms[place] = None
         for name in [name for name, own in self._place.items() if own == place]:
@@ -199,8 +225,28 @@ class RowGradients:
                 each.gradients *= factors[self._place[name]]
         self.forget()
 
+    def check_cleared(self) -> None:
+        """Rejects a step whose gradients torch would add to those of the step before.
+
+        Raises:
+            InvalidArgumentError: if gradients came after a step without `zero_grad` between them.
+        """
+        if self._num_stepped in (None, self._resources.num_gradients):
+            return
+        if any(map(self._resources.has_gradient, self._place)):
+            raise InvalidArgumentError(
+                "step: found gradients of a backward() after the last step, and no zero_grad() in "
+                "between. torch would add them to the gradients of the last step, which are no longer "
+                "kept for rows; call optimizer.zero_grad() before the first backward() of each step"
+            )
+
+    def count_step(self) -> None:
+        """Notes that a step has taken all gradients so far."""
+        self._num_stepped = self._resources.num_gradients
+
     def drop(self, tables: Iterable[str]) -> None:
         """Drops the gradients since the last step."""
+        self._num_stepped = None
         for name in tables:
             self._resources.drop(name)
         self.forget()
@@ -244,6 +290,20 @@ def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
+def _reject_penalty(anchor: Anchor) -> NoReturn:
+    """Called in a backward pass whose loss contains an anchor: lookups give it no gradient."""
+    owner: Any = None if anchor.owner is None else anchor.owner()
+    names = [] if owner is None else owner.agent.table_names
+    raise UnsupportedError(
+        f"backward: the loss contains all parameters of the model, as a penalty does, but the parameter "
+        f"that stands for the rows of table {', '.join(map(repr, names)) or 'unknown'} has no elements, "
+        "so rows would be left out. Compute the penalty over sparring_torch.dense_parameters(model) and "
+        "over the looked-up embeddings, or give rows a weight decay: "
+        "sparring_torch.Optimizer(model, torch.optim.AdamW, weight_decay=0.01)",
+        tables=names,
+    )
+
+
 def _reader() -> FrameType:
     """The function that reads or sets `Anchor.grad`."""
     frame = sys._getframe(2)
@@ -274,5 +334,6 @@ def _check_clipping(reader: FrameType) -> None:
         )
 
 
+_ZERO_GRAD = inspect.unwrap(nn.Module.zero_grad).__code__
 _CLIP_BY_VALUE = inspect.unwrap(torch.nn.utils.clip_grad_value_).__code__
 _CLIP_BY_NORM = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__

@@ -71,7 +71,7 @@ class SingleTable(TableModule):
         weights: Tensor | npt.NDArray[Any],
         ids: Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
         *,
-        freeze: bool = False,
+        freeze: bool = True,
         **options: Any,
     ) -> Table:
         """A module whose table begins with these embeddings.
@@ -84,7 +84,7 @@ class SingleTable(TableModule):
         Args:
             weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
             ids: ``(n,)``, each once; None: 0 to n - 1, as in torch.
-            freeze: rows are not trained, as after ``requires_grad_(False)``; torch's default is True.
+            freeze: if True, as in torch, rows are not trained until ``requires_grad_(True)`` is called.
             **options: of the module, as ``name``.
 
         Raises:

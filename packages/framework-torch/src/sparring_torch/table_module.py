@@ -51,6 +51,11 @@ class TableModule(LookupModule, RowsInState):
             )
         return super().__getattr__(name)
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer takes the gradients of the rows."""
+        return self.agent.has_optimizer
+
     def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
         """Bags or ids that `forward` looks up for these arguments.
 

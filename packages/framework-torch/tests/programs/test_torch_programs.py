@@ -129,7 +129,9 @@ def test_words_are_tagged_by_an_lstm() -> None:
         scores = model(sentences)
         functional.cross_entropy(scores.flatten(0, 1), tags.flatten()).backward()
         rows.step()
+        rows.zero_grad()
         optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
         found = model(sentences).argmax(2)
     assert torch.equal(found[tags >= 0], tags[tags >= 0])

@@ -28,6 +28,7 @@ optimizer = sparring_torch.Optimizer(module, "adagrad", lr=0.2)
 for _ in range({STEPS}):
     (module(torch.arange(20).reshape(-1, 1)) - 1).square().sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 """
 KERAS = f"""
 import sys

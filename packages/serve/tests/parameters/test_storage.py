@@ -66,6 +66,7 @@ def trained(choice: StorageChoice, seed: int, steps: int = 10, lr: float = 0.1) 
             loss = (module(features).values() - seed).square().mean()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
             losses.append(loss.item())
     return np.array(losses)
 

@@ -48,6 +48,7 @@ class InBackwardOptimizer(Optimizer):
     def step_now(self) -> None:
         """Applies the gradients to the rows."""
         super().step()
+        self.zero_grad()
 
 
 class _InBackward:
@@ -176,7 +177,9 @@ def _modules_of(params: nn.Module | Iterable[nn.Module | nn.Parameter]) -> list[
 @untraced
 def _prepare(module: nn.Module, _: Any) -> None:
     in_backward = _OF_MODULES.get(module)
-    if in_backward is not None and module.training:
+    if in_backward is None or not module.anchor.requires_grad:
+        return
+    if module.training or torch.is_grad_enabled():
         in_backward.prepare()
 
 

@@ -219,6 +219,7 @@ class _Trainer:
 
     def zero_grad(self) -> None:
         """A step begins."""
+        self._tables.zero_grad()
         if self._dense is not None:
             self._dense.zero_grad()
         self._loss = 0.0
