@@ -16,7 +16,7 @@ import pytest
 from sparring import TableConfig, open_storage
 from sparring.cli.application import main
 from sparring.errors import ConfigError, SparringError
-from sparring_serve import LookupClient, open_server, read_serving_config
+from sparring_serve import LookupClient, RowStatus, open_server, read_serving_config
 from sparring_serve.config import ClientConfig
 
 pytest.importorskip("sparring_redis", reason="needs sparring-redis")
@@ -134,6 +134,45 @@ def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> Non
         assert figures()["cache_rows"] == 50
         wait_for(lambda: figures()["cache_failed_looks"] > 0)
         assert figures()["cache_behind_seconds"] > 0.05
+
+
+@pytest.mark.parametrize("missing", ["initial", "zero", "only_found"])
+def test_a_client_that_takes_flags_gets_cached_rows_while_redis_is_away(
+    missing: str, redis: RedisServer
+) -> None:
+    train()
+    repeated = np.concatenate([KEYS, [10**12], KEYS])
+    with open_server(read_serving_config("serving.yaml")) as server:
+        flag, initial, stale = (
+            LookupClient(server.address, ClientConfig(deadline_seconds=10.0, on_failure=each))
+            for each in ("flag", "initial", "stale")
+        )
+        with flag, initial, stale:
+            before = stale.pull({"item": KEYS}).rows["item"]
+            has_row = stale.pull({"item": KEYS}).found["item"]
+            server.service.tables._storages["item"]._fills.erase(KEYS[50:])
+            redis.kill()
+            is_left_out = np.isin(repeated, KEYS[50:][has_row[50:]])
+            answer = flag.pull({"item": repeated}, missing=missing)
+            status, rows = answer.status["item"], answer.rows["item"]
+            assert is_left_out.sum() >= 10
+            assert ((status == RowStatus.FAILED) == is_left_out).all()
+            assert np.isnan(rows[is_left_out]).all()
+            assert (answer.answered["item"] == ~is_left_out).all()
+            if missing == "initial":
+                assert (rows[:50] == before[:50]).all()
+            assert status[60] == RowStatus.ABSENT  # the filter knows, without Redis
+            given = {"reason": "backend", "given": "failed"}
+            assert server.metrics.value("degraded_rows_total", **given) == 10
+            assert flag.metrics.value("degraded_rows_total", **given) == 10
+            status = initial.pull({"item": KEYS}, missing=missing).status["item"]
+            assert (status[is_left_out[:60]] == RowStatus.INITIAL).all()
+            for _ in range(2):  # a stale row is not kept as a fresh one
+                answer = stale.pull({"item": KEYS}, missing=missing)
+                assert (answer.status["item"][is_left_out[:60]] == RowStatus.STALE).all()
+                assert (answer.rows["item"][has_row] == before[has_row]).all()
+            # If there is no row to send, another replica is asked instead.
+            assert flag.pull({"item": KEYS[50:]}).version is None
 
 
 def test_a_version_of_tables_in_a_backend_cannot_be_asked_for(redis: RedisServer) -> None:

@@ -14,11 +14,13 @@ from pydantic import Field, field_validator
 
 from sparring import (
     CachedStorage,
+    Columns,
     DocumentModel,
     NotesBase,
     StorageChoice,
     TableConfig,
     checked_options,
+    dedup,
     make_plugin_manager,
     open_change_log,
     open_storage,
@@ -26,13 +28,14 @@ from sparring import (
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_serve.parameters.declaration import StorageDeclaration
 from sparring_serve.tables import (
+    Found,
     Ids,
     Looked,
     Scanned,
     TableShape,
     Version,
     VersionGoneError,
-    found_rows,
+    in_order_of_ids,
     initial_values,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
@@ -152,11 +155,17 @@ class BackendTables:
                 f"version {version} was asked for, but these tables are read where they are trained, and "
                 "no version of them is kept; set client.consistency=newest, or serve snapshots"
             )
-        found = [
-            found_rows(self._storages[name], self._tables[name], ids, missing)
-            for name, ids in asked
-        ]
-        return Looked(self.versions()[0], found)
+        tables, failures = [], []
+        for name, ids in asked:
+            once = dedup(ids)
+            table = self._tables[name]
+            read = self._storages[name].find_available(once.keys, Columns(0, table.dim))
+            failed = read.failed if read.failure else None
+            found = Found(read.rows, read.found, failed)
+            tables.append(in_order_of_ids(once, found, table, missing))
+            if read.failure:
+                failures.append(read.failure)
+        return Looked(self.versions()[0], tables, "; ".join(failures))
 
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
         raise UnsupportedError(

@@ -138,7 +138,9 @@ class LookupService:
                 reason="most_bytes",
             )
         with self.admission.of(request_bytes + answer_bytes):
-            looked = self.lookup(asked, dtype, missing, request.version)
+            looked = self.lookup(
+                asked, dtype, missing, request.version, accepts_partial=request.accepts_partial
+            )
             age = self.age_of(looked)
             if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
                 raise Refusal(
@@ -156,22 +158,47 @@ class LookupService:
                 version_message(looked.version),
                 age,
                 self.tables.versions()[0].hash,
+                looked.failure,
             )
             found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
             return encode(answer), found
 
     def lookup(
-        self, asked: list[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: list[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        *,
+        accepts_partial: bool = False,
     ) -> Looked:
-        """Rows of one version, as `ServingTables.lookup`."""
+        """Rows of one version, as `ServingTables.lookup`.
+
+        Raises:
+            Refusal: rows could not be read, and the caller does not accept a part, or there is none.
+        """
         wanted = Missing.INITIAL if missing == Missing.INITIAL else Missing.ZERO
         try:
-            return self.tables.lookup(asked, dtype, wanted, version)
+            looked = self.tables.lookup(asked, dtype, wanted, version)
         except VersionGoneError as error:
             raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except (StorageIOError, DeadlineError) as error:
             # Of a backend: another replica may have the rows in its cache.
             raise Refusal(Status.UNAVAILABLE, str(error), reason="backend") from None
+        if looked.failure:
+            self._check_partial(looked, accepts_partial)
+        return looked
+
+    def _check_partial(self, looked: Looked, accepts_partial: bool) -> None:
+        num_failed = sum(
+            int(np.count_nonzero(each.failed)) for each in looked.tables if each.failed is not None
+        )
+        num_read = sum(len(each.found) for each in looked.tables) - num_failed
+        if accepts_partial and num_read:
+            self.metrics.count_degraded(num_failed, "backend", "failed")
+            return
+        # Another replica may have the rows in its cache.
+        raise Refusal(Status.UNAVAILABLE, looked.failure, reason="backend")
 
     def _table_rows(
         self, shape: TableShape, found: Found, dtype: RowDtype, missing: Missing
@@ -179,7 +206,8 @@ class LookupService:
         rows = found.rows[found.found] if missing == Missing.ONLY_FOUND else found.rows
         is_packed = rows.dtype == np.uint8
         content = as_bytes(rows) if is_packed else rows_on_the_wire(rows, dtype)
-        return TableRows(shape.name, shape.dim, content, found_bits(found.found))
+        failed = b"" if found.failed is None else found_bits(found.failed)
+        return TableRows(shape.name, shape.dim, content, found_bits(found.found), failed)
 
     def scan(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a ScanRequest with a ScanAnswer.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import Columns, Storage, dedup, initial_rows
-from sparring.contracts import Initializer, TableConfig
+from sparring.contracts import Dedup, Initializer, TableConfig
 from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
@@ -28,6 +28,7 @@ __all__ = [
     "Version",
     "VersionGoneError",
     "found_rows",
+    "in_order_of_ids",
     "initial_values",
 ]
 
@@ -82,6 +83,9 @@ class Found:
     """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 where int8 was asked for and is stored."""
     found: npt.NDArray[np.bool_]
     """``(n,)``: whether the id has a row."""
+    failed: npt.NDArray[np.bool_] | None = None
+    """``(n,)``: whether the row could not be read; such rows are zeros and not found. None: all were
+    read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Looked:
 
     version: Version
     tables: Sequence[Found]
+    failure: str = ""
+    """Why rows are marked as failed; empty if all rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class ServingTables(Protocol):
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
     ) -> Looked:
         """Rows of tables that exist, all of one version; changes nothing.
+
+        Rows that cannot be read now, because a backend behind the tables fails, are marked as failed.
 
         Args:
             asked: table and ids; ids may repeat.
@@ -170,14 +178,28 @@ def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing)
         return Found(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
     once = dedup(ids)
     result = storage.find(once.keys, Columns(0, table.dim))
-    rows = result.rows.astype(np.float32, copy=False)
-    unseen = np.flatnonzero(~result.found)
+    return in_order_of_ids(once, Found(result.rows, result.found), table, missing)
+
+
+def in_order_of_ids(once: Dedup, read: Found, table: TableConfig, missing: Missing) -> Found:
+    """The rows of `read`, which are those of distinct keys, for each id of a request.
+
+    Args:
+        once: the distinct keys and where each id is among them.
+        read: their rows, as the storage returned them.
+        table: its declaration.
+        missing: INITIAL; otherwise keys without a row keep the storage's zeros.
+    """
+    rows = read.rows.astype(np.float32, copy=False)
+    has_none = ~read.found if read.failed is None else ~(read.found | read.failed)
+    unseen = np.flatnonzero(has_none)
     if missing == Missing.INITIAL and len(unseen):
         rows[unseen] = initial_rows(once.keys[unseen], table)
-    if len(once.keys) == len(ids):
-        # Keys come in the order of ids where none repeats.
-        return Found(rows, result.found)
-    return Found(rows[once.inverse], result.found[once.inverse])
+    if len(once.keys) == len(once.inverse):
+        # Keys are in the order of ids if none repeats.
+        return Found(rows, read.found, read.failed)
+    failed = None if read.failed is None else read.failed[once.inverse]
+    return Found(rows[once.inverse], read.found[once.inverse], failed)
 
 
 def initial_values(table: TableConfig) -> InitialValues:

@@ -20,11 +20,11 @@ class RowStatus(IntEnum):
     ABSENT = 1
     """A replica answered: the key has no row, and reads as `missing` says."""
     STALE = 2
-    """No replica answered: the row that this client saw last; `Answer.stale_seconds` has its age."""
+    """No replica sent the row: the row that this client saw last; `Answer.stale_seconds` has its age."""
     INITIAL = 3
-    """No replica answered: the initial value of the key."""
+    """No replica sent the row: the initial value of the key."""
     FAILED = 4
-    """No replica answered: NaN."""
+    """No replica sent the row: NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class Answer:
         rows: ``(n, dim)`` float32. A key without a row has its initial value, or zeros where the pull
             asked for that; an id that no replica answered has what `status` says.
         found: ``(n,)`` bool: whether the key has a row; of a stale row, whether it had one.
-        status: ``(n,)`` uint8: a `RowStatus`. Other than FRESH and ABSENT only where no replica of the
-            shard answered, and `ClientConfig.on_failure` is not ``raise``.
+        status: ``(n,)`` uint8: a `RowStatus`. Other than FRESH and ABSENT only if no replica of the
+            shard answered, or if the backend behind the server failed, and `ClientConfig.on_failure` is
+            not ``raise``.
         versions: of the rows that were answered, the oldest first; more than one only with the
             consistency `newest`, over several shards or calls, while servers refresh. None where
             nothing was answered.
@@ -74,7 +75,7 @@ class Answer:
 
     @property
     def answered(self) -> Mapping[str, npt.NDArray[np.bool_]]:
-        """``(n,)`` bool: whether a replica answered."""
+        """``(n,)`` bool: whether a replica answered with the row."""
         return {table: each <= RowStatus.ABSENT for table, each in self.status.items()}
 
     @property

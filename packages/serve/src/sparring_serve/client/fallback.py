@@ -73,24 +73,27 @@ class Fallback:
         for number, age in pulled.call_ages.items():
             for part in pulled.calls[number].parts:
                 table = pulled.tables[part.number]
+                answered = table.status[part.places] <= RowStatus.ABSENT
                 self._cache.store(
                     table.name,
-                    part.keys,
-                    table.rows[part.places],
-                    table.found[part.places],
+                    part.keys[answered],
+                    table.rows[part.places][answered],
+                    table.found[part.places][answered],
                     now - age,
                 )
 
-    def fill(self, pulled: PulledRows, number: int, *, of_newest: bool) -> Counter[RowStatus]:
-        """Fills the rows of a call that was not answered; returns how many have which status.
+    def fill(
+        self, pulled: PulledRows, parts: Iterable[Part], *, of_newest: bool
+    ) -> Counter[RowStatus]:
+        """Fills rows that no replica sent; returns how many have which status.
 
         Args:
             pulled: the rows of a pull.
-            number: of the call.
+            parts: the keys of these rows, and their places.
             of_newest: whether rows of any version will do; otherwise none are stale.
         """
         given: Counter[RowStatus] = Counter()
-        for part in pulled.calls[number].parts:
+        for part in parts:
             status = self._fill_part(pulled.tables[part.number], part, of_newest=of_newest)
             for value, count in zip(*np.unique(status, return_counts=True), strict=True):
                 given[RowStatus(int(value))] += int(count)

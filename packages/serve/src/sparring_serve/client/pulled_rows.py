@@ -33,6 +33,8 @@ class Asked:
     missing: Missing
     version: str = ""
     max_staleness_seconds: float = 0.0
+    accepts_partial: bool = False
+    """Whether a server may leave out rows that it cannot read now."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class PulledRows:
         """Number of each call that was answered, and the age of its version."""
         self.newest: dict[int, str] = {}
         """Shard → hash of the newest version of the replica that answered."""
+        self.left_out: list[Part] = []
+        """Keys of answered calls whose rows the server could not read."""
 
     def requests(self) -> list[tuple[int, bytes]]:
         """Shard and request of each call."""
@@ -90,6 +94,7 @@ class PulledRows:
                         asked.missing,
                         asked.version,
                         asked.max_staleness_seconds,
+                        asked.accepts_partial,
                     )
                 ),
             )
@@ -139,3 +144,8 @@ class PulledRows:
             table.rows[part.places] = rows
         table.found[part.places] = found
         table.status[part.places] = np.where(found, RowStatus.FRESH, RowStatus.ABSENT)
+        if given.failed:
+            failed = read_found(given.failed, count)
+            places = np.arange(len(table.rows))[part.places][failed]
+            table.status[places] = RowStatus.FAILED
+            self.left_out.append(Part(part.number, part.keys[failed], places))

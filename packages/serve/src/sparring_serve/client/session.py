@@ -323,19 +323,27 @@ class Session:
         tables = [
             PulledTable.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
         ]
-        return PulledRows(
-            calls, tables, Asked(dtype, missing, version, config.max_staleness_seconds)
+        asked = Asked(
+            dtype,
+            missing,
+            version,
+            config.max_staleness_seconds,
+            accepts_partial=not self._fallback.raises,
         )
+        return PulledRows(calls, tables, asked)
 
     def _end(
         self, failures: Sequence[tuple[int, SparringError]], pulled: PulledRows, *, of_newest: bool
     ) -> None:
         if failures and self._fallback.raises:
             raise failures[0][1]
-        for number, error in failures:
-            filled = self._fallback.fill(pulled, number, of_newest=of_newest)
+        missing = [(pulled.calls[number].parts, type(error).__name__) for number, error in failures]
+        if pulled.left_out:
+            missing.append((tuple(pulled.left_out), "backend"))
+        for parts, reason in missing:
+            filled = self._fallback.fill(pulled, parts, of_newest=of_newest)
             for status, count in filled.items():
-                self.metrics.count_degraded(count, type(error).__name__, status.name.lower())
+                self.metrics.count_degraded(count, reason, status.name.lower())
 
     def learn(self, newest_of_shards: Mapping[int, str]) -> None:
         """Goes on to a newer version once all shards have it."""

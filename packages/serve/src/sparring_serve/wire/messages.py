@@ -91,6 +91,7 @@ class PullRequest:
     missing: int = number(3)
     version: str = text(4)
     max_staleness_seconds: float = real(5)
+    accepts_partial: bool = flag(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class TableRows:
     dim: int = number(2)
     rows: Buffer = data(3)
     found: Buffer = data(4)
+    failed: Buffer = data(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class PullAnswer:
     version: VersionMessage = one(2, VersionMessage)
     age_seconds: float = real(3)
     newest: str = text(4)
+    failure: str = text(5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts import results as arguments
 from sparring.contracts.capabilities import Capabilities
 from sparring.contracts.change_log import ChangeLog
 from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
@@ -34,7 +35,7 @@ from sparring.storage.cached.cache_fills import CacheFills
 from sparring.storage.cached.follower import Follower
 from sparring.storage.cached.options import RefreshOptions
 
-__all__ = ["CacheCounters", "CachedStorage", "NotesProgress"]
+__all__ = ["AvailableRows", "CacheCounters", "CachedStorage", "NotesProgress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,20 @@ class CacheCounters:
     def as_dict(self) -> dict[str, float]:
         """For JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableRows:
+    """The rows of a find that could be read."""
+
+    rows: Rows
+    """``(n, columns)``; rows that were not found or not read are zeros."""
+    found: npt.NDArray[np.bool_]
+    """``(n,)``: whether the key has a row that was read."""
+    failed: npt.NDArray[np.bool_]
+    """``(n,)``: whether the backend was needed for the key and failed."""
+    failure: str
+    """The message of the failure; empty if nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,32 @@ class CachedStorage(Storage):
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
+        self._read_asked(self._find_cached(keys, columns, rows, found), keys, columns, rows, found)
+
+    def find_available(self, keys: npt.ArrayLike, columns: Columns | None = None) -> AvailableRows:
+        """Finds rows as `find`, and marks the keys that could not be read if the backend fails.
+
+        Args:
+            keys: ``(n,)`` distinct.
+            columns: of the rows; None: all.
+        """
+        self._check_open()
+        checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
+        span = arguments.check_columns(columns, self.table)
+        rows = np.empty((len(checked), span.end - span.begin), self.table.numpy_dtype)
+        found, failed = np.empty(len(checked), np.bool_), np.zeros(len(checked), np.bool_)
+        asked = self._find_cached(checked, span, rows, found)
+        try:
+            self._read_asked(asked, checked, span, rows, found)
+        except SparringError as error:
+            failed[asked] = True
+            return AvailableRows(rows, found, failed, str(error))
+        return AvailableRows(rows, found, failed, "")
+
+    def _find_cached(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.intp]:
+        """Finds what the cache has; returns the places of the keys to ask the backend for."""
         existing = self._follower.existing
         self._cache.find_into(keys, columns, rows, found)
         missing = np.flatnonzero(~found)
@@ -144,6 +185,17 @@ class CachedStorage(Storage):
             self._hits += len(keys) - len(missing)
             self._misses += len(asked)
             self._filtered += len(missing) - len(asked)
+        return asked
+
+    def _read_asked(
+        self,
+        asked: npt.NDArray[np.intp],
+        keys: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+    ) -> None:
+        """Fills the rows of the keys at the places `asked` from the backend."""
         if not len(asked):
             return
         asked_keys = keys[asked]
