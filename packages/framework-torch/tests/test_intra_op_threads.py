@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,6 +180,45 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
         """
     )
     assert before == after == 4
+
+
+@pytest.mark.parametrize(
+    ("num_tables", "num_bags", "is_spread"), [(1, 64, False), (26, 64, False), (26, 1_024, True)]
+)
+def test_steps_of_small_batches_call_no_other_thread(
+    num_tables: int, num_bags: int, is_spread: bool
+) -> None:
+    asked: list[int] = []
+
+    @ctypes.CFUNCTYPE(
+        ctypes.c_int32, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_void_p
+    )  # of torch_parallel_for
+    def parallel_for(_begin: int, end: int, *_: Any) -> int:
+        asked.append(end)
+        return 1  # the caller does all of it
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_uint32))
+    def get_num_threads(found: Any) -> int:
+        found[0] = 2
+        return 0
+
+    sparring.configure_pool(2)
+    features = [f"f{i}" for i in range(num_tables)]
+    module = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name=f"t{f}", embedding_dim=DIM, feature_names=[f]) for f in features]
+    )
+    optimizer = Optimizer(module, torch.optim.Adam, lr=0.1)
+    functions = [
+        ctypes.cast(each, ctypes.c_void_p).value for each in (parallel_for, get_num_threads)
+    ]
+    borrow_threads(*functions)
+    num_ids = num_tables * num_bags
+    for _ in range(2):
+        ids, lengths = torch.randint(0, 9_000, (num_ids,)), torch.ones(num_ids, dtype=torch.int64)
+        module(KeyedJaggedTensor(features, ids, lengths=lengths)).values().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(asked) == ({2} if is_spread else set())
 
 
 def test_the_address_zero_is_refused() -> None:

@@ -111,8 +111,16 @@ class PyBatchPlan {
     if (finds_rows) {
       const GilRelease release;
       auto plan = [&](int64_t place) { make(part, part.tables[static_cast<size_t>(place)]); };
+      int64_t ids = 0, bytes = 0;
+      for (const FeatureIds<T>& each : part.inputs) {
+        const int64_t own = collection::num_ids(each);
+        ids += own;
+        bytes += own * each.table->layout.dim * static_cast<int64_t>(sizeof(T));
+      }
+      const SparringExecutor* const executor =
+          kernels::executor_for_batch(process_executor(), ids, bytes);
       execution::sync_wait(
-          execution::schedule(execution::executor_scheduler(process_executor())) |
+          execution::schedule(execution::executor_scheduler(executor)) |
           execution::bulk(static_cast<int64_t>(part.tables.size()), plan));
     }
     part_ = std::move(part);

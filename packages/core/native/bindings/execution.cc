@@ -89,4 +89,5 @@ void bind_execution(py::module_& module) {
   module.def("give_back_threads", &sparring::execution::give_back);
   module.def("is_pool_thread", &Pool::is_pool_thread);
   module.def("usable_cores", &sparring::execution::usable_cores);
+  module.def("default_threads", &sparring::execution::default_threads);
 }

@@ -178,13 +178,25 @@ TableOutcome apply_to(const FusedUpdate<T>& update, const GroupedGradients<T>& g
 template <class T>
 FusedStep<T>::FusedStep(const SparringExecutor* executor, std::vector<FusedUpdate<T>> updates)
     : executor_(executor), updates_(std::move(updates)), grouped_(updates_.size()) {
-  sync_wait(schedule(executor_scheduler(executor_)) |
+  sync_wait(schedule(executor_scheduler(executor_for_tables())) |
             bulk(static_cast<int64_t>(updates_.size()), [&](int64_t place) {
               const auto i = static_cast<size_t>(place);
               FusedUpdate<T>& update = updates_[i];
               grouped_[i] = update.plan ? lay_out(executor_, update.plan, update.gradients)
                                         : group(executor_, update.gradients);
             }));
+}
+
+template <class T>
+const SparringExecutor* FusedStep<T>::executor_for_tables() const {
+  int64_t ids = 0, bytes = 0;
+  for (const FusedUpdate<T>& update : updates_) {
+    int64_t own = 0;
+    for (const FeatureGradient<T>& each : update.gradients) own += num_ids(each.input);
+    ids += own;
+    bytes += own * update.table->layout.dim * static_cast<int64_t>(sizeof(T));
+  }
+  return kernels::executor_for_batch(executor_, ids, bytes);
 }
 
 template <class T>
@@ -255,7 +267,7 @@ std::vector<TableOutcome> FusedStep<T>::apply() {
                                  static_cast<int64_t>(each.keys.size()));
     }
   };
-  sync_wait(schedule(executor_scheduler(executor_)) |
+  sync_wait(schedule(executor_scheduler(executor_for_tables())) |
             bulk(static_cast<int64_t>(updates_.size()), change) | then(count));
   return outcomes;
 }

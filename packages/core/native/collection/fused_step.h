@@ -61,6 +61,9 @@ class FusedStep {
   std::vector<TableOutcome> apply();
 
  private:
+  // For loops over tables: NULL if the batch is small.
+  const SparringExecutor* executor_for_tables() const;
+
   const SparringExecutor* executor_;
   std::vector<FusedUpdate<T>> updates_;
   std::vector<GroupedGradients<T>> grouped_;

@@ -39,7 +39,7 @@ bool Pool::is_pool_thread() { return is_at_work; }
 Pool::Pool() {
   executor_.struct_bytes = sizeof executor_;
   executor_.self = this;
-  executor_.concurrency = usable_cores();
+  executor_.concurrency = default_threads();
   executor_.parallel_for = lent_parallel_for;
   pthread_atfork([] { process().before_fork(); }, [] { process().after_fork_in_parent(); },
                  [] { process().after_fork_in_child(); });
@@ -51,7 +51,7 @@ void Pool::configure(int threads) {
                                 std::to_string(max_threads) + " threads, " +
                                 std::to_string(threads) + " were asked for");
   }
-  const int wanted = threads == 0 ? usable_cores() : threads;
+  const int wanted = threads == 0 ? default_threads() : threads;
   const std::lock_guard lock(mutex_);
   if (is_orphan_ || wanted == executor_.concurrency) return;
   if (is_at_work || !becomes_idle(configure_patience) || num_computing_.load() != 0) {

@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -103,6 +105,15 @@ int quota_cores(const fs::path& root) {
 
 int usable_cores() {
   return std::max(1, smaller_limit(quota_cores("/"), affinity_cores()));
+}
+
+int default_threads() {
+  const char* const given = std::getenv("OMP_NUM_THREADS");
+  const std::string text = given == nullptr ? "" : given;
+  const size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  int asked = 0;
+  std::from_chars(text.data() + begin, text.data() + text.size(), asked);
+  return asked > 0 ? std::min(asked, usable_cores()) : usable_cores();
 }
 
 }  // namespace sparring::execution

@@ -10,6 +10,10 @@ namespace sparring::execution {
 // third thread would spend most of its time throttled.
 int usable_cores();
 
+// The automatic size of the pool: the usable cores, but no more than OMP_NUM_THREADS, if that is a
+// positive number (of a list as "4,2" the first counts).
+int default_threads();
+
 // The quota alone, in whole cores, or -1 where there is none. Reads
 // `root`/proc/self/cgroup and `root`/sys/fs/cgroup; tests give another root.
 int quota_cores(const std::filesystem::path& root);

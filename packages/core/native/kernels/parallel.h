@@ -24,6 +24,19 @@ constexpr int64_t grain_for(int64_t item_bytes) {
   return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, item_bytes));
 }
 
+// Ids of a batch, and bytes of its embeddings, below which loops over its tables stay on the calling
+// thread. They take about 50 microseconds there; on a busy machine a thread that was called for help
+// may come milliseconds later.
+inline constexpr int64_t kSmallBatchIds = 2048;
+inline constexpr int64_t kSmallBatchBytes = 2 * kPieceBytes;
+
+// Returns the executor for a loop over the tables of a batch: NULL, so that the caller works alone, if
+// the batch is small.
+inline const SparringExecutor* executor_for_batch(const SparringExecutor* executor,
+                                                  int64_t num_ids, int64_t num_bytes) {
+  return num_ids < kSmallBatchIds && num_bytes < kSmallBatchBytes ? nullptr : executor;
+}
+
 // Calls body(begin, end) over disjoint ranges that cover [0, count). Serial when
 // `executor` is NULL or there is not enough for two ranges of `grain`. An
 // exception of `body` is thrown again here, once all ranges have ended.

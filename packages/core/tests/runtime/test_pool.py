@@ -73,8 +73,30 @@ def test_configure_sets_the_number_of_threads() -> None:
         execution.configure_pool(threads)
         assert execution.num_threads() == threads
     execution.configure_pool(None)
-    assert execution.num_threads() == _native.usable_cores()
+    assert execution.num_threads() == _native.default_threads()
     assert execution.num_threads() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [("1", 1), (" 1,4", 1), ("1024", None), ("0", None), ("-1", None), ("many", None)],
+)
+def test_omp_num_threads_bounds_the_automatic_size(variable: str, expected: int | None) -> None:
+    script = """
+from sparring import _native
+from sparring.runtime import pool
+print(pool.num_threads(), end=" ")
+pool.configure_pool(3)
+print(pool.num_threads(), end=" ")
+for sharing in (1, 2):
+    pool.configure_pool(None, sharing=sharing)
+    print(pool.num_threads(), end=" ")
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": variable}
+    found = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
+    cores = _native.usable_cores()
+    own, half = (cores, max(1, cores // 2)) if expected is None else (expected, expected)
+    assert found.split() == [str(each) for each in (own, 3, own, half)]
 
 
 @pytest.mark.parametrize("threads", [-1, 1025, 2**40, 1.5, "4", True])

@@ -46,7 +46,8 @@ def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
 
     Args:
         threads: 1 to 1,024. None or 0: the number of usable cores, which is the smaller of the
-            affinity mask and the CPU quota of the process.
+            affinity mask and the CPU quota of the process, but at most ``OMP_NUM_THREADS``, if that
+            environment variable is set.
         sharing: processes that share these cores: each takes its part of them, but one at least.
             Does not matter where `threads` says a number.
 
@@ -55,7 +56,7 @@ def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
     """
     wanted = _check_threads(threads)
     if not wanted and sharing > 1:
-        wanted = max(1, _native.usable_cores() // sharing)
+        wanted = min(max(1, _native.usable_cores() // sharing), _native.default_threads())
     try:
         _native.pool_configure(wanted)
     except _native.PoolBusyError as error:
