@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_NO_SAMPLES = "there is no test row"
+
+
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """The area under the ROC curve by scikit-learn: the chance that a 1 outranks a 0.
 
@@ -150,6 +153,11 @@ class CollectedPredictions:
     def num_samples(self) -> int:
         return sum(map(len, self._labels))
 
+    @property
+    def num_ones(self) -> int:
+        """Number of samples with the label 1."""
+        return sum(int(np.count_nonzero(each)) for each in self._labels)
+
     def auc(self) -> float:
         """See `sparring_train.quality.auc`."""
         if not self._scores:
@@ -165,6 +173,9 @@ class Quality(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Name → value over all samples."""
+
+    def why_undefined(self) -> str | None:
+        """The reason if the samples do not determine a metric, which is NaN then."""
 
 
 class BinaryQuality:
@@ -182,6 +193,15 @@ class BinaryQuality:
         """``auc`` and ``log_loss``."""
         return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
 
+    def why_undefined(self) -> str | None:
+        """See `Quality.why_undefined`."""
+        num_samples, num_ones = self._collected.num_samples, self._collected.num_ones
+        if not num_samples:
+            return _NO_SAMPLES
+        if num_ones in (0, num_samples):
+            return f"all {num_samples:,} test rows have the label {int(num_ones > 0)}"
+        return None
+
 
 class NumberQuality:
     """Root mean squared error of numbers."""
@@ -196,6 +216,10 @@ class NumberQuality:
     def metrics(self) -> dict[str, float]:
         """``rmse``."""
         return {"rmse": self._error.value}
+
+    def why_undefined(self) -> str | None:
+        """See `Quality.why_undefined`."""
+        return None if self._error.num_samples else _NO_SAMPLES
 
 
 def _columns(

@@ -50,14 +50,17 @@ def evaluate(
     """Print the metrics of a saved model on the test examples of its run."""
     found = snapshot_at(snapshot)
     with opened_run(found, overrides or [], context_of(context).plugin_manager) as (_, model):
-        metrics = evaluated(model)
+        metrics, undefined = evaluated(model), model.source.why_undefined
     if as_json:
-        print_json({"snapshot": found.url, "step": found.step, "metrics": metrics})
+        told = {"snapshot": found.url, "step": found.step, "metrics": metrics}
+        print_json(told if undefined is None else {**told, "undefined_metrics": undefined})
         return
     console = make_console()
     console.print(f"{found.url}, step {found.step:,}", markup=False, soft_wrap=True)
     for name, value in metrics.items():
         console.print(f"test {name}  {value:.4f}", markup=False)
+    if undefined is not None:
+        console.print(f"undefined metrics: {undefined}", markup=False, soft_wrap=True)
 
 
 def predict(

@@ -85,20 +85,22 @@ def train(
         return
     for name, value in result.metrics.items():
         if not math.isfinite(value):
-            shown = ", which JSON cannot hold: null stands for it" if json else ""
-            print_warning(
-                f"metric {name} is {value}{shown}; the training diverged, or the test samples do "
-                "not allow for it: lower the learning rate, or look at the test samples"
-            )
+            shown = ", which JSON cannot represent: it contains null" if json else ""
+            why = result.extra.get("undefined_metrics")
+            reason = why or "the training diverged; lower the learning rate"
+            print_warning(f"metric {name} is {value}{shown}; {reason}")
     if json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         tiers = {"tiers": result.tiers} if result.tiers else {}
         peak = result.peak_memory_bytes
         memory = {"peak_memory_bytes": peak} if peak else {}
+        why = result.extra.get("undefined_metrics")
+        undefined = {"undefined_metrics": why} if why else {}
         resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
         print_json(
             {
                 "metrics": result.metrics,
+                **undefined,
                 "rows": result.rows,
                 **not_admitted,
                 **result.skipped,

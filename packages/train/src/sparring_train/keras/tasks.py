@@ -16,6 +16,7 @@ from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.keras.embedding_tables import embeddings_of
 from sparring_train.keras.item_softmax import ItemSoftmax, compared
 from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.ranks import Ranks
 
@@ -63,6 +64,9 @@ class ColumnTask:
         self._ranking = config.model.ranking(self._schema)
         own: Callable[..., Any] | None = getattr(self.model, "training_loss", None)
         self._loss_of = own or self._plain_loss
+        self._logits = LogitCheck(config.model.kind)
+        # A loss of the model's own may expect anything.
+        self._logits.is_decided = own is not None or not self._is_click
         self._softmax: ItemSoftmax | None = None
         if self._ranking is not None and own is None:
             self._softmax = ItemSoftmax(self._ranking, container)
@@ -98,6 +102,10 @@ class ColumnTask:
         answers = [each for each in (part.weights, part.labels) if each is not None]
         floats = [tf.convert_to_tensor(np.asarray(each, np.float32)) for each in answers]
         tensors = [*self.inputs(part), *floats]
+        if not self._logits.is_decided:
+            numbers, ids, _ = self._inputs(tuple(tensors))
+            found = self._called(numbers, ids, training=False)
+            self._logits.look_at(tf.cast(found, tf.float32).numpy())
         if self._ranking is None or self._softmax is None:
             return tensors
         step = StepItems.of(batch, self._ranking.item[0], self._ranks)

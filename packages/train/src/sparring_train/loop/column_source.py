@@ -65,6 +65,8 @@ class ColumnSource:
         self._kind = data_kinds(manager)[config.data.kind]
         self.schema: Schema = config.data.columns
         self._ranking = config.model.ranking(self.schema)
+        self.why_undefined: str | None = None
+        """The reason if the test rows did not determine a metric of the last evaluation."""
         if not is_saved:
             _ = self.data
 
@@ -141,7 +143,9 @@ class ColumnSource:
                 where all items are ranked.
         """
         if self._ranking is not None:
-            return self._rankings.metrics(predict, ranks)
+            metrics = self._rankings.metrics(predict, ranks)
+            self.why_undefined = self._rankings.why_undefined
+            return metrics
         known, quality = self.data.label_range, self.quality()
         for batch in self.data.test_batches():
             part, labels = ranks.part(batch), batch.labels
@@ -154,6 +158,7 @@ class ColumnSource:
             quality.update(predictions, labels)
             if observe is not None:
                 observe(batch, predictions, labels)
+        self.why_undefined = quality.why_undefined()
         return quality.metrics()
 
     @functools.cached_property

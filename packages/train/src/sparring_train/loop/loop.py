@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -212,7 +213,7 @@ class _Run:
             seconds=time.perf_counter() - self._start,
             not_admitted=self._not_admitted(),
             tiers=self._tiers(),
-            extra=self._source.extra() | self._report_path(),
+            extra=self._source.extra() | self._undefined() | self._report_path(),
             skipped=self._skipped(),
             resumed_steps=self._resumed_steps,
             peak_memory_bytes=self._ranks.largest(peak_memory_bytes()),
@@ -306,6 +307,13 @@ class _Run:
                 for name, count in counts.items()
             }
         )
+
+    def _undefined(self) -> dict[str, str]:
+        names = ", ".join(name for name, value in self._metrics.items() if math.isnan(value))
+        if not names or self._source.why_undefined is None:
+            return {}
+        why = f"{names}: {self._source.why_undefined}; choose other test rows with data.split"
+        return {"undefined_metrics": why}
 
     def _report_path(self) -> dict[str, str]:
         path = self._config.report.path

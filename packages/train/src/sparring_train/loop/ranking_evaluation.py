@@ -56,6 +56,8 @@ class RankingEvaluation:
         self._items: ColumnBatch | None = None
         self._seen: tuple[Ids, Jagged] | None = None
         """Users in order, and the items of each."""
+        self.why_undefined: str | None = None
+        """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
     def metrics(self, predict: Predict, ranks: Ranks) -> dict[str, float]:
         """Means over all queries of recall, NDCG, reciprocal rank and hit rate at 10; all ranks call it.
@@ -82,9 +84,15 @@ class RankingEvaluation:
             if found.num_queries:
                 sums += found.num_queries * np.array(means)
         sums = ranks.sum(sums)
+        self.why_undefined = None if sums[4] else self._why_no_queries()
         values = (sums[:4] / sums[4] if sums[4] else np.full(4, np.nan)).tolist()
         names = ("recall", "ndcg", "mrr", "hit_rate")
         return {f"{name}@{_CUTOFF}": value for name, value in zip(names, values, strict=True)}
+
+    def _why_no_queries(self) -> str:
+        if self._ranking.positive is None:
+            return "there is no test row"
+        return f"no test row has a label of at least {self._ranking.positive:g} (model.positive)"
 
     def _queries(self, predict: Predict, ranks: Ranks) -> _Queries:
         """Of this rank, with their vectors."""

@@ -168,6 +168,7 @@ class RunReport:
             steps=result.steps,
             resumed_steps=result.resumed_steps,
             metrics=dict(result.metrics),
+            undefined_metrics=result.extra.get("undefined_metrics", ""),
             best={n: float(each) for n, each in best.items() if isinstance(each, (int, float))},
             rows=dict(result.rows),
             not_admitted=dict(result.not_admitted),

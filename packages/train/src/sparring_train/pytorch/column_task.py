@@ -18,6 +18,7 @@ from sparring_train.built_models import built_model
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
 from sparring_train.pytorch.embedding_tables import embedding_bags
@@ -69,6 +70,7 @@ class ColumnTask:
         self._softmax = None if self._ranking is None else ItemSoftmax(self._ranking, self._ranks)
         own: Callable[[ColumnInputs], Tensor] | None = getattr(self.model, "training_loss", None)
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
+        self._logits = LogitCheck(config.model.kind)
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:
         """This rank's part of a batch as `loss` wants it; all ranks call it."""
@@ -112,6 +114,8 @@ class ColumnTask:
         assert inputs.labels is not None
         labels = inputs.labels.to(found.dtype)
         if self._is_click:
+            if not self._logits.is_decided:
+                self._logits.look_at(found.detach().float().cpu().numpy())
             return binary_cross_entropy_with_logits(
                 found, labels, weight=inputs.weights, reduction="sum"
             )

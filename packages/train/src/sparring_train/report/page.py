@@ -99,7 +99,9 @@ def _metrics(data: RunData) -> str:
         )
         for name, value in data.metrics.items()
     ]
-    return section("Metrics", table(head, lines)) if lines else ""
+    why = data.undefined_metrics
+    remark = f"<p>Undefined: {escape(why)}.</p>" if why else ""
+    return section("Metrics", table(head, lines) + remark) if lines else ""
 
 
 def _slices(data: RunData) -> str:

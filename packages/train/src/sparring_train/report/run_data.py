@@ -110,6 +110,8 @@ class RunData(_Part):
     steps: int
     resumed_steps: int = 0
     metrics: dict[str, Number] = {}
+    undefined_metrics: str = ""
+    """Names of metrics that the test rows do not determine, and the reason."""
     best: dict[str, Number] = {}
     """Name of a metric → the best value that can be reached, where that is known."""
     rows: dict[str, int] = {}

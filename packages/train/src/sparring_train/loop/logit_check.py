@@ -1,0 +1,59 @@
+"""`LogitCheck`: notices a model that returns probabilities where its loss expects logits."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy.typing as npt
+
+__all__ = ["LogitCheck"]
+
+_log = logging.getLogger(__name__)
+
+_MIN_EXAMPLES = 8
+_MAX_BATCHES = 20
+_FRESH_SIGMOID = (0.35, 0.65)
+"""Range of the mean of probabilities that an untrained model with a sigmoid returns."""
+
+
+class LogitCheck:
+    """Looks at the outputs of the first batches, until it is clear whether they are probabilities.
+
+    Outputs outside [0, 1] are logits. Outputs within are probabilities if their mean is close to 1/2 in
+    the first batch, or if they are still within after some batches: untrained logits may all be slightly
+    positive.
+
+    Args:
+        kind: name of the model's kind, for the message.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._num_batches = 0
+        self.is_decided = False
+
+    def look_at(self, outputs: npt.NDArray[Any]) -> None:
+        """Logs a warning if the model returns probabilities.
+
+        Args:
+            outputs: those of the model for a batch, of shape ``(b,)``.
+        """
+        if len(outputs) < _MIN_EXAMPLES:
+            return
+        least, largest, mean = float(outputs.min()), float(outputs.max()), float(outputs.mean())
+        if least < 0 or largest > 1:
+            self.is_decided = True
+            return
+        self._num_batches += 1
+        is_fresh = self._num_batches == 1 and _FRESH_SIGMOID[0] <= mean <= _FRESH_SIGMOID[1]
+        if is_fresh or self._num_batches == _MAX_BATCHES:
+            self.is_decided = True
+            _log.warning(
+                "model.kind: %s returned numbers from %.4g to %.4g, which look like probabilities; its "
+                "loss expects logits and applies the sigmoid itself. Remove the sigmoid from the model's "
+                "last layer, or it trains worse",
+                self._kind,
+                least,
+                largest,
+            )
