@@ -26,7 +26,7 @@ from sparring.adapter import (
     make_plugin_manager,
     plan_of_job,
 )
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.cut_tensors import cut_as
 from sparring_torch.fully_sharded import FullySharded, check_shardable
 from sparring_torch.gradient_average import RankAveraging, broadcast
@@ -157,6 +157,19 @@ class DistributedModelParallel(nn.Module):
         self.container.quiesce()
         broadcast(module, collective)
         self._averaging = RankAveraging(module, collective, self.container.quiesce)
+
+    def __getstate__(self) -> dict[str, Any]:
+        num_ranks = self.container.collective.world_size
+        if num_ranks > 1:
+            raise UnsupportedError(
+                f"copy or pickle of DistributedModelParallel: found a model on {num_ranks} ranks, and "
+                "only a model on one rank can be copied whole; save model.state_dict(), with the rows by container.save(url)"
+            )
+        return {name: value for name, value in vars(self).items() if name != "container"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.container = agents_of(self.module)[0].container
 
     @property
     def module(self) -> nn.Module:

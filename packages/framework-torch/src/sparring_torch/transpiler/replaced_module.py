@@ -52,7 +52,7 @@ class ReplacedModule:
         self._weights = [(each, type(each)) for each in kind.weights(module)]
         for each, its_class in self._weights:
             if its_class is nn.Parameter:
-                each.__class__ = type("TakenWeight", (_TakenWeight,), {"why": self.why_no_weight})
+                _take(each, self.why_no_weight)
 
     def give_back(self, weights: Sequence[Tensor]) -> None:
         """Puts trained weights into the module."""
@@ -72,7 +72,21 @@ class _TakenWeight(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            copied = nn.Parameter(self.data.clone(), self.requires_grad)
-        memo[id(self)] = copied
-        copied.__class__ = type(self)
+            copied = memo[id(self)] = _taken(self.data.clone(), self.requires_grad, self.why)
         return copied
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _taken, (self.data, self.requires_grad, self.why)
+
+
+def _take(weight: nn.Parameter, why: str) -> None:
+    """Makes a parameter raise wherever it is used."""
+    weight.__class__ = type("TakenWeight", (_TakenWeight,), {"why": why})
+
+
+def _taken(data: Tensor, requires_grad: bool, why: str) -> nn.Parameter:
+    """Such a parameter in a copy or a pickle."""
+    weight = nn.Parameter(data, requires_grad)
+    _take(weight, why)
+    return weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,12 +115,18 @@ class _OfTorch(Kind):
         made.num_embeddings = module.num_embeddings
         made.train(module.training)
         made.requires_grad_(weight.requires_grad)
-        made.register_forward_pre_hook(_range_check(table, module.num_embeddings), with_kwargs=True)
+        made.register_forward_pre_hook(_RangeCheck(table, module.num_embeddings), with_kwargs=True)
         return made
 
 
-def _range_check(table: str, count: int) -> Callable[..., None]:
-    def check(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+class _RangeCheck:
+    """Forward pre-hook that rejects ids which the replaced module did not have; can be pickled."""
+
+    def __init__(self, table: str, count: int) -> None:
+        self._table, self._count = table, count
+
+    def __call__(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        table, count = self._table, self._count
         if torch.compiler.is_compiling():
             return
         ids = tensor_of(given[0] if given else named["input"], f"ids of table {table!r}")
@@ -135,8 +141,6 @@ def _range_check(table: str, count: int) -> Callable[..., None]:
                 table=table,
             )
             module.agent.refuse(error, is_training=module.is_training)
-
-    return check
 
 
 _EMBEDDING, _EMBEDDING_BAG = _OfTorch(nn.Embedding), _OfTorch(nn.EmbeddingBag)
