@@ -163,7 +163,8 @@ class DistributedModelParallel(nn.Module):
         if num_ranks > 1:
             raise UnsupportedError(
                 f"copy or pickle of DistributedModelParallel: found a model on {num_ranks} ranks, and "
-                "only a model on one rank can be copied whole; save model.state_dict(), with the rows by container.save(url)"
+                "only a model on one rank can be copied whole; save model.state_dict(), with the "
+                "rows by container.save(url)"
             )
         return {name: value for name, value in vars(self).items() if name != "container"}
 
