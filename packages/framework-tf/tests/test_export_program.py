@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if not sparring_packed.library_path().exists():
 import keras
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_testing.exported_program import Ask, check_run_without_python
+from sparring_testing.exported_program import Ask, check_run_without_python, damaged_files
 from sparring_tf import (
     Embedding,
     EmbeddingBag,
@@ -192,6 +193,23 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
     description.write_text(description.read_text().replace("tensorflow 2", "torch 2"))
     with pytest.raises(InvalidArgumentError, match="has a program of torch, and tensorflow was to"):
         load_program(copied, exported.served)
+
+
+def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
+    """By Python, which has to check before it loads a library, and by the C function."""
+    library = reading_library()
+    copied = tmp_path / exported.bundle.name
+    shutil.copytree(exported.bundle, copied)
+    names = set()
+    for path in damaged_files(copied):
+        names.add(str(path.relative_to(copied)))
+        with pytest.raises(ProgramError, match=re.escape(f"{path} is ")):
+            library.bind(copied, str(exported.served))
+        with pytest.raises(InvalidArgumentError):
+            load_program(copied, exported.served)
+    assert names >= {"saved_model/saved_model.pb", "signature.txt", "files.txt", "bundle.json"}
+    library.bind(copied, str(exported.served))
+    library.release(copied)
 
 
 def test_models_that_cannot_be_exported_are_refused(exported: Exported, tmp_path: Path) -> None:

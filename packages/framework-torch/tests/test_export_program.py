@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sparring.adapter.programs import write_file_list
 from sparring.errors import InvalidArgumentError
-from sparring_testing.exported_program import Ask, check_run_without_python
+from sparring_testing.exported_program import Ask, check_run_without_python, damaged_files
 from sparring_torch import (
     Embedding,
     EmbeddingBag,
@@ -163,6 +165,7 @@ def bound_exactly(exported: Exported, folder: Path) -> Path:
     shutil.copytree(exported.bundle, copied)
     binding = (copied / "binding.txt").read_text().replace("follow:", "exact:", 1)
     (copied / "binding.txt").write_text(binding)
+    write_file_list(copied)
     return copied
 
 
@@ -215,6 +218,32 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
     (copied / "bundle.json").write_text(json.dumps(description))
     with pytest.raises(InvalidArgumentError, match="has the format 'sparring-program/9'"):
         load_program(copied, exported.served)
+
+
+def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
+    """By Python, which has to check before it loads a library, and by the C function."""
+    library = load_library()
+    copied = tmp_path / exported.bundle.name
+    shutil.copytree(exported.bundle, copied)
+    served = str(exported.served)
+    names = set()
+    for path in damaged_files(copied):
+        names.add(str(path.relative_to(copied)))
+        with pytest.raises(ProgramError, match=re.escape(f"{path} is ")):
+            library.bind(copied, served)
+        with pytest.raises(InvalidArgumentError):
+            load_program(copied, served)
+    assert names >= {
+        "bundle.json",
+        "binding.txt",
+        "files.txt",
+        "program.pt2",
+        "lib/libsparring_program.so",
+        "lib/libsparring_packed.so",
+        "include/sparring_program.h",
+    }
+    library.bind(copied, served)
+    library.release(copied)
 
 
 def test_tables_of_another_model_are_refused(exported: Exported, tmp_path: Path) -> None:

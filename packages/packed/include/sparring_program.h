@@ -6,6 +6,8 @@
  * A bundle is the folder that export_program of a framework's adapter wrote:
  *
  *   bundle.json                what it was made of, for people and for Python
+ *   files.txt                  a line "sparring-program-files/1 HASH" of the lines below it, then a line
+ *                              "HASH name" of each other file; hashes are XXH3-64
  *   binding.txt                a line of the handle, then a line "dim name" of each table
  *   program.pt2, saved_model/  PyTorch's AOTInductor package, or TensorFlow's SavedModel
  *   lib/libsparring_program.so the operators of the program
@@ -38,7 +40,9 @@
 extern "C" {
 #endif
 
-/* Opens `served`, a serving snapshot or a folder of them, for the program of `bundle`.
+/* Compares every file of `bundle` with its hash, and opens `served`, a serving snapshot or a folder of
+ * them, for the program of it. Load the program afterwards: then no damaged file runs, except for the
+ * libraries in lib/, which the system loads before it calls this.
  * Once more for the same program: takes it in place of the one before. */
 SPARRING_PACKED_API int32_t sparring_program_bind(const char* bundle, const char* served);
 

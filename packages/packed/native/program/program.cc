@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -13,6 +12,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "program/bundle.h"
 
 namespace sparring::program {
 namespace {
@@ -66,34 +67,6 @@ void check(SparringStatus status, Arguments& arguments) {
   const std::string message = found == nullptr ? "a call of sparring-packed failed" : found;
   if (arguments.call.error.release != nullptr) arguments.call.error.release(&arguments.call.error);
   throw std::runtime_error(message);
-}
-
-// What an export wrote for the program of a bundle.
-struct Binding {
-  std::string handle;
-  std::vector<std::pair<std::string, int64_t>> dims;
-
-  bool is_exact() const { return handle.rfind("exact:", 0) == 0; }
-  std::string hash() const {
-    const size_t begin = handle.find(':') + 1;
-    return handle.substr(begin, handle.find(':', begin) - begin);
-  }
-};
-
-Binding binding_of(const std::string& bundle) {
-  std::ifstream file(bundle + "/binding.txt");
-  Binding found;
-  if (!file || !std::getline(file, found.handle) || found.handle.find(':') == std::string::npos) {
-    throw std::runtime_error("no bundle of a program at " + bundle +
-                             ": expected the folder that export_program wrote, with binding.txt");
-  }
-  std::string line;
-  while (std::getline(file, line)) {
-    const size_t blank = line.find(' ');
-    if (blank == std::string::npos) throw std::runtime_error(bundle + "/binding.txt is damaged");
-    found.dims.emplace_back(line.substr(blank + 1), std::stoll(line.substr(0, blank)));
-  }
-  return found;
 }
 
 struct Registry {
@@ -209,6 +182,7 @@ using sparring::program::Tables;
 
 int32_t sparring_program_bind(const char* bundle, const char* served) {
   return sparring::program::guarded([&] {
+    sparring::program::check_files(bundle);
     const Binding binding = sparring::program::binding_of(bundle);
     auto tables = std::make_shared<Tables>(served);
     const std::string found = tables->version().hash;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "check.h"
 #include "format/hash.h"
 #include "format/xxh3.h"
+#include "sparring/hash_string.h"
 #include "sparring_packed.h"
 #include "sparring_program.h"
 #include "thread_executor.h"
@@ -275,12 +277,58 @@ void ids_that_were_chosen_to_collide_are_packed() {
   CHECK(message_of(pack).find("given twice") != std::string::npos);
 }
 
+std::string hex_hash(const std::string& content) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx",
+                static_cast<unsigned long long>(
+                    sparring::hash_string(content.data(), content.size())));
+  return digits;
+}
+
 // A folder with the binding of a program to a serving snapshot.
 std::string bundle_of(const Served& served, const std::string& handle, int dim) {
   const std::string folder = served.path() + "/" + handle.substr(0, handle.find(':'));
   mkdir(folder.c_str(), 0700);
-  std::ofstream(folder + "/binding.txt") << handle << "\n" << dim << " item\n";
+  const std::string binding = handle + "\n" + std::to_string(dim) + " item\n";
+  std::ofstream(folder + "/binding.txt") << binding;
+  const std::string list = hex_hash(binding) + " binding.txt\n" + hex_hash("") + " empty\n";
+  std::ofstream(folder + "/empty") << "";
+  std::ofstream(folder + "/files.txt")
+      << "sparring-program-files/1 " << hex_hash(list) << "\n" << list;
   return folder;
+}
+
+void damaged_bundles_are_rejected() {
+  Served served, bundles;
+  const std::string hash = served.write(1, kNumRows, "");
+  const std::string bundle = bundle_of(bundles, "follow:" + hash + ":damaged", kDim);
+  const char* const path = served.path().c_str();
+  CHECK(sparring_program_bind(bundle.c_str(), path) == 0);
+  CHECK(sparring_program_release(bundle.c_str()) == 0);
+  for (const std::string name : {"binding.txt", "files.txt", "empty"}) {
+    const std::string file = bundle + "/" + name;
+    std::ifstream from(file, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(from), {}};
+    for (size_t place = 0; place < content.size(); ++place) {
+      std::string damaged = content;
+      damaged[place] = static_cast<char>(damaged[place] ^ 1);
+      std::ofstream(file, std::ios::binary) << damaged;
+      CHECK(sparring_program_bind(bundle.c_str(), path) == 1);
+      CHECK(std::string(sparring_program_error()).find("export the program again") !=
+            std::string::npos);
+    }
+    for (const std::string& other : {content.substr(0, content.size() / 2), content + "\n"}) {
+      if (other == content) continue;
+      std::ofstream(file, std::ios::binary) << other;
+      CHECK(sparring_program_bind(bundle.c_str(), path) == 1);
+    }
+    std::remove(file.c_str());
+    CHECK(sparring_program_bind(bundle.c_str(), path) == 1);
+    CHECK(std::string(sparring_program_error()).find(name + " is missing") != std::string::npos);
+    std::ofstream(file, std::ios::binary) << content;
+  }
+  CHECK(sparring_program_bind(bundle.c_str(), path) == 0);
+  CHECK(sparring_program_release(bundle.c_str()) == 0);
 }
 
 void programs_read_what_they_are_bound_to_while_it_is_refreshed() {
@@ -355,6 +403,7 @@ int main() {
       {"ids of some partitions are spread over all buckets",
        ids_of_some_partitions_are_spread_over_all_buckets},
       {"ids that were chosen to collide are packed", ids_that_were_chosen_to_collide_are_packed},
+      {"damaged bundles are rejected", damaged_bundles_are_rejected},
       {"programs read what they are bound to while it is refreshed",
        programs_read_what_they_are_bound_to_while_it_is_refreshed},
   });

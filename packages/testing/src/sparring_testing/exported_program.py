@@ -1,16 +1,34 @@
-"""The run of an exported program without Python, as the examples of adapters do it: line by line."""
+"""Checks of exported programs: their run without Python, as the examples do it, and damaged files."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["Ask", "check_run_without_python"]
+__all__ = ["Ask", "check_run_without_python", "damaged_files"]
 
 Ask = Callable[[str], str]
 """Writes a line to the program, and returns the line that it answers."""
+
+
+def damaged_files(bundle: Path) -> Iterator[Path]:
+    """Damages one file of a bundle after the other: a bit, the end, the whole file.
+
+    Args:
+        bundle: a copy; each file is as before when the next one is damaged.
+    """
+    for path in sorted(each for each in bundle.rglob("*") if each.is_file()):
+        content = path.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for damaged in (bytes(flipped), content[:-1], None):
+            path.unlink()  # a library may be mapped
+            if damaged is not None:
+                path.write_bytes(damaged)
+            yield path
+        path.write_bytes(content)
 
 
 def check_run_without_python(

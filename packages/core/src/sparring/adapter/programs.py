@@ -32,9 +32,11 @@ __all__ = [
     "program_binding",
 ]
 
-_FORMAT = "sparring-program/1"
+_FORMAT = "sparring-program/2"
 _BINDING = "binding.txt"
 _DESCRIPTION = "bundle.json"
+_FILES = "files.txt"
+_FILES_FORMAT = "sparring-program-files/1"
 _HEADERS = ("sparring_program.h", "sparring_packed.h", "sparring/storage_abi.h")
 
 
@@ -232,9 +234,9 @@ def new_bundle(
             "handle": binding.handle,
             "served": {"hash": binding.digest, "follow": binding.follow},
             "tables": binding.dims,
-            "files": _file_hashes(made),
         }
         (made / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+        write_file_list(made)
         made.chmod(0o755)
         made.rename(folder)
     except BaseException:
@@ -254,10 +256,7 @@ def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
     """
     try:
         description: dict[str, Any] = json.loads((folder / _DESCRIPTION).read_bytes())
-        found, files = description["format"], description["files"]
-        made_by = description["framework"].split()[0]
-        if not isinstance(files, dict):
-            raise TypeError("files is no mapping")
+        found, made_by = description["format"], description["framework"].split()[0]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidArgumentError(
             f"no bundle of a program at {folder} ({type(error).__name__}: {error}); name the folder that "
@@ -273,20 +272,52 @@ def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
             f"the bundle {folder} has a program of {made_by}, and {framework} was to load it; "
             f"name a bundle of {framework}"
         )
-    present = _file_hashes(folder)
-    for name, digest in files.items():
-        if present.get(name) != digest:
-            raise InvalidArgumentError(
-                f"{folder / name} is {'damaged' if name in present else 'missing'}; copy the bundle "
-                "again, or export the program again"
-            )
+    _check_files(folder)
     return description
 
 
-def _file_hashes(folder: Path) -> dict[str, str]:
-    """File → xxh3-128 of its bytes, of all files of a bundle but its description."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / _DESCRIPTION:
-            found[str(path.relative_to(folder))] = xxhash.xxh3_128_hexdigest(path.read_bytes())
-    return found
+def write_file_list(folder: Path) -> None:
+    """Writes the hash of each file of a bundle, as ``sparring_program.h`` describes it."""
+    paths = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != _FILES)
+    lines = "".join(
+        f"{xxhash.xxh3_64_hexdigest(each.read_bytes())} {each.relative_to(folder)}\n"
+        for each in paths
+    )
+    (folder / _FILES).write_text(
+        f"{_FILES_FORMAT} {xxhash.xxh3_64_hexdigest(lines.encode())}\n{lines}"
+    )
+
+
+def _check_files(folder: Path) -> None:
+    """Compares the files of a bundle with their hashes, before a library in it is loaded.
+
+    `sparring_program_bind` does the same for programs without Python.
+
+    Raises:
+        InvalidArgumentError: a file is damaged or missing.
+    """
+
+    content = _checked(folder / _FILES, None)
+    for line in content.decode().splitlines()[1:]:
+        digest, _, name = line.partition(" ")
+        _checked(folder / name, digest)
+
+
+def _checked(path: Path, digest: str | None) -> bytes:
+    """The bytes of a file, after a comparison with their hash; None: of the list itself, by its header."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        why = "missing or cannot be read"
+    else:
+        if digest is None:
+            header, _, lines = content.partition(b"\n")
+            is_whole = header == f"{_FILES_FORMAT} {xxhash.xxh3_64_hexdigest(lines)}".encode()
+        else:
+            is_whole = xxhash.xxh3_64_hexdigest(content) == digest
+        if is_whole:
+            return content
+        why = "damaged"
+    raise InvalidArgumentError(
+        f"{path} is {why}; copy the bundle again, or export the program again"
+    )
