@@ -304,7 +304,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _checked(path: Path, digest: str | None) -> bytes:
-    """The bytes of a file, after a comparison with their hash; None: of the list itself, by its header."""
+    """The bytes of a file whose hash is `digest`; None: the list, whose header has its hash."""
     try:
         content = path.read_bytes()
     except OSError:
