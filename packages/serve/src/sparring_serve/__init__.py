@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_serve.client.answer import Answer, AnsweredVersion, RowStatus
-    from sparring_serve.client.failures import AccessError, ReplicasFailedError, StaleRowsError
+    from sparring_serve.client.failures import (
+        AccessError,
+        ReplicasFailedError,
+        ShardRestartedError,
+        StaleRowsError,
+    )
     from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
     from sparring_serve.client.recommending import Recommendations
     from sparring_serve.config import (
@@ -68,6 +73,7 @@ __all__ = [
     "ServingMetrics",
     "ServingTables",
     "ShardReplicas",
+    "ShardRestartedError",
     "StaleRowsError",
     "TlsFiles",
     "VersionGoneError",
@@ -101,6 +107,7 @@ _HOMES = {
     "ServingMetrics": "metrics",
     "ServingTables": "tables",
     "ShardReplicas": "shard_ranges",
+    "ShardRestartedError": "client.failures",
     "StaleRowsError": "client.failures",
     "TableDeclaration": "parameters.declaration",
     "TablePush": "parameters.pushing",

@@ -159,6 +159,7 @@ class LookupService:
                 age,
                 self.tables.versions()[0].hash,
                 looked.failure,
+                self.parameters.incarnation,
             )
             found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
             return encode(answer), found

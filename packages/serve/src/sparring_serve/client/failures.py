@@ -12,6 +12,7 @@ from sparring_serve.tables import VersionGoneError
 __all__ = [
     "AccessError",
     "ReplicasFailedError",
+    "ShardRestartedError",
     "StaleRowsError",
     "failure_of_replicas",
     "is_of_replica",
@@ -25,6 +26,18 @@ class ReplicasFailedError(StorageIOError):
 
 class AccessError(SparringError):
     """A server knows no such token, or its role may not do this: give the right token_file."""
+
+
+class ShardRestartedError(SparringError):
+    """A shard that learns restarted without all pushes that it had acknowledged to this client.
+
+    It is raised once per restart, by the first push or flush that reaches the shard. That call itself
+    was done by all shards; do not repeat it. `ParameterClient.load` a snapshot and continue from its
+    step, or continue, and accept the loss with ``save(accept_loss=True)``.
+
+    `shards` has the numbers of the shards, from 0. `lost` has for each of them the numbers of this
+    client's acknowledged pushes that it does not have; pushes of other clients may be lost, too.
+    """
 
 
 class StaleRowsError(SparringError):

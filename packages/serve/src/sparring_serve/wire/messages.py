@@ -110,6 +110,7 @@ class PullAnswer:
     age_seconds: float = real(3)
     newest: str = text(4)
     failure: str = text(5)
+    incarnation: int = number(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ class ParametersMessage:
     tables: tuple[TableMethod, ...] = many(1, TableMethod)
     non_finite_gradients: str = text(2)
     save_seconds: float = real(3)
+    incarnation: int = number(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +247,15 @@ class PushRequest:
     client: str = text(2)
     sequence: int = number(3)
     wait: int = number(4)
+    incarnation: int = number(5)
 
 
 @dataclass(frozen=True, slots=True)
 class PushAnswer:
     was_known: bool = flag(1)
     step: int = number(2)
+    incarnation: int = number(3)
+    known_at_start: int = number(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +270,15 @@ class FlushAnswer:
     failure: int = number(2)
     push: int = number(3)
     why: str = text(4)
+    incarnation: int = number(5)
+    known_at_start: int = number(6)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
     url: str = text(1)
     tables: tuple[str, ...] = texts(2)
+    accepts_loss: bool = flag(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +298,7 @@ class PartRequest:
     step: int = number(6)
     hash: str = text(7)
     tables: tuple[str, ...] = texts(8)
+    accepts_loss: bool = flag(9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +306,4 @@ class PartAnswer:
     step: int = number(1)
     rows: tuple[TableMessage, ...] = many(2, TableMessage)
     hash: str = text(3)
+    incarnation: int = number(4)
