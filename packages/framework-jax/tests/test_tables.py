@@ -96,6 +96,7 @@ def test_sizes_are_rounded_up_and_never_shrink(size: int, padded: int) -> None:
         ({"films": [1]}, "no feature 'films'; there are user, item, history"),
         ({"user": [1.5]}, "feature 'user' must be int64, found dtype float64"),
         ({"user": np.array([1], np.uint64)}, "must be int64, found dtype uint64"),
+        ({"user": ["a"]}, r"found dtype <U1; .*sparring\.hash_strings\("),
         ({"user": ([1, 2], [1])}, "add up to 1, and there are 2 ids"),
         ({"user": ([1, 2], [3, -1])}, "from 0 for each bag, found -1"),
         ({"user": ([[1, 2]], [2])}, "one-dimensional, found shape"),

@@ -238,7 +238,7 @@ def test_a_layer_is_made_again_from_its_config() -> None:
     ("inputs", "message"),
     [
         (np.array([1.0, 2.0], np.float32), "int64, found dtype float32"),
-        (np.array(["a"]), "int64, found dtype string"),
+        (np.array(["a"]), r"int64, found dtype string; .*sparring\.hash_strings\("),
         (np.array([True]), "int64, found dtype bool"),
     ],
 )

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring import hash_strings
+from sparring import TableConfig, hash_strings, open_storage
 from sparring.errors import InvalidArgumentError
 
 VECTORS = {
@@ -80,3 +80,13 @@ def test_what_is_no_string_is_refused_by_its_place() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             hash_strings(strings)
+
+
+@pytest.mark.parametrize(
+    "keys", [["a"], np.array(["a"]), np.array([b"a"]), np.array(["a"], object)]
+)
+def test_strings_as_keys_are_rejected_with_this_function(keys: Any) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"convert strings with sparring\.hash_strings\("
+    ):
+        open_storage("memory", TableConfig("t", 2)).find(keys)

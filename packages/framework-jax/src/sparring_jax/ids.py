@@ -38,9 +38,11 @@ def whole_ids(given: Any, what: str) -> Ids:
     if not array.size and not isinstance(given, (np.ndarray, jax.Array)):
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        fix = "give numpy.asarray(ids, numpy.int64) of whole numbers"
+        if array.dtype.kind in "SUO":
+            fix = "convert strings with sparring.hash_strings(strings), as `sparring serve` does"
         raise InvalidArgumentError(
-            f"ids of {what} must be int64, found dtype {array.dtype}; give numpy.asarray(ids, "
-            "numpy.int64) of whole numbers",
+            f"ids of {what} must be int64, found dtype {array.dtype}; {fix}",
             dtype=str(array.dtype),
         )
     return np.ascontiguousarray(array, np.int64)

@@ -80,9 +80,14 @@ def whole_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
 
 
 def _refused(dtype: str, what: str) -> InvalidArgumentError:
+    fix = "feed int64, and declare such an input as keras.Input(…, dtype='int64')"
+    if dtype == "string":
+        fix = (
+            "convert the strings before they become tensors, with sparring.hash_strings(strings), as "
+            f"`sparring serve` and its clients do; {fix}"
+        )
     return InvalidArgumentError(
-        f"ids of {what} must be int64, found dtype {dtype}; feed int64, and declare such an "
-        "input as keras.Input(…, dtype='int64')",
+        f"ids of {what} must be int64, found dtype {dtype}; {fix}",
         dtype=dtype,
     )
 

@@ -52,9 +52,9 @@ class Optimizer(torch.optim.Optimizer):
     stores both. Several ``backward()`` before one ``step()`` add up. Learning-rate schedulers see
     the native optimizer's `param_groups`.
 
-    `torch.optim.Adam`, AdamW, Adagrad, SGD and RMSprop are known: an update method that gives the same
-    rows but for rounding takes their steps, without gathering rows. The shadow of rows is
-    taken, as for all others, by subclasses; with amsgrad, maximize, dampening, centered, RMSprop's
+    `torch.optim.Adam`, AdamW, SparseAdam, Adagrad, SGD and RMSprop are known: an update method that
+    gives the same rows but for rounding takes their steps, without gathering rows. The shadow of rows
+    is taken, as for all others, by subclasses; with amsgrad, maximize, dampening, centered, RMSprop's
     momentum, capturable or differentiable; where a table has an admission filter and the
     optimizer counts steps; in steps with a closure or with hooks. `routes` says
     which it is. ``fused=True`` and ``foreach=True`` are accepted, and change nothing.
@@ -65,7 +65,9 @@ class Optimizer(torch.optim.Optimizer):
           row.
         - The state of a new row is what a step with a zero gradient leaves: zeros for Adam,
           `initial_accumulator_value` for Adagrad.
-        - `step` uses gradients up; it does not wait for `zero_grad` to forget them.
+        - `step` uses gradients up, and does not keep them for the next step, to which torch would add
+          them: a step with new gradients raises if no `zero_grad` was called since the step before. That
+          of the model, of this optimizer or of one that was given ``model.parameters()`` counts.
         - Rows are no parameters: the `weight_decay` of other optimizers does not reach them. Clipping
           by the norm, `torch.amp.GradScaler` and `requires_grad_` do, through a parameter
           without elements in each module with tables (`clip_grad_norm_`).
@@ -178,6 +180,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
             CapacityError: a storage is full and may not evict.
+            InvalidArgumentError: gradients came after the last step without `zero_grad` in between.
         """
         # What torch puts around `step` takes as long as the update of a small batch.
         if self._has_step_hooks() or torch.autograd.profiler._is_profiler_enabled:

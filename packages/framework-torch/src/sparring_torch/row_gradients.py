@@ -86,7 +86,7 @@ class Anchor(_Norm):
         if self.gradients is None:
             return None
         if not self.gradients.are_waiting:
-            if sys._getframe(1).f_code is _ZERO_GRAD:
+            if sys._getframe(1).f_code in _ZERO_GRAD:
                 self.gradients.drop(())
             return None
         reader = _reader()
@@ -334,6 +334,9 @@ def _check_clipping(reader: FrameType) -> None:
         )
 
 
-_ZERO_GRAD = inspect.unwrap(nn.Module.zero_grad).__code__
+# Also of an optimizer of ordinary parameters that was given `model.parameters()`.
+_ZERO_GRAD = {
+    inspect.unwrap(each.zero_grad).__code__ for each in (nn.Module, torch.optim.Optimizer)
+}
 _CLIP_BY_VALUE = inspect.unwrap(torch.nn.utils.clip_grad_value_).__code__
 _CLIP_BY_NORM = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__

@@ -126,9 +126,11 @@ def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
             shape=array.shape,
         )
     if array.dtype.kind not in "iu":
+        fix = "convert them, and make sure that no fraction is lost"
+        if array.dtype.kind in "SUO":
+            fix = "convert strings with sparring.hash_strings(strings)"
         raise InvalidArgumentError(
-            f"keys of table {table!r} must be int64, found dtype {array.dtype}; convert them, "
-            "and make sure that no fraction is lost",
+            f"keys of table {table!r} must be int64, found dtype {array.dtype}; {fix}",
             table=table,
             dtype=str(array.dtype),
         )
