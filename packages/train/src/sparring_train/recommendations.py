@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_train.column_names import ITEMS, USERS, first_named
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.item_index import Index, UsedIndex, chooses_faiss
+from sparring_train.known_columns import KnownColumns, known_columns
 from sparring_train.loop.item_catalogue import ItemCatalogue
 
 __all__ = ["Given", "Recommended", "Sides", "recommended", "seen_items", "sides_of"]
@@ -52,6 +54,7 @@ def sides_of(config: RunConfig, item: str | None) -> Sides:
         InvalidArgumentError: the model does not know, or has no such feature.
     """
     schema, model = config.data.columns, cast(Any, config.model)
+    names = [feature.name for feature in schema.features]
     user: str | None = getattr(model, "user", None)
     known: str | None = getattr(model, "item", None)
     if model.loss == "ranking":
@@ -62,8 +65,7 @@ def sides_of(config: RunConfig, item: str | None) -> Sides:
                 f"--item {item}: a model of kind {model.kind} ranks the items of {known}; leave --item "
                 "out"
             )
-    chosen = item or known
-    names = [feature.name for feature in schema.features]
+    chosen = item or known or first_named(names, ITEMS)
     if chosen is None:
         raise InvalidArgumentError(
             f"model.kind: {model.kind} does not say which feature has the items; give one by --item, of "
@@ -71,8 +73,8 @@ def sides_of(config: RunConfig, item: str | None) -> Sides:
         )
     if chosen not in names:
         raise InvalidArgumentError(f"--item {chosen}: the features are {', '.join(names)}")
-    if user is None and "user" in names:
-        user = "user"
+    if user is None:
+        user = first_named((name for name in names if name != chosen), USERS)
     return Sides(user, chosen)
 
 
@@ -84,6 +86,8 @@ class Recommended:
     scores: npt.NDArray[np.floating]
     index: UsedIndex
     """The index that compared them."""
+    empty: tuple[str, ...] = ()
+    """Features and numbers that were left empty, or 0, because nothing determines them."""
 
 
 def recommended(
@@ -107,8 +111,8 @@ def recommended(
         index: what compares them.
 
     Raises:
-        InvalidArgumentError: the model needs an id of a feature that is not given.
-        DataError: items have further features, and the training examples cannot be read.
+        InvalidArgumentError: the model needs ids of features that are not given.
+        DataError: there are further features, and the training rows cannot be read.
         UnsupportedError: Faiss is asked for, and is not installed, or the model has no vectors.
     """
     schema = config.data.columns
@@ -118,9 +122,7 @@ def recommended(
                 f"--index faiss: a model of kind {config.model.kind} scores pairs and has no vectors "
                 "of items; choose --index exact"
             )
-        blocks = _blocks(_one_each(schema, sides.item, items))
-        scores = [model.predict(_examples(schema, given, block)) for block in blocks]
-        return _best(items, scores, k)
+        return _best_of_pairs(model, schema, sides, given, items, k)
     uses_faiss = chooses_faiss(index)
     of_items = _one_each(schema, sides.item, items)
     names = cast(Any, config.model).ranking(schema).item
@@ -139,6 +141,57 @@ def recommended(
     found = FaissIndex([(keys, np.concatenate(list(vectors)))]).top_k(query[None], k)
     count = int(found.counts[0])
     return Recommended(found.keys[0, :count], found.scores[0, :count], "faiss")
+
+
+def _best_of_pairs(
+    model: OpenedModel, schema: Schema, sides: Sides, given: Given, items: Ids, k: int
+) -> Recommended:
+    """The best items by predictions, with the columns that training rows have of user and items."""
+    names = [*(feature.name for feature in schema.features), *schema.numbers]
+    asked = {sides.item, sides.user, *given.ids, *given.numbers}
+    of_items = _one_each(schema, sides.item, items)
+    if others := [name for name in names if name not in asked]:
+        user = given.ids.get(sides.user or "", np.empty(0, np.int64))
+        user_id = int(user[0]) if len(user) else None
+        batches = model.source.data.batches(0)
+        known = known_columns(batches, schema, sides.item, sides.user, user_id)
+        is_wanted = np.isin(known.items.ids[sides.item].ids, items)
+        of_items = _with_columns(known.items.take(is_wanted), known, others, sides.item, schema)
+        given = _with_user(given, known, others, schema)
+        others = [name for name in others if name not in known.of_item]
+    empty = tuple(each for each in others if each not in given.ids and each not in given.numbers)
+    keys = of_items.ids[sides.item].ids
+    scores = [model.predict(_examples(schema, given, block)) for block in _blocks(of_items)]
+    return replace(_best(keys, scores, k), empty=empty)
+
+
+def _with_columns(
+    items: ColumnBatch, known: KnownColumns, others: Sequence[str], item: str, schema: Schema
+) -> ColumnBatch:
+    """Items with those of the other columns that belong to items; NaN stands for other numbers."""
+    wanted = [name for name in others if name in known.of_item]
+    keys = items.ids[item].ids
+    ids = dict(_one_each(schema, item, keys).ids)
+    ids |= {name: items.ids[name] for name in wanted if name in items.ids}
+    numbers = np.full((len(keys), len(schema.numbers)), np.nan, np.float32)
+    for place, name in enumerate(schema.numbers):
+        if name in wanted:
+            numbers[:, place] = items.numbers[:, place]
+    return ColumnBatch(ids, numbers)
+
+
+def _with_user(given: Given, known: KnownColumns, others: Sequence[str], schema: Schema) -> Given:
+    """Adds the columns of the user's last row."""
+    if known.user is None:
+        return given
+    wanted = [name for name in others if name in known.of_user]
+    ids = {name: known.user.ids[name].ids for name in wanted if name in known.user.ids}
+    numbers = {
+        name: float(known.user.numbers[0, place])
+        for place, name in enumerate(schema.numbers)
+        if name in wanted
+    }
+    return Given({**ids, **given.ids}, {**numbers, **given.numbers})
 
 
 def seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
@@ -186,20 +239,29 @@ def _blocks(items: ColumnBatch) -> Iterator[ColumnBatch]:
 
 
 def _examples(schema: Schema, given: Given, items: ColumnBatch) -> ColumnBatch:
-    """One example for each item."""
+    """One example for each item.
+
+    Raises:
+        InvalidArgumentError: with all features that the model needs and that are not given.
+    """
     count = len(items)
     ids = dict(items.ids)
+    missing = []
     for feature in schema.features:
         if feature.name in ids:
             continue
         own = given.ids.get(feature.name, np.empty(0, np.int64))
         if len(own) != 1 and not feature.is_list and (len(own) or not feature.may_be_missing):
-            raise InvalidArgumentError(
-                f"feature {feature.name!r}: found {len(own)} ids, the model needs one; give it: "
-                f"--with {feature.name}=…"
-            )
+            missing.append((feature.name, len(own)))
         lengths = np.full(count, len(own), np.int64)
         is_plain = not feature.is_list and not feature.may_be_missing
         ids[feature.name] = Column(np.tile(own, count), None if is_plain else lengths)
+    if missing:
+        found = ", ".join(f"{count} ids of feature {name!r}" for name, count in missing)
+        advice = " ".join(f"--with {name}=…" for name, _ in missing)
+        raise InvalidArgumentError(f"found {found}; the model needs one of each; give: {advice}")
     numbers = np.array([given.numbers.get(name, 0.0) for name in schema.numbers], np.float32)
-    return ColumnBatch(ids, np.tile(numbers, (count, 1)))
+    tiled = np.tile(numbers, (count, 1))
+    if items.numbers.shape[1] == len(schema.numbers):
+        tiled = np.where(np.isnan(items.numbers), tiled, items.numbers)
+    return ColumnBatch(ids, tiled)

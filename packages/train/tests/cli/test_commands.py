@@ -299,7 +299,9 @@ def test_a_metric_that_is_not_finite_is_null_and_said_on_standard_error(run: Run
     assert ending.code == 0
     assert ending.last_json["metrics"] == {"rmse": None}
     assert "NaN" not in ending.out
-    assert "warning: metric rmse is nan, which JSON cannot represent: it contains null" in ending.err
+    assert (
+        "warning: metric rmse is nan, which JSON cannot represent: it contains null" in ending.err
+    )
     ending = run("train", "run.yaml", "seed=6")
     assert "metric rmse is nan; the training diverged" in ending.err
     assert "JSON" not in ending.err

@@ -148,9 +148,86 @@ def test_predictions_need_no_label(folder: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert main(["predict", "clicks", "new.csv"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    fits, fits_not, neither = map(float, lines)
-    assert header == "prediction"
+    assert [line.rpartition(",")[0] for line in lines] == ["user-1,SKU_1", "user-1,SKU_2", ","]
+    fits, fits_not, neither = (float(line.rpartition(",")[2]) for line in lines)
+    assert header == "user,item,prediction"
     assert fits > neither > fits_not
+
+
+def test_predict_says_how_many_rows_have_an_id_without_a_row(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "some.csv").write_text("item,user,price\nSKU_1,ann,0.5\nSKU_1,user-1,0.5\n,bob,\n")
+    capsys.readouterr()
+    assert main(["predict", "clicks", "some.csv"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "user: 2 of 3 rows have an id without a row, which reads as its initial value"
+    ]
+    (folder / "empty.csv").write_text("item,user,price\n")
+    assert main(["predict", "clicks", "empty.csv"]) == 0
+    assert capsys.readouterr().out == "prediction\n"
+
+
+FEATURES = """
+seed: 1
+threads: 1
+data: {kind: table, path: features.csv, label: clicked, batch_size: 64, numeric: [price, age],
+       categorical: [user_id, item_id, brand, tags, hour], lists: [tags], separator: "|",
+       types: {user_id: string}, dictionary: true}
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [4], top_mlp: [8]}
+storage: {backend: memory}
+optimizer: {sparse: {name: adagrad, lr: 0.3}, dense: {name: adam, lr: 0.01}}
+training: {epochs: 2}
+snapshots: {url: features}
+"""
+
+
+@pytest.fixture(scope="module")
+def features(folder: Path) -> Path:
+    """Clicks with columns of the item, of the user, and of neither."""
+    random = np.random.default_rng(5)
+    lines = [
+        f"{user},{item},b{item % 3},t{item % 2}|t{item % 5},{hour},{item / 4},{20 + user % 7},"
+        f"{int((user + item) % 2 == 0)}"
+        for user, item, hour in random.integers(0, (20, 12, 24), (1500, 3))
+    ]
+    header = "user_id,item_id,brand,tags,hour,price,age,clicked"
+    (folder / "features.csv").write_text("\n".join([header, *lines]) + "\n")
+    (folder / "features.yaml").write_text(FEATURES)
+    assert main(["train", "features.yaml"]) == 0
+    return folder
+
+
+def test_a_click_model_scores_items_with_the_features_of_the_training_rows(
+    ask: Any, features: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["recommend", "features", "--user", "4", "-k", "20"]
+    found = ask(*asked, "--json")
+    assert found["left_empty"] == ["hour"]
+    assert "without_row" not in found
+    rows = [f"4,{item},b{item % 3},t{item % 2}|t{item % 5},,{item / 4},24" for item in range(12)]
+    header = "user_id,item_id,brand,tags,hour,price,age"
+    (features / "asked.csv").write_text("\n".join([header, *rows]) + "\n")
+    capsys.readouterr()
+    assert main(["predict", "features", "asked.csv", "--output", "asked-out.csv"]) == 0
+    predicted = [line.split(",")[-1] for line in Path("asked-out.csv").read_text().splitlines()[1:]]
+    best = sorted(range(12), key=lambda item: -float(predicted[item]))
+    assert [each["item"] for each in found["items"]] == best
+    scores = [each["score"] for each in found["items"]]
+    assert scores == pytest.approx([float(predicted[item]) for item in best], rel=1e-5)
+    assert main(asked) == 0
+    assert "left empty: hour; the training data do not determine" in capsys.readouterr().err
+    hour = ask(*asked, "--with", "hour=7", "--json")
+    assert "left_empty" not in hour
+    assert hour["items"] != found["items"]
+
+
+def test_a_user_without_a_row_is_answered_from_the_initial_row(ask: Any, features: Path) -> None:
+    assert features.is_dir()
+    found = ask("recommend", "features", "--user", "nobody@example.org", "-k", "3", "--json")
+    assert len(found["items"]) == 3
+    assert found["without_row"] == ["user_id 'nobody@example.org'"]
+    assert found["left_empty"] == ["hour", "age"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +300,10 @@ def test_a_file_to_predict_has_histories_as_lists(
     parquet.write_table(pyarrow.table(asked), folder / "asked.parquet")
     capsys.readouterr()
     assert main(["predict", "visits", "asked.parquet"]) == 0
-    (_, predicted) = capsys.readouterr().out.split()
+    header, line = capsys.readouterr().out.split()
+    assert header == "user,item,history,prediction"
+    ids, _, predicted = line.rpartition(",")
+    assert ids == "u1,i4,i2|i3"
     given = ("--with", "history=i2,i3", "-k", "12", "--item", "item", "--json")
     scores = ask("recommend", "visits", "--user", "u1", *given)["items"]
     (score,) = (each["score"] for each in scores if each["item"] == "i4")
@@ -339,9 +419,8 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["clicks", "--user", "user-4"], "does not say which feature has the items"),
         (["clicks", "--user", "user-4", "--item", "film"], "the features are user, item"),
-        (["clicks", "--user", "ann", "--item", "item"], "'ann' has no row"),
+        (["typed", "--user", "ann"], "user: found 'ann', but its ids are whole numbers of 64 bits"),
         (
             ["clicks", "--user", "user-4", "--item", "item", "--with", "age=3"],
             "of user, item, price",
@@ -355,13 +434,29 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
             ["towers", "--user", "user-4", "--item", "brand"],
             "two_towers ranks the items of item; leave --item out",
         ),
-        (["ratings"], "give it: --with user=…"),
+        (
+            ["ratings"],
+            "found 0 ids of feature 'user'; the model needs one of each; give: --with user=…",
+        ),
+        (["required", "-k", "1"], "give: --with user_id=… --with device=…"),
         (["ratings", "--new"], "--new needs a user"),
     ],
 )
 def test_a_question_without_an_answer_is_refused(
-    ask: Any, arguments: list[str], reason: str
+    ask: Any, arguments: list[str], reason: str, features: Path
 ) -> None:
+    if (name := arguments[0]) in ("typed", "required") and not Path(name).exists():
+        (features / "typed.csv").write_text("user,item,clicked\n" + "1,2,1\n2,3,0\n" * 20)
+        changed = {
+            "typed": ["data.path=typed.csv", "data.categorical=[user,item]", "data.numeric=[]"],
+            "required": ["data.categorical=[user_id,item_id,device]", "data.path=required.csv"],
+        }
+        (features / "required.csv").write_text(
+            "user_id,item_id,device,price,age,clicked\n" + "1,2,a,1,1,1\n1,2,b,2,2,0\n" * 20
+        )
+        keys = ["data.lists=[]", "data.types={}", f"snapshots.url={name}"]
+        required = ["data.required=[user_id,item_id,device]"] if name == "required" else []
+        assert main(["train", "features.yaml", *changed[name], *keys, *required]) == 0
     assert reason in ask("recommend", *arguments, "--json")
 
 

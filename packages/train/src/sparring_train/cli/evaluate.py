@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 
 from sparring import context_of, make_console, print_json
@@ -20,6 +20,11 @@ from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.loop.saved_model import evaluated
 from sparring_train.saved_run import opened_run
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from sparring_train.data.columns import Schema
 
 __all__ = ["SnapshotArgument", "add_evaluate", "add_predict"]
 
@@ -80,7 +85,10 @@ def predict(
         ),
     ] = None,
 ) -> None:
-    """Print or write a prediction for each example of a file, in its order."""
+    """Print or write the ids and the prediction of each row of a file, in its order.
+
+    Lists of ids are joined by | in CSV.
+    """
     if output is not None and output.suffix not in (".csv", ".parquet"):
         raise InvalidArgumentError(
             f"--output {output}: must end in .csv or .parquet, which says how it is written"
@@ -92,37 +100,82 @@ def predict(
                 f"{found.url}: its model ranks items and predicts no number; ask it for the best items: "
                 "sparring recommend"
             )
-        predictions = _begun(_predictions(model, path))
+        counts = _Counts({each.name: 0 for each in config.data.columns.features})
+        tables = _begun(_predictions(model, path, config.data.columns, counts))
         if output is None:
-            _write_csv(sys.stdout, predictions)
+            _write_csv(sys.stdout, tables)
         else:
-            count = _write_file(output, predictions)
+            count = _write_file(output, tables)
             typer.echo(f"{output}: {count:,} predictions", err=True)
+    for name, count in counts.without_row.items():
+        if count:
+            typer.echo(
+                f"{name}: {count:,} of {counts.rows:,} rows have an id without a row, which reads as "
+                "its initial value",
+                err=True,
+            )
 
 
-def _predictions(model: OpenedModel, path: str) -> Iterator[npt.NDArray[Any]]:
+@dataclass(slots=True)
+class _Counts:
+    """Counts of rows that were predicted for."""
+
+    without_row: dict[str, int]
+    """Feature → rows with an id that has no row in its table."""
+    rows: int = 0
+
+
+def _predictions(
+    model: OpenedModel, path: str, schema: Schema, counts: _Counts
+) -> Iterator[pyarrow.Table]:
+    """Yields the ids of rows, as the file has them, with their predictions."""
+    import pyarrow
+
+    container = model.source.container
     for batch in model.source.read(path):
-        yield model.predict(batch)
+        predicted = pyarrow.array(model.predict(batch).astype(np.float32))
+        counts.rows += len(batch)
+        for feature in schema.features:
+            if feature.table_name in container.tables:
+                column = batch.ids[feature.name]
+                distinct, inverse = np.unique(column.ids, return_inverse=True)
+                is_unknown = ~container.storage(feature.table_name).find(distinct).found[inverse]
+                rows = np.repeat(np.arange(len(column)), column.counts)[is_unknown]
+                counts.without_row[feature.name] += len(np.unique(rows))
+        yield pyarrow.table({**batch.given, "prediction": predicted})
+    if not counts.rows:
+        yield pyarrow.table({"prediction": pyarrow.array([], pyarrow.float32())})
 
 
-def _begun(predictions: Iterator[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+def _begun(predictions: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
     """The same, the first of them made: a bad file is refused before a line is written."""
     first = list(islice(predictions, 1))
     return chain(first, predictions)
 
 
-def _write_csv(file: Any, predictions: Iterator[npt.NDArray[Any]]) -> int:
+def _write_csv(file: Any, predictions: Iterator[pyarrow.Table]) -> int:
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["prediction"])
     count = 0
-    for part in predictions:
+    for number, part in enumerate(predictions):
+        if not number:
+            writer.writerow(part.column_names)
+        *ids, predicted = (column.to_pylist() for column in part.columns)
         # The fewest digits that give the same float32.
-        writer.writerows([[str(each)] for each in part.astype(np.float32)])
+        texts = map(str, np.array(predicted, np.float32))
+        writer.writerows(zip(*(map(_as_text, each) for each in ids), texts, strict=True))
         count += len(part)
     return count
 
 
-def _write_file(output: Path, predictions: Iterator[npt.NDArray[Any]]) -> int:
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "|".join(map(_as_text, value))
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _write_file(output: Path, predictions: Iterator[pyarrow.Table]) -> int:
     """Whole, or not at all."""
     beginning = output.with_name(f".{output.name}.part")
     try:
@@ -141,14 +194,12 @@ def _write_file(output: Path, predictions: Iterator[npt.NDArray[Any]]) -> int:
     return count
 
 
-def _write_parquet(path: Path, predictions: Iterator[npt.NDArray[Any]]) -> int:
-    import pyarrow
+def _write_parquet(path: Path, predictions: Iterator[pyarrow.Table]) -> int:
     from pyarrow import parquet
 
-    schema, count = pyarrow.schema([("prediction", pyarrow.float32())]), 0
-    with parquet.ParquetWriter(path, schema) as writer:
-        for part in predictions:
-            column = pyarrow.array(part.astype(np.float32))
-            writer.write_table(pyarrow.Table.from_arrays([column], schema=schema))
+    count, first = 0, next(predictions)
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        for part in chain([first], predictions):
+            writer.write_table(part.cast(first.schema))
             count += len(part)
     return count

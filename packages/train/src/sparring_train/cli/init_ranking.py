@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,20 +12,12 @@ import pyarrow
 
 from sparring.errors import DataError
 from sparring_train.cli.init_text import id_columns, yaml_name
+from sparring_train.column_names import ITEMS, SESSIONS, USERS, words_of
 from sparring_train.data.table.look import ColumnLook, Look
 
 __all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "ranked_columns", "ranking_lines"]
 
 RankingKind = Literal["two_towers", "sequence"]
-
-_SESSIONS = frozenset(("session", "visit", "basket"))
-_USERS = frozenset(("user", "customer", "visitor", "member", "client", "uid")) | _SESSIONS
-# fmt: off
-_ITEMS = frozenset((
-    "item", "product", "movie", "film", "sku", "article", "book", "song", "track", "video", "ad", "iid",
-    "pid",
-))
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class RankedColumns:
 def has_user_and_item(columns: Sequence[ColumnLook]) -> bool:
     """Whether columns are called as users and items are."""
     ids = [each for each in columns if _is_id(each)]
-    return None not in (_called(ids, _USERS), _called(ids, _ITEMS))
+    return None not in (_called(ids, USERS), _called(ids, ITEMS))
 
 
 def ranked_columns(
@@ -80,14 +71,14 @@ def ranked_columns(
             "categorical=USER,ITEM",
             path=path,
         )
-    item = _called(ids, _ITEMS)
-    user = _called([each for each in ids if each is not item], _USERS)
+    item = _called(ids, ITEMS)
+    user = _called([each for each in ids if each is not item], USERS)
     if user is None or item is None:
         user = user or next(each for each in ids if each is not item)
         item = item or next(each for each in ids if each is not user)
         unsure.append(f"{user.name}, {item.name}: taken for the user and the item, by their order")
     repeats = look.num_sampled >= 2 * max(user.num_distinct, 1)
-    is_session = bool(times) and repeats and bool(_words_of(user.name) & _SESSIONS)
+    is_session = bool(times) and repeats and bool(words_of(user.name) & SESSIONS)
     chosen = kind or ("sequence" if is_session else "two_towers")
     if chosen == "sequence" and not times:
         raise DataError(
@@ -188,13 +179,7 @@ def _is_id(column: ColumnLook) -> bool:
 
 
 def _called(ids: Sequence[ColumnLook], terms: frozenset[str]) -> ColumnLook | None:
-    return next((each for each in ids if _words_of(each.name) & terms), None)
-
-
-def _words_of(name: str) -> set[str]:
-    """``user`` and ``id`` of userId, user_ids and User-ID."""
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    return {each.removesuffix("s") for each in re.split(r"[^a-z0-9]+", spaced)}
+    return next((each for each in ids if words_of(each.name) & terms), None)
 
 
 def _describes(look: Look, column: ColumnLook, of: ColumnLook) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sparring import Snapshot, context_of, print_json
+from sparring import Snapshot, context_of, print_json, print_warning
 from sparring.errors import InvalidArgumentError
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import snapshot_at
@@ -18,7 +18,7 @@ from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
 from sparring_train.saved_run import opened_run
-from sparring_train.snapshot_rows import key_of, keys_meant, keys_of
+from sparring_train.snapshot_rows import embedding_of, keys_meant, keys_of
 
 __all__ = ["add_recommend"]
 
@@ -56,12 +56,13 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
 ) -> None:
     """Print the best items for a user: every item that has a row is scored.
 
-    Of a model with several features of an item it is every item of the training data, which are read.
+    If the model has further features, the training data are read: items have those of their last row,
+    and so has the user. An id without a row reads as its initial value.
     """
     found = snapshot_at(snapshot)
     with opened_run(found, overrides or [], context_of(context).plugin_manager) as (config, model):
         sides = sides_of(config, item)
-        asked = _given(found, config, sides, user, given or [])
+        asked, without_row = _given(found, config, sides, user, given or [])
         items = keys_of(found, _table(config, sides.item))
         if new:
             if sides.user is None or user is None:
@@ -73,16 +74,26 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     if as_json:
         listed = zip(names, scores, strict=True)
         items_told = [{"item": name, "score": score} for name, score in listed]
-        told = {"snapshot": found.url, "user": user, "index": best.index, "items": items_told}
-        print_json(told)
+        remarks = {"without_row": without_row, "left_empty": list(best.empty)}
+        shown = {name: each for name, each in remarks.items() if each}
+        told = {"snapshot": found.url, "user": user, "index": best.index, **shown}
+        print_json({**told, "items": items_told})
     else:
+        for each in without_row:
+            print_warning(f"{each} has no row; its initial value is used")
+        if best.empty:
+            names_empty = ", ".join(best.empty)
+            print_warning(
+                f"left empty: {names_empty}; the training data do not determine them for this user or "
+                f"the items. Give --with {best.empty[0]}=VALUE"
+            )
         print_best(sides.item, names, "score", scores)
 
 
 def _given(
     snapshot: Snapshot, config: RunConfig, sides: Sides, user: str | None, given: list[str]
-) -> Given:
-    """Words of a person, as the model takes them."""
+) -> tuple[Given, list[str]]:
+    """Returns what a person typed as the model accepts it, and a name for each id without a row."""
     schema = config.data.columns
     texts: dict[str, list[str]] = {}
     numbers: dict[str, float] = {}
@@ -108,20 +119,35 @@ def _given(
             f"a model of kind {config.model.kind} is asked by the items before: give --with "
             f"{ranking.history}=ITEM,ITEM, oldest first"
         )
-    ids = {
-        name: np.array([_key(snapshot, config, name, text) for text in values], np.int64)
-        for name, values in texts.items()
-    }
-    return Given(ids, numbers)
+    ids, without_row = {}, []
+    for name, values in texts.items():
+        keys = []
+        for text in values:
+            key, has_row = _key(snapshot, config, name, text)
+            keys.append(key)
+            if not has_row:
+                without_row.append(f"{name} {text!r}")
+        ids[name] = np.array(keys, np.int64)
+    return Given(ids, numbers), without_row
 
 
-def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> int:
+def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tuple[int, bool]:
+    """Returns the key of an id, and whether it has a row if the model looks one up."""
     table = _table(config, feature)
-    if table in snapshot.tables:
-        return key_of(snapshot, table, text)
-    # The model looks it up nowhere, as the user of a sequence.
-    is_string = getattr(config.data, "types", {}).get(feature) == "string"
-    return keys_meant(text)[-1 if is_string else 0]
+    meant = keys_meant(text)
+    kind = getattr(config.data, "types", {}).get(feature)
+    if kind is not None:
+        # The hash of the text comes last.
+        meant = meant[-1:] if kind == "string" else meant[:-1]
+        if not meant:
+            raise InvalidArgumentError(
+                f"{feature}: found {text!r}, but its ids are whole numbers of 64 bits in the training "
+                "data; give such a number"
+            )
+    if table not in snapshot.tables:
+        return meant[0], True
+    with_row = [key for key in meant if embedding_of(snapshot, table, key) is not None]
+    return (with_row or meant)[0], bool(with_row)
 
 
 def _number(given: str, text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,9 @@ class ColumnBatch:
     """``(b,)``; None where the schema has no label."""
     weights: Floats | None = None
     """``(b,)``, of examples in the loss; None: 1 each."""
+    given: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Feature → Arrow array of the values that its ids were made of, if they were kept for predictions;
+    parts of a batch have none."""
     total: int | None = field(default=None, kw_only=True)
     """Examples of the step over all ranks, where these are one rank's part of them."""
 
@@ -143,6 +146,7 @@ class ColumnBatch:
             numbers=self.numbers[selection],
             labels=None if self.labels is None else self.labels[selection],
             weights=None if self.weights is None else self.weights[selection],
+            given={},
         )
 
     def part(self, rank: int, world_size: int) -> ColumnBatch:

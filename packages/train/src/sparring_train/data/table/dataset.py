@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sparring.errors import DataError
 from sparring_train.config.table import HistoryConfig, TableData
@@ -71,7 +72,9 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
         _check_separator(section)
         rows = CsvRows(files, section, columns).read(columns)
     decoder = Decoder(section, None)
-    return (decoder.decode(each)[0] for each in rows)
+    for each in rows:
+        given = {name: each.columns[name] for name in section.categorical}
+        yield replace(decoder.decode(each)[0], given=given)
 
 
 def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:

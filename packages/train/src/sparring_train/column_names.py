@@ -1,0 +1,28 @@
+"""Names by which columns of users and of items are recognized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["ITEMS", "SESSIONS", "USERS", "first_named", "words_of"]
+
+SESSIONS = frozenset(("session", "visit", "basket"))
+USERS = frozenset(("user", "customer", "visitor", "member", "client", "uid")) | SESSIONS
+# fmt: off
+ITEMS = frozenset((
+    "item", "product", "movie", "film", "sku", "article", "book", "song", "track", "video", "ad", "iid",
+    "pid",
+))
+# fmt: on
+
+
+def words_of(name: str) -> set[str]:
+    """Returns the words of a column's name: ``user`` and ``id`` for userId, user_ids and User-ID."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return {each.removesuffix("s") for each in re.split(r"[^a-z0-9]+", spaced)}
+
+
+def first_named(names: Iterable[str], terms: frozenset[str]) -> str | None:
+    """Returns the first name that contains one of the words, or None."""
+    return next((each for each in names if words_of(each) & terms), None)
