@@ -66,7 +66,7 @@ def reseal_file(folder: Path, name: str, data: bytes) -> None:
     seal(folder, change)
 
 
-@pytest.mark.parametrize("kind", ["manifest", "rows", "erased"])
+@pytest.mark.parametrize("kind", ["manifest", "rows", "erased", "existing", "changed"])
 def test_a_changed_byte_is_refused_P7(small: Any, kind: str) -> None:
     right = answers(small, "all")
     (path,) = Path(small.served_url()).glob(f"{kind}*")
@@ -236,7 +236,7 @@ def test_a_damaged_filter_is_refused(small: Any) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    with sparring_packed.open(small.served) as tables:
+    with sparring_packed.open(small.served, verify="open") as tables:
         assert tables.existing_filter("item") is not None
         with pytest.raises(SnapshotDamagedError, match="not those that its manifest lists"):
             tables.changed_filter("item")

@@ -59,9 +59,10 @@ def test_one_on_another_file_system_is_shown_by_its_url(
         assert told["tables"]["item"]["most_rows"] == 20
 
 
-def test_damage_is_found(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["rows", "existing"])
+def test_damage_is_found(training: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
-    [rows] = Path(training.served_url(1)).glob("rows.item.*")
+    [rows] = Path(training.served_url(1)).glob(f"{kind}.item.*")
     data = bytearray(rows.read_bytes())
     data[-70] ^= 1
     rows.write_bytes(data)

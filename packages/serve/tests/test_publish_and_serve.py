@@ -211,7 +211,7 @@ def test_int8_rows_are_sent_as_they_are_stored(run: Run) -> None:
         with LookupClient(server.address, LONG) as client:
             stored = client.pull({"item": KEYS}).rows["item"]
             described = {each.name: each.dtype for each in client.describe().shards[0].tables}
-            assert described == {"item": "int8", "user": "fp32"}
+            assert described == {"item": "int8", "user": "float32"}
         packed = ClientConfig(deadline_seconds=9.0, row_dtype="int8")
         with LookupClient(server.address, packed) as client:
             # Stored so, they are the same bits; of a table that is not, they are rounded.
@@ -431,6 +431,7 @@ class Replica:
         for line in self.process.stderr:
             lines.append(line)
             if "ready on" in line:
+                self.ready = line
                 self.address = line.split("ready on ")[1].split(": step")[0]
                 return
         raise AssertionError("".join(lines))
@@ -543,6 +544,7 @@ def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
 ) -> None:
     # Two processes on one port.
     replica = start_replica("--workers", "2")
+    assert "item (500 rows)" in replica.ready
     with LookupClient(replica.address, LONG) as client:
         client.pull({"item": KEYS})
         run.save()
@@ -551,6 +553,11 @@ def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
         while client.pull({"item": KEYS}).rows["item"][0, 0] != 2:
             assert time.monotonic() - begin < 30
     assert replica.end(signal.SIGTERM) == 0
+    run.save(KEYS[:9], is_delta=True)
+    run.publish()
+    later = start_replica()
+    assert "item (at most 509 rows)" in later.ready
+    assert later.end(signal.SIGTERM) == 0
 
 
 def test_publishing_goes_on_until_sigterm(run: Run) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "format/xxh3.h"
 #include "sparring/storage_border.h"
 
 namespace sparring::packed {
@@ -24,6 +25,9 @@ std::string listed(const std::vector<TableEntry>& tables) {
   for (const TableEntry& table : tables) text += (text.empty() ? "" : ", ") + table.name;
   return text;
 }
+
+// Others are filters of ids, which no lookup asks.
+bool is_mapped(const FileEntry& entry) { return entry.kind == "rows" || entry.kind == "erased"; }
 
 size_t place_of(const std::vector<TableEntry>& tables, const std::string& name) {
   return static_cast<size_t>(
@@ -60,6 +64,18 @@ void Layer::for_files(const Body& body) const {
 
 void Layer::verify() const {
   for_files([](const PackedFile& file) { file.verify(); });
+  const Folder folder(path);
+  for (const FileEntry& entry : manifest.files) {
+    if (is_mapped(entry) || !partitions.overlap(entry)) continue;
+    const MappedFile file(folder, entry.name, entry.size_bytes);
+    const std::string found =
+        file.size() < kLeastHashedBytes ? "nothing: it is too short" : xxh3_128(file.data(), file.size());
+    if (found != entry.hash) {
+      throw StatusError(SPARRING_CORRUPT, path + "/" + entry.name + " is damaged: it hashes to " +
+                                              found + ", its manifest says " + entry.hash +
+                                              "; copy or publish the serving snapshot again");
+    }
+  }
 }
 
 void Layer::read_ahead() const {
@@ -81,14 +97,15 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
   const Folder folder(path);
   auto layer = std::make_shared<Layer>();
   layer->manifest = std::move(manifest);
+  layer->path = path;
+  layer->partitions = partitions;
   layer->name = path.substr(path.find_last_of('/') + 1);
   const std::vector<TableEntry>& tables = layer->manifest.tables;
   layer->tables.resize(tables.size());
   // All are mapped before one is read: first pages that are not in memory come at the same time.
   std::vector<std::pair<const FileEntry*, std::unique_ptr<const MappedFile>>> mapped;
   for (const FileEntry& entry : layer->manifest.files) {
-    if (entry.kind != "rows" && entry.kind != "erased") continue;
-    if (entry.partition_end <= partitions.begin || entry.partition_begin >= partitions.end) continue;
+    if (!is_mapped(entry) || !partitions.overlap(entry)) continue;
     mapped.emplace_back(&entry, std::make_unique<MappedFile>(folder, entry.name, entry.size_bytes));
   }
   for (auto& [entry, bytes] : mapped) {

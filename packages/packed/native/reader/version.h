@@ -21,6 +21,9 @@ struct Partitions {
   int32_t end = kNumPartitions;
 
   bool has(int partition) const { return begin <= partition && partition < end; }
+  bool overlap(const FileEntry& file) const {
+    return begin < file.partition_end && file.partition_begin < end;
+  }
 };
 
 // The files of one kind of a table in one snapshot, found by partition.
@@ -57,10 +60,13 @@ struct TableLayer {
 // The files of one snapshot, a full one or a delta.
 struct Layer {
   Manifest manifest;
+  std::string path;
   std::string name;                           // of its folder
   std::vector<std::unique_ptr<TableLayer>> tables;  // by table number; NULL: the delta has none
   uint64_t mapped_bytes = 0;
+  Partitions partitions;  // whose files are read
 
+  // Compares the hash of every file of its partitions, of the filters too, which are not mapped.
   void verify() const;
   void read_ahead() const;  // as MappedFile, of all files
 

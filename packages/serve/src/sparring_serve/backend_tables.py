@@ -134,6 +134,7 @@ class BackendTables:
                 table.dtype,
                 self._storages[name].num_rows_at_most,
                 self._initial[name],
+                is_bound=True,
             )
             for name, table in self._tables.items()
         }

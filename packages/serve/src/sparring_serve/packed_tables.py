@@ -26,7 +26,7 @@ from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 __all__ = ["PackedServingTables", "open_packed_tables"]
 
 _CURSOR = struct.Struct("<QQ")
-_TRAINED = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTables:
@@ -79,7 +79,7 @@ class PackedServingTables:
                 each.initializer.first,
                 each.initializer.second,
                 each.seed,
-                _TRAINED[each.trained_dtype],
+                _DTYPES[each.trained_dtype],
             )
             for each in sparring_packed.read_manifest(packed.snapshot_url).tables
         }
@@ -89,7 +89,14 @@ class PackedServingTables:
         """Copies what each call asks for: to ask the library costs a call for each table."""
         packed = self._packed
         self._shapes = {
-            name: TableShape(name, each.dim, each.dtype, each.num_rows, self._initial[name])
+            name: TableShape(
+                name,
+                each.dim,
+                _DTYPES.get(each.dtype, each.dtype),
+                each.num_rows,
+                self._initial[name],
+                is_bound=packed.num_layers > 1,
+            )
             for name, each in packed.tables.items()
         }
         self._versions = tuple(map(_version, packed.versions))

@@ -63,9 +63,11 @@ class TableShape:
     Args:
         name: of the table.
         dim: elements of an embedding.
-        dtype: of the stored rows.
+        dtype: of the stored rows: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int4``.
         num_rows: rows, or a bound of them.
         initial: what keys without a row read as.
+        is_bound: whether there may be fewer rows than `num_rows`, because keys of several layers, or keys
+            that were erased, are counted more than once.
     """
 
     name: str
@@ -73,6 +75,7 @@ class TableShape:
     dtype: str
     num_rows: int
     initial: InitialValues
+    is_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,10 @@ def _run(
     server = opened(own, shard=place.shard, address=address)
     tables = server.service.tables
     newest = tables.versions()[0]
-    served = ", ".join(f"{each.name} ({each.num_rows:,} rows)" for each in tables.shapes().values())
+    served = ", ".join(
+        f"{each.name} ({'at most ' if each.is_bound else ''}{each.num_rows:,} rows)"
+        for each in tables.shapes().values()
+    )
     _log.info(
         "ready on %s: step %d, version %s, shard %d/%d: %s",
         server.address, newest.step, newest.hash or "none", place.shard + 1,
