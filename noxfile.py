@@ -14,7 +14,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sessions import measurements, releases  # noqa: F401
+from sessions import measurements, releases, sanitizers  # noqa: F401
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,

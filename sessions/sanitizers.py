@@ -1,0 +1,72 @@
+"""The session that runs Python tests with native modules built with sanitizers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import nox
+from sessions.environments import (
+    GPU_OPTION,
+    PACKAGES,
+    cached,
+    install_build_tools,
+    install_local,
+)
+
+SANITIZERS = "address,undefined"
+
+# The parts of core whose tests run native code, and the packages whose tests need no framework.
+SANITIZED_TESTS = (
+    *(
+        str(PACKAGES / "core/tests" / each)
+        for each in (
+            "storage", "exchange", "snapshot", "kernels", "updates", "checkpoint", "engine",
+            "collective", "runtime", "sharding", "adapter",
+        )
+    ),
+    str(PACKAGES / "packed/tests"),
+    str(PACKAGES / "backend-hkv/tests"),
+)  # fmt: skip
+
+
+@nox.session
+def native_sanitized(session: nox.Session) -> None:
+    """Runs Python tests of core, packed and hkv under AddressSanitizer and UBSan. Needs g++.
+
+    Those chosen after ``--``, or all of these packages; without torch and TensorFlow, which are not built
+    for sanitizers. A finding ends the process with a report.
+    """
+    session.install("pytest", "hypothesis", "pytest-xdist", silent=True)
+    install_build_tools(session)
+    setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={SANITIZERS}"
+    install_local(session, "core", "[parquet]", setting)
+    install_local(session, "testing")
+    install_local(session, "packed", "", setting)
+    without_gpu = f"--config-settings=cmake.define.{GPU_OPTION}=OFF"
+    install_local(session, "backend-hkv", "", setting, without_gpu)
+    chosen = session.posargs or SANITIZED_TESTS
+    session.run("pytest", "-n", "2", *chosen, env=sanitized_environment())
+
+
+def sanitized_environment() -> dict[str, str]:
+    """The environment of a Python that loads native modules which were built with sanitizers."""
+    compiler = cached().get("CXX", os.environ.get("CXX", "g++"))
+    # Python itself is built without them, so their runtimes have to come first. libstdc++ follows, so
+    # that AddressSanitizer finds the function that throws exceptions.
+    preloaded = [
+        subprocess.run(
+            [compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for library in ("libasan.so", "libubsan.so", "libstdc++.so.6")
+    ]
+    return {
+        "LD_PRELOAD": " ".join(preloaded),
+        # Python keeps memory until it ends. A huge request has to fail as it does without sanitizers.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        # Sanitized code takes several times as long.
+        "SPARRING_KIT_EXAMPLES": "10",
+        "SPARRING_KIT_ROWS": "20000",
+        "SPARRING_OPERATIONS": "50",
+    }
