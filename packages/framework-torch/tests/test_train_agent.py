@@ -52,29 +52,6 @@ def test_evaluation_registers_nothing_and_inserts_nothing(how: str) -> None:
     assert embedding.num_rows() == {"table": 0}
 
 
-def test_rows_train_in_evaluation_mode_as_in_torch() -> None:
-    embedding, optimizer = trained()
-    before = embedding.embeddings_of(IDS[:2])
-    embedding.eval()(IDS[:2]).sum().backward()
-    optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 1)
-
-
-def test_a_validation_loop_without_no_grad_changes_nothing_and_keeps_nothing() -> None:
-    embedding, optimizer = trained()
-    embedding(IDS[:2]).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    before = embedding.embeddings_of(IDS[:2])
-    embedding.eval()
-    for begin in range(100, 200, 10):
-        assert float((embedding(torch.arange(begin, begin + 10)) ** 2).mean()) >= 0
-        assert optimizer.container.resources.num_batch_inputs == 0
-    optimizer.step()
-    assert torch.equal(embedding.embeddings_of(IDS[:2]), before)
-    assert embedding.num_rows() == {"table": 2}
-
-
 def test_a_module_without_an_optimizer_is_only_asked_in_evaluation_mode() -> None:
     embedding = Embedding(DIM, name="table", storage="memory").eval()
     for _ in range(2):
