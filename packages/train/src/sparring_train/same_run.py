@@ -12,7 +12,7 @@ from sparring.errors import ConfigError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 
-__all__ = ["ORIGINS", "RUN", "check_same_run", "described_run"]
+__all__ = ["ORIGINS", "RUN", "check_same_origins", "check_same_run", "described_run"]
 
 RUN = "run"
 """The name of the state that says what run a snapshot is of."""
@@ -65,6 +65,28 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
     if _OPTIMIZER not in saved:
         return []
     return _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
+
+
+def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
+    """Rejects data whose ids are made of other values than those of the run so far.
+
+    Args:
+        snapshot: of the run.
+        origins: feature → `Feature.origin` in the data as they are now.
+
+    Raises:
+        ConfigError: if ids that were whole numbers are hashed now, or the other way around.
+    """
+    saved = snapshot.state(ORIGINS).values if ORIGINS in snapshot.state_names(0) else {}
+    for name, before in saved.items():
+        now = origins.get(name, before)
+        if now != before:
+            raise ConfigError(
+                f"snapshot {snapshot.url} is of a run whose ids of {name!r} were made of {before}s, and "
+                f"the data have {now}s now, so that they would be other ids; set data.types: "
+                f"{{{name}: {before}}} if the column still has these, or restore the data",
+                setting="data.types",
+            )
 
 
 def _of_today(values: Any, config: RunConfig, name: str) -> Any:

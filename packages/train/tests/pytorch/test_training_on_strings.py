@@ -88,3 +88,19 @@ def _check(results: list[dict[str, Any]]) -> None:
     assert strings["metrics"] == hashes["metrics"]
     assert strings["rows"] == hashes["rows"] == {"user": 50, "item": 80}
     assert strings["steps"] > 8
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_run_on_strings_is_not_resumed_with_numbers(
+    ending: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / f"data.{ending}"
+    data.write_bytes((folder / f"strings.{ending}").read_bytes())
+    run = tmp_path / "run.yaml"
+    run.write_text(CONFIG.format(path=data) + f"snapshots: {{url: {tmp_path / 'saved'}}}\n")
+    assert main(["train", str(run)]) == 0
+    data.write_bytes((folder / f"hashes.{ending}").read_bytes())
+    capsys.readouterr()
+    assert main(["train", str(run), "training.epochs=3", "--resume"]) == 2
+    told = capsys.readouterr().err
+    assert "ids of 'user' were made of strings, and the data have integers now" in told

@@ -33,7 +33,7 @@ from sparring_train.report.host import peak_memory_bytes
 from sparring_train.result import Progress, SilentProgress, TrainResult
 from sparring_train.run_notes import RunNotes
 from sparring_train.run_snapshots import RunSnapshots
-from sparring_train.same_run import ORIGINS
+from sparring_train.same_run import ORIGINS, check_same_origins
 
 __all__ = ["run_training"]
 
@@ -279,6 +279,7 @@ class _Run:
 
     def _go_to(self, snapshot: Snapshot) -> None:
         """Opens the data where a snapshot was saved, while its rows come in."""
+        check_same_origins(snapshot, self._source.data.schema.origins)
         self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
         self._coming.clear()
         batches = self._batches()
