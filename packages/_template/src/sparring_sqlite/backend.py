@@ -31,7 +31,7 @@ _KEYS_PER_QUERY = 900  # every SQLite takes 999 parameters
 class SqliteStorage(Storage):
     """``<folder>/<table>.sqlite``. Threads take turns, so readers see committed rows only."""
 
-    capabilities = Capabilities(persistent=True, concurrent_reads=True, notes=True)
+    capabilities = Capabilities(persistent=True, concurrent_reads=True)
 
     def __init__(self, table: TableConfig, options: SqliteOptions) -> None:
         super().__init__(table)
@@ -50,7 +50,6 @@ class SqliteStorage(Storage):
                 table.check_row_label(label, path)
             if not self._run("SELECT 1 FROM about"):
                 self._run("INSERT INTO about VALUES (?)", (table.row_label,))
-            self._run("CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT)")
             self._run("CREATE TABLE IF NOT EXISTS rows (key INTEGER PRIMARY KEY, row BLOB)")
         except BaseException:
             self.close()
@@ -102,16 +101,6 @@ class SqliteStorage(Storage):
 
     def _clear_impl(self) -> None:
         self._run("DELETE FROM rows")
-
-    def _write_note_impl(self, name: str, text: str | None) -> None:
-        if text is None:
-            self._run("DELETE FROM notes WHERE name = ?", (name,))
-        else:
-            self._run("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
-
-    def _read_note_impl(self, name: str) -> str | None:
-        found = self._run("SELECT text FROM notes WHERE name = ?", (name,))
-        return found[0][0] if found else None
 
     def _close_impl(self) -> None:
         with self._lock:
