@@ -117,9 +117,11 @@ def whole_ids(values: Tensor, what: str) -> Tensor:
         return values.detach().cpu().to(torch.int64)
     limit = _FIRST_INEXACT.get(dtype)
     if limit is None:
+        # An unsigned id and its key have the same bits, as with data.types: unsigned of `sparring train`.
+        how = ".view" if dtype is torch.uint64 else ".to"
         raise InvalidArgumentError(
             f"ids of {what} must be int64, found dtype {dtype}; convert them with "
-            ".to(torch.int64) and make sure that no bit is lost",
+            f"{how}(torch.int64) and make sure that no bit is lost",
             dtype=str(dtype),
         )
     floats = values.detach().cpu().to(torch.float64)

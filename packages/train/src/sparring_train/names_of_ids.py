@@ -22,7 +22,13 @@ def names_of_ids(
     # It imports pyarrow.
     from sparring_train.data.table.strings import strings_of
 
-    names: list[int | str] = [int(each) for each in ids]
+    types = getattr(config.data, "types", {})
+    kinds = {
+        types.get(each.name) for each in config.data.columns.features if each.table_name == table
+    }
+    # An unsigned number has the same 64 bits as its key.
+    modulus = 2**64 if kinds == {"unsigned"} else None
+    names: list[int | str] = [int(each) if modulus is None else int(each) % modulus for each in ids]
     for feature in config.data.columns.features:
         if feature.table_name == table:
             found = strings_of(snapshot.url, feature.name, ids)

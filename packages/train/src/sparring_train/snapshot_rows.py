@@ -32,13 +32,18 @@ def key_of(snapshot: Snapshot, table: str, text: str) -> int:
 
 
 def keys_meant(text: str) -> list[int]:
-    """Keys that a person may mean: a whole number, if it is one, and the hash of the string."""
+    """Keys that a person may mean: a whole number, if it is one, and the hash of the string.
+
+    An unsigned number from 2^63 on means the key with the same 64 bits; see `data.types`.
+    """
     candidates = [int(hash_strings([text])[0])]
     try:
         number = int(text)
     except ValueError:
         return candidates
-    return [number, *candidates] if -(2**63) <= number < 2**63 else candidates
+    if not -(2**63) <= number < 2**64:
+        return candidates
+    return [number - 2**64 if number >= 2**63 else number, *candidates]
 
 
 def embedding_of(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
@@ -130,8 +130,6 @@ def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
 
 
 def test_predictions_are_those_of_the_model_in_the_order_of_the_file(folder: Path) -> None:
-    from pyarrow import csv
-
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.csv"]) == 0
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.parquet"]) == 0
     found = csv.read_csv(folder / "out.csv")["prediction"].to_numpy()
@@ -458,6 +456,36 @@ def test_a_question_without_an_answer_is_refused(
         required = ["data.required=[user_id,item_id,device]"] if name == "required" else []
         assert main(["train", "features.yaml", *changed[name], *keys, *required]) == 0
     assert reason in ask("recommend", *arguments, "--json")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_unsigned_ids_keep_their_64_bits(ask: Any, features: Path, ending: str) -> None:
+    users = [2**63 + 1, 2**64 - 1, 7]
+    rows = {"user": users * 20, "item": [1, 2, 3] * 20, "clicked": [1, 0, 1] * 20}
+    table = pyarrow.table({**rows, "user": pyarrow.array(rows["user"], pyarrow.uint64())})
+    if ending == "csv":
+        csv.write_csv(table, features / "unsigned.csv")
+    else:
+        parquet.write_table(table, features / "unsigned.parquet")
+    keys = ["data.categorical=[user,item]", "data.numeric=[]", "data.lists=[]"]
+    run = [
+        "train",
+        "features.yaml",
+        f"data.path=unsigned.{ending}",
+        f"snapshots.url=unsigned-{ending}",
+    ]
+    if ending == "parquet":
+        assert "data.types: {column: unsigned} accepts more" in ask(
+            *run, *keys, "data.types={}", "--json"
+        )
+    assert main([*run, *keys, "data.types={user: unsigned}"]) == 0
+    for user, key in zip(users, [-(2**63) + 1, -1, 7], strict=True):
+        assert ask("get", f"unsigned-{ending}", "user", str(user), "--json")["key"] == key
+    found = ask("neighbours", f"unsigned-{ending}", "user", "7", "-k", "2", "--json")
+    assert {each["key"] for each in found["neighbours"]} == set(users[:2])
+    assert "without_row" not in ask(
+        "recommend", f"unsigned-{ending}", "--user", str(users[0]), "--json"
+    )
 
 
 def test_neighbours_are_of_the_same_kind(ask: Any) -> None:

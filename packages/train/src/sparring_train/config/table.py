@@ -124,11 +124,12 @@ class TableData(DataSection):
         description="Column of `categorical` → the table of its embeddings, where that is not its "
         "own: `{last_item: item}`.",
     )
-    types: dict[_Name, Literal["integer", "string"]] = Field(
+    types: dict[_Name, Literal["integer", "unsigned", "string"]] = Field(
         default_factory=dict,
         description="Column of `categorical` → what it holds. In CSV `string` hashes what looks "
         "like a number, too; without it, the first 1,000 rows tell. Parquet says it itself, and "
-        "another type is refused.",
+        "another type is refused. `unsigned` accepts whole numbers up to 2^64 - 1; a number n from "
+        "2^63 on is the key n - 2^64, which has the same 64 bits.",
     )
     log1p: _Names = Field(
         (),

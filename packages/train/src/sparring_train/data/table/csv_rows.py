@@ -23,7 +23,7 @@ from sparring_train.data.table.files import TableFile
 
 __all__ = ["CsvRows", "header_of"]
 
-Kind = Literal["integer", "string", "number", "time"]
+Kind = Literal["integer", "unsigned", "string", "number", "time"]
 
 _BLOCK_BYTES = 8 << 20
 _SAMPLE_ROWS = 1000
@@ -39,6 +39,7 @@ _EXPECTED: dict[Kind, str] = {
     "number": "a number",
     "time": "a time such as 2024-01-31 12:00:00, as the first row has",
     "string": "text",
+    "unsigned": "a whole number from 0 to 2^64 - 1, as data.types says",
 }
 
 
@@ -84,7 +85,7 @@ class CsvRows:
     def origins(self) -> dict[str, Origin]:
         """Column of ids → values that they are made of."""
         kinds = {name: self._kinds[name] for name in self.data.categorical if name in self._kinds}
-        return {name: "integer" if kind == "integer" else "string" for name, kind in kinds.items()}
+        return {name: "string" if kind == "string" else "integer" for name, kind in kinds.items()}
 
     def read(self, columns: Sequence[str]) -> Iterator[RawRows]:
         """All rows of all files, in order.
@@ -205,6 +206,7 @@ def _converted(array: Any, kind: Kind, name: str, bad: list[BadValue], rows: Any
         return array
     target = {
         "integer": pyarrow.int64(),
+        "unsigned": pyarrow.uint64(),
         "number": pyarrow.float64(),
         "time": pyarrow.timestamp("us"),
     }[kind]
@@ -212,7 +214,7 @@ def _converted(array: Any, kind: Kind, name: str, bad: list[BadValue], rows: Any
         return array.cast(target)
     except pyarrow.ArrowInvalid:
         array = pc.if_else(pc.is_in(array, _NO_VALUE), None, array)
-        if kind == "integer":
+        if kind in ("integer", "unsigned"):
             array = pc.replace_substring_regex(array, r"^([+-]?[0-9]+)\.0+$", r"\1")
     try:
         return array.cast(target)

@@ -29,7 +29,9 @@ _EXPECTED_LABEL: dict[Label | None, str] = {
 _EXPECTED_NUMBER = "a finite number, or null"
 _EXPECTED_WEIGHT = "a finite weight of 0 or more"
 _EXPECTED_ONE = "an id, as data.required has this column"
-_EXPECTED_ID = "a whole number from -2^63 to 2^63 - 1, or null"
+_EXPECTED_ID = (
+    "a whole number from -2^63 to 2^63 - 1, or null; data.types: {column: unsigned} accepts more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,8 @@ class Decoder:
             raise problems.wrong_type(array.type, name, "strings, or whole numbers")
         found = array.fill_null(0) if array.null_count else array
         values = found.to_numpy(zero_copy_only=False)
+        if array.type == pyarrow.uint64() and self._data.types.get(name) == "unsigned":
+            return np.ascontiguousarray(values).view(np.int64), has_id
         if array.type == pyarrow.uint64():
             problems.check(values <= np.uint64(2**63 - 1), array, name, _EXPECTED_ID, rows)
         return values.astype(np.int64, copy=False), has_id

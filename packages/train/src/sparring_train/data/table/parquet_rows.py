@@ -76,7 +76,7 @@ class ParquetRows:
         texts = {"strings", "lists of strings"}
         return {name: "string" if self.types[name] in texts else "integer" for name in columns}
 
-    def check_origins(self, expected: Mapping[str, Origin]) -> None:
+    def check_origins(self, expected: Mapping[str, str]) -> None:
         """Refuses columns whose ids would not be those of the run, whose tables they are looked up in.
 
         Raises:
@@ -84,8 +84,8 @@ class ParquetRows:
                 whole numbers.
         """
         for name, found in self.origins(tuple(expected)).items():
-            if found != expected[name]:
-                wanted = "strings" if expected[name] == "string" else "whole numbers"
+            wanted = "strings" if expected[name] == "string" else "whole numbers"
+            if wanted != ("strings" if found == "string" else "whole numbers"):
                 raise DataError(
                     f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "
                     f"{wanted}, as data.types says or the data of the run had; write the column as "
