@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ class Shards:
     """All shards of a service, and the addresses ``shard:0`` … at which a transport finds them."""
 
     def __init__(self, num_shards: int, **config: Any) -> None:
-        self.config = ParametersConfig.model_validate({"tables": TABLES, "start": None, **config})
+        self.config = ParametersConfig.model_validate(
+            {"tables": TABLES, "start": None, "push_log_bytes": 0, **config}
+        )
         self.map = ShardReplicas(tuple((f"shard:{each}",) for each in range(num_shards)))
         self.fault: Callable[[Send], str] = lambda _: ""
         self.services: dict[str, ParameterService] = {}
@@ -58,6 +61,12 @@ class Shards:
         for each in self.services.values():
             each.close()
             each.shard.close()
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default push log is in the working directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 MakeShards = Callable[..., Shards]

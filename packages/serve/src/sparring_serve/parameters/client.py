@@ -21,6 +21,7 @@ from sparring_serve.client.lookup_client import (
 from sparring_serve.client.session import Steps
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
+from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.pushing import (
     Pushed,
@@ -81,6 +82,7 @@ class _Pushing(Client):
         self.name = secrets.token_hex(8)
         """The client in its push tokens."""
         self._numbers = itertools.count(1)
+        self._incarnations = Incarnations()
         self._heard: dict[str, int] = {}
         """Of each address the failure that its last flush told."""
 
@@ -106,13 +108,12 @@ class _Pushing(Client):
         if seconds is None:
             seconds = self._session.config.push_deadline_seconds
         deadline = self._session.deadline(seconds)
-        return pushing(
-            self._session, pushes, token or Token(self.name, next(self._numbers)), waits, deadline
-        )
+        token = token or Token(self.name, next(self._numbers))
+        return pushing(self._session, pushes, token, waits, deadline, self._incarnations)
 
     def _flushing(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
         deadline = self._session.deadline(deadline_seconds)
-        return flushing(self._session, self.name, self._heard, deadline)
+        return flushing(self._session, self.name, self._heard, deadline, self._incarnations)
 
 
 class ParameterClient(LookupClient, _Pushing):
@@ -148,6 +149,8 @@ class ParameterClient(LookupClient, _Pushing):
             InvalidArgumentError: gradients, methods or hyper-parameters do not fit the tables. No row was
                 changed.
             PushFailedError: some shards have not taken it; its `token` pushes it again.
+            ShardRestartedError: all shards have taken it, and one of them restarted before that without
+                all pushes that it had acknowledged; raised once per restart.
             DeadlineError, ReplicasFailedError, AccessError: as `pull`; nothing was sent.
         """
         return self._run(
@@ -163,11 +166,16 @@ class ParameterClient(LookupClient, _Pushing):
         Raises:
             PushFailedError: a shard failed, or could not apply a push of this client that was queued;
                 `token` is that of the first one. The next flush tells of later ones only.
+            ShardRestartedError: as `push`.
         """
         return self._run(self._flushing(deadline_seconds))
 
     def save(
-        self, url: str | os.PathLike[str] = "", *, deadline_seconds: float | None = None
+        self,
+        url: str | os.PathLike[str] = "",
+        *,
+        deadline_seconds: float | None = None,
+        accept_loss: bool = False,
     ) -> ServiceSnapshot:
         """Saves all tables of all shards as one snapshot, push tokens included.
 
@@ -178,14 +186,17 @@ class ParameterClient(LookupClient, _Pushing):
             url: of the snapshot, in one of the service's folders; a name alone is one in the first, and
                 without a name it is called by its step.
             deadline_seconds: None: `parameters.save_seconds` of the service.
+            accept_loss: save although a shard restarted without all pushes that it had acknowledged.
 
         Raises:
-            SnapshotError: a shard is missing or failed, and is named; nothing was saved. Where the answer
-                was lost, the snapshot may be there.
+            SnapshotError: a shard is missing or failed, or has lost acknowledged pushes, and is named;
+                nothing was saved. Where the answer was lost, the snapshot may be there.
             InvalidArgumentError: the URL is in none of the service's folders.
             DeadlineError, ReplicasFailedError, AccessError: as `pull`.
         """
-        return self._run(snapshotting(self._session, "Save", url, deadline_seconds))
+        return self._run(
+            snapshotting(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
+        )
 
     def load(
         self,
@@ -235,10 +246,16 @@ class AsyncParameterClient(AsyncLookupClient, _Pushing):
         return await self._run(self._flushing(deadline_seconds))
 
     async def save(
-        self, url: str | os.PathLike[str] = "", *, deadline_seconds: float | None = None
+        self,
+        url: str | os.PathLike[str] = "",
+        *,
+        deadline_seconds: float | None = None,
+        accept_loss: bool = False,
     ) -> ServiceSnapshot:
         """As `ParameterClient.save`."""
-        return await self._run(snapshotting(self._session, "Save", url, deadline_seconds))
+        return await self._run(
+            snapshotting(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
+        )
 
     async def load(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -100,6 +101,22 @@ class ParametersConfig(DocumentModel):
         description="What a server begins with: `newest`, the newest snapshot of the first folder, if "
         "there is one; the name or URL of another; null: no rows.",
     )
+    push_log: Path | None = Field(
+        None,
+        description="Local folder of the log of pushes since the last save, one per service, from which "
+        "a server that was killed resumes; null: the first folder's path with `.push-log` at its end, or "
+        "`push-log` in the working directory if the first folder is a URL.",
+    )
+    push_log_bytes: Annotated[ByteCount, Field(ge=0)] = Field(
+        1 << 30,
+        description="Bytes of the push log of a shard. Past it pushes are not logged until the next "
+        "save, with a warning; 0: no log.",
+    )
+    push_log_sync_milliseconds: Annotated[float, Field(ge=0, le=3_600_000)] = Field(
+        1000.0,
+        description="How often the push log is written to the disk itself (fsync), which only a power "
+        "loss needs; 0: before each acknowledgement.",
+    )
     queue_pushes: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         256, description="Pushes that wait in a server; more are refused, RESOURCE_EXHAUSTED."
     )
@@ -127,6 +144,14 @@ class ParametersConfig(DocumentModel):
             except SparringError as error:
                 raise ValueError(f"table {name!r}: {error}") from None
         return tables
+
+    @property
+    def push_log_folder(self) -> Path:
+        """Where the push log is."""
+        if self.push_log is not None:
+            return self.push_log
+        first = self.folders[0].removeprefix("file://").rstrip("/")
+        return Path("push-log" if "://" in first else f"{first}.push-log")
 
     @model_validator(mode="after")
     def _has_no_password(self) -> ParametersConfig:

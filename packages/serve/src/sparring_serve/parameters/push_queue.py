@@ -44,8 +44,15 @@ class PushQueue:
         self._thread = threading.Thread(target=self._work, name="sparring-parameters", daemon=True)
         self._thread.start()
 
-    def push(self, run: Callable[[], Any], num_bytes: int) -> Future[Any]:
+    def push(
+        self, run: Callable[[], Any], num_bytes: int, before: Callable[[], None] = lambda: None
+    ) -> Future[Any]:
         """Adds a push.
+
+        Args:
+            run: applies it.
+            num_bytes: of it.
+            before: runs once there is room for the push, before it is added.
 
         Raises:
             Refusal: RESOURCE_EXHAUSTED: there is no room now, and the push was not taken.
@@ -61,6 +68,7 @@ class PushQueue:
                     "later with the same token",
                     reason="push_queue",
                 )
+            before()
             self.num_pushes += 1
             self.num_bytes += num_bytes
             return self._add(_Work(run, num_bytes, is_push=True))

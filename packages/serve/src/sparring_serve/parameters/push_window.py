@@ -96,6 +96,10 @@ class PushWindows:
         self.add(token)
         self._windows[token.client].in_part.add(token.number)
 
+    def newest(self) -> dict[str, int]:
+        """Client → its newest push."""
+        return {client: each.newest for client, each in self._windows.items()}
+
     def saved(self) -> dict[str, Any]:
         """JSON of all, for a snapshot."""
         return {

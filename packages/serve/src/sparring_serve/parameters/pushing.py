@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import Outcome, Pause, Send
+from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
@@ -133,6 +134,7 @@ def pushing(
     token: Token,
     wait: Wait,
     deadline: float,
+    incarnations: Incarnations,
 ) -> Steps[Pushed]:
     """A push; see `ParameterClient.push`."""
     is_first = True
@@ -140,8 +142,10 @@ def pushing(
         description = yield from session.described(deadline)
         parts = _checked(given, description)
         shards = session.shards
-        requests = _requests(parts, shards, token, wait, description)
-        calls = [ShardCall(each) for each in requests]
+        addresses = [replicas[0] for replicas in shards.shards]
+        push = PushRequest(client=token.client, sequence=token.number, wait=wait)
+        pushes = [replace(push, incarnation=incarnations.last(each)) for each in addresses]
+        calls = [ShardCall(each) for each in _requests(parts, shards, pushes, description)]
         longest = description.most_deadline_seconds
         try:
             yield from attempts(session, "Push", calls, PushAnswer, deadline, longest)
@@ -152,12 +156,19 @@ def pushing(
         what = f"push {token.number} of client {token.client}"
         advice = "See what is wrong there, and push again with token=error.token"
         raise_failed(what, calls, shards, advice, token)
+        restarted = incarnations.take([each.answer for each in calls], addresses, token.number)
+        if restarted is not None:
+            raise restarted
         known = tuple(shard for shard, each in enumerate(calls) if each.answer.was_known)
         return Pushed(token, tuple(each.answer.step for each in calls), known)
 
 
 def flushing(
-    session: Session, client: str, heard: dict[str, int], deadline: float
+    session: Session,
+    client: str,
+    heard: dict[str, int],
+    deadline: float,
+    incarnations: Incarnations,
 ) -> Steps[tuple[int, ...]]:
     """A flush; see `ParameterClient.flush`.
 
@@ -166,6 +177,7 @@ def flushing(
         client: in tokens.
         heard: of each address the failure that it told last; changed.
         deadline: on the session's clock.
+        incarnations: of the shards.
     """
     description = yield from session.described(deadline)
     shards, longest = session.shards, save_seconds(description)
@@ -184,6 +196,9 @@ def flushing(
                 "token=error.token"
             )
     raise_failed("flush", calls, shards, advice, token)
+    restarted = incarnations.take([each.answer for each in calls], addresses, 0)
+    if restarted is not None:
+        raise restarted
     return tuple(each.answer.step for each in calls)
 
 
@@ -208,6 +223,7 @@ def snapshotting(
     url: str | os.PathLike[str],
     deadline_seconds: float | None,
     tables: Collection[str] | None = None,
+    accept_loss: bool = False,
 ) -> Steps[ServiceSnapshot]:
     """A save or load; see `ParameterClient.save` and `load`."""
     if not isinstance(url, (str, os.PathLike)):
@@ -216,6 +232,11 @@ def snapshotting(
         )
     url = checked_text(f"{method.lower()}: the name of the snapshot", os.fspath(url))
     names = _table_names(tables)
+    if not isinstance(accept_loss, bool):
+        raise InvalidArgumentError(
+            f"save: accept_loss must be True or False, found {accept_loss!r}; give accept_loss=True to "
+            "save although acknowledged pushes may be missing"
+        )
     given = None if deadline_seconds is None else checked_seconds(deadline_seconds, math.inf)
     description = yield from session.described(session.deadline(None))
     most_seconds = save_seconds(description)
@@ -225,7 +246,7 @@ def snapshotting(
     end = session.clock() + seconds
     yield from _reach_first(session, what, min(ASK_SECONDS, seconds / 2))
     # Asked once: the answer to a second attempt would tell nothing of the first.
-    request = encode(SnapshotRequest(url, names))
+    request = encode(SnapshotRequest(url, names, accept_loss))
     [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
     if outcome.answer is None:
         if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
@@ -459,8 +480,7 @@ def _hyper_text(table: str, given: Mapping[str, Any] | None) -> str:
 def _requests(
     parts: Sequence[_Part],
     shards: ShardReplicas,
-    token: Token,
-    wait: Wait,
+    pushes: Sequence[PushRequest],
     description: Description,
 ) -> list[bytes]:
     """Of each shard its request: all shards get one, so that all count the same steps."""
@@ -472,7 +492,7 @@ def _requests(
             for part, owner in zip(parts, owners, strict=True)
         )
         num_ids = sum(len(each.ids) // 8 for each in tables)
-        request = encode(PushRequest(tables, token.client, token.number, wait))
+        request = encode(replace(pushes[shard], tables=tables))
         most_bytes = min(each.most_bytes for each in description.shards.values())
         if num_ids > description.most_ids or len(request) > most_bytes:
             raise InvalidArgumentError(

@@ -47,8 +47,9 @@ def open_parameter_server(
     tables = ParameterShard(declared, place)
 
     def changes(lookups: LookupService) -> ParameterService:
-        lookups.parameters = tables.describe()
-        return ParameterService(tables, lookups, GrpcTransport(config.client))
+        service = ParameterService(tables, lookups, GrpcTransport(config.client))
+        service.resume()
+        return service
 
     try:
         tables.start()

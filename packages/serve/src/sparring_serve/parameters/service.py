@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -16,10 +18,11 @@ import numpy.typing as npt
 
 from sparring import hyper_from
 from sparring.contracts import HyperParameters
-from sparring.errors import InvalidArgumentError, SparringError
+from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
 from sparring_serve.parameters.declaration import TableDeclaration
 from sparring_serve.parameters.push_failures import PushFailures
+from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
@@ -37,6 +40,8 @@ from sparring_serve.wire.messages import (
 )
 
 __all__ = ["ParameterService"]
+
+_log = logging.getLogger(__name__)
 
 _CLIENT = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
 _MOST_WHY = 1000
@@ -57,12 +62,70 @@ class ParameterService:
         config = shard.config
         self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
         self._transport = transport
-        self._snapshots = ShardSnapshots(shard, self.queue, transport)
+        self._push_log: PushLog | None = None
         # A push may be applied before its callback is added, which then runs where this is held.
         self._lock = threading.RLock()
+        self._snapshots = ShardSnapshots(shard, self.queue, transport, self._in_order)
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
         self._failures = PushFailures(config.most_clients)
+
+    def resume(self) -> None:
+        """Opens the push log and replays the pushes since the snapshot that the shard began with.
+
+        Raises:
+            StorageIOError: the log cannot be read or written.
+            SnapshotError: it has pushes that do not fit the tables.
+        """
+        shard, config = self.shard, self.shard.config
+        if config.push_log_bytes:
+            log = PushLog(
+                config.push_log_folder,
+                shard.place.shard,
+                shard.place.shards.num_shards,
+                config.push_log_bytes,
+                config.push_log_sync_milliseconds,
+            )
+            try:
+                # Rows that a storage kept by itself may have the logged pushes already.
+                base = shard.began_with
+                if not base and shard.has_rows:
+                    base = "rows that a storage kept"
+                resumed = log.resume(base, self._replay, start=config.start)
+            except BaseException:
+                log.close()
+                raise
+            self._push_log = log
+            shard.incarnation = log.incarnation
+            if resumed.num_pushes:
+                _log.info("replayed the log of %d pushes, step %d", resumed.num_pushes, shard.steps)
+            if resumed.lost:
+                shard.note_loss(resumed.lost)
+        shard.known_at_start = shard.windows.newest()
+        self.lookups.parameters = shard.describe()
+
+    def _replay(self, content: bytes) -> None:
+        request: PushRequest = decoded(PushRequest, content)
+        try:
+            pushed = self._checked(request, Wait.APPLIED)
+        except Refusal as refusal:
+            raise SnapshotError(
+                f"replay of the push log in {self.shard.config.push_log_folder}: push {request.sequence} "
+                f"of client {request.client}: {refusal}; start with the tables that it was logged with "
+                "and save, or move the log away"
+            ) from refusal
+        token = _token(request)
+        try:
+            self.shard.apply(token, pushed)
+        except SparringError as error:
+            # As when it was queued first; its client is told by the next flush.
+            self._failures.add(token, str(error))
+
+    @contextmanager
+    def _in_order(self) -> Iterator[PushLog | None]:
+        """Holds the order in which pushes are logged and queued."""
+        with self._lock:
+            yield self._push_log
 
     def push(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a PushRequest with a PushAnswer.
@@ -81,23 +144,48 @@ class ParameterService:
                 was_known = self._was_applied(token)
             if not was_known:
                 future = self._pending[token] = self.queue.push(
-                    lambda: self._apply(token, pushed), len(content)
+                    lambda: self._apply(token, pushed), len(content), self._logged(content)
                 )
                 future.add_done_callback(lambda done: self._end(token, done, wait))
         if future is not None and wait is Wait.APPLIED:
             self._result(future, remaining_seconds, "push")
-        return encode(PushAnswer(was_known, self.shard.steps))
+        self._note_incarnation(request)
+        shard = self.shard
+        known = shard.known_at_start.get(request.client, 0)
+        return encode(PushAnswer(was_known, shard.steps, shard.incarnation, known))
+
+    def _logged(self, content: Buffer) -> Callable[[], None]:
+        def write() -> None:
+            if self._push_log is not None:
+                try:
+                    self._push_log.append(content)
+                except StorageIOError as error:
+                    raise Refusal(
+                        Status.RESOURCE_EXHAUSTED,
+                        f"{error}; the push was not taken. Push again later with the same token",
+                        reason="push_log",
+                    ) from error
+
+        return write
+
+    def _note_incarnation(self, request: PushRequest) -> None:
+        shard = self.shard
+        if request.incarnation not in (0, shard.incarnation):
+            shard.note_loss(
+                f"this server restarted after it acknowledged pushes of client {request.client}, and "
+                "does not have all of them"
+            )
 
     def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a FlushRequest with a FlushAnswer."""
         request: FlushRequest = decoded(FlushRequest, content)
         self.check_long_deadline(remaining_seconds)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
+        shard = self.shard
+        known = shard.known_at_start.get(request.client, 0)
         told = self._failures.tell(request.client, request.heard)
-        if told is None:
-            return encode(FlushAnswer(self.shard.steps))
-        why = str(told)[:_MOST_WHY]
-        return encode(FlushAnswer(self.shard.steps, told.name, told.push, why))
+        failure = (0, 0, "") if told is None else (told.name, told.push, str(told)[:_MOST_WHY])
+        return encode(FlushAnswer(shard.steps, *failure, shard.incarnation, known))
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """As `Changes.methods`."""
@@ -125,6 +213,8 @@ class ParameterService:
         """Applies what waits."""
         self.queue.close()
         self._transport.close()
+        if self._push_log is not None:
+            self._push_log.close()
 
     def check_long_deadline(self, remaining_seconds: float) -> None:
         """Refuses a call that may take long, without a deadline or with one that is over."""
@@ -141,6 +231,9 @@ class ParameterService:
         return {
             "pushes_waiting": float(self.queue.num_pushes),
             "push_bytes_waiting": float(self.queue.num_bytes),
+            "push_log_bytes": 0.0 if self._push_log is None else float(self._push_log.num_bytes),
+            "push_log_gap": float(self._push_log is not None and bool(self._push_log.gap)),
+            "pushes_lost": float(bool(self.shard.lost)),
         }
 
     # -- of a push

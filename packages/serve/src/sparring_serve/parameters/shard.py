@@ -34,6 +34,7 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring_serve.parameters.declaration import ParametersConfig
+from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import method_steps
 from sparring_serve.refusal import Refusal, Status
@@ -88,6 +89,15 @@ class ParameterShard:
         self._steps_before = 0
         """Pushes that the engine does not count, as it loaded rows of some tables of a snapshot."""
         self.windows = PushWindows(config.most_clients)
+        self.incarnation = new_incarnation()
+        self.began_with = ""
+        """URL of the snapshot that the server began with; empty: no rows."""
+        self.lost = ""
+        """Why acknowledged pushes may be missing, until a snapshot is loaded or the loss is accepted."""
+        self.is_settled = False
+        """Whether a snapshot was loaded, or a loss accepted, in this incarnation."""
+        self.known_at_start: dict[str, int] = {}
+        """Client → its newest push that this shard had when the incarnation began."""
         self._storages: dict[str, Storage] = {}
         self._shapes: dict[str, TableShape] = {}
         self._container = StepContainer(
@@ -133,12 +143,27 @@ class ParameterShard:
                 "parameters.start; with null a service begins without rows",
                 url=url,
             ) from error
+        self.began_with = loaded.url
         _log.info("began with %s, step %d", loaded.url, loaded.step)
 
     @property
     def steps(self) -> int:
         """Pushes that were applied, those in the snapshot that was loaded included."""
         return self._steps_before + self._container.counters.steps
+
+    @property
+    def has_rows(self) -> bool:
+        return any(storage.size for storage in self._storages.values())
+
+    def note_loss(self, why: str) -> None:
+        """Refuses saves until a snapshot is loaded or the loss is accepted."""
+        if not (self.lost or self.is_settled):
+            self.lost = why
+            _log.warning("acknowledged pushes may be missing: %s", why)
+
+    def settle(self) -> None:
+        """Notes that a snapshot was loaded, or that the loss was accepted."""
+        self.lost, self.is_settled = "", True
 
     def describe(self) -> ParametersMessage:
         """Methods of the tables, and what clients check before they push."""
@@ -147,7 +172,10 @@ class ParameterShard:
             for name, each in self.config.tables.items()
         )
         return ParametersMessage(
-            tuple(methods), self.config.non_finite_gradients, self.config.save_seconds
+            tuple(methods),
+            self.config.non_finite_gradients,
+            self.config.save_seconds,
+            self.incarnation,
         )
 
     # -- as ServingTables

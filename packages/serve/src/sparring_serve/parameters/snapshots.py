@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from sparring import locate, open_place, open_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
 from sparring_serve.client.transport import Outcome, Send, Transport
+from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.pushing import ASK_SECONDS, said
 from sparring_serve.parameters.shard import ParameterShard
@@ -51,10 +52,18 @@ class ShardSnapshots:
         shard: the tables.
         queue: where a save and a load take their turn among pushes.
         transport: to the other shards.
+        in_order: holds the order of the queue, and gives the push log if there is one.
     """
 
-    def __init__(self, shard: ParameterShard, queue: PushQueue, transport: Transport) -> None:
+    def __init__(
+        self,
+        shard: ParameterShard,
+        queue: PushQueue,
+        transport: Transport,
+        in_order: Callable[[], AbstractContextManager[PushLog | None]],
+    ) -> None:
         self._shard, self._queue, self._transport = shard, queue, transport
+        self._in_order = in_order
         self._one_at_a_time = threading.Lock()
 
     # -- of all shards
@@ -64,10 +73,14 @@ class ShardSnapshots:
         request: SnapshotRequest = decoded(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"save of {request.url or 'all tables'}"):
-            asked = self._ask("SavePart", PartRequest(asks=True), "save", seconds)
+            self._check_complete(request.accepts_loss)
+            asks = PartRequest(asks=True, accepts_loss=request.accepts_loss)
+            asked = self._ask("SavePart", asks, "save", seconds)
             step = max([self._shard.steps, *(each.step for each in asked)])
             url = self._url(request.url or f"step-{step:012d}")
-            part = PartRequest(url, token=secrets.token_hex(16), step=step)
+            part = PartRequest(
+                url, token=secrets.token_hex(16), step=step, accepts_loss=request.accepts_loss
+            )
             return self._together("SavePart", part, self._save_part, "save", deadline)
 
     def load(self, content: bytes, seconds: float) -> bytes:
@@ -193,7 +206,8 @@ class ShardSnapshots:
         part: PartRequest = decoded(PartRequest, content)
         self._check_meant(part)
         if part.asks:
-            return encode(PartAnswer(self._shard.steps))
+            self._check_complete(part.accepts_loss)
+            return encode(PartAnswer(self._shard.steps, incarnation=self._shard.incarnation))
         return encode(self._save_part(part, seconds))
 
     def load_part(self, content: bytes, seconds: float) -> bytes:
@@ -216,16 +230,48 @@ class ShardSnapshots:
     def _save_part(self, part: PartRequest, seconds: float) -> PartAnswer:
         url = self._url(part.url)
         with _refused("save"):
-            begun = self._queue.call(
-                lambda: self._shard.begin_save(url, part.token, part.step, seconds)
-            )
+            with self._in_order() as log:
+                segment = 0 if log is None else log.begin(url)
+                begun = self._queue.call(
+                    lambda: self._shard.begin_save(url, part.token, part.step, seconds)
+                )
             saved = begun.result(seconds).result(seconds)
-        return PartAnswer(self._shard.steps, _rows(saved.rows))
+            if part.accepts_loss and self._shard.lost:
+                self._shard.settle()
+            with self._in_order() as log:
+                if log is not None:
+                    log.commit(segment)
+        return PartAnswer(self._shard.steps, _rows(saved.rows), incarnation=self._shard.incarnation)
+
+    def _check_complete(self, accepts_loss: bool) -> None:
+        place, lost = self._shard.place, self._shard.lost
+        if lost and not accepts_loss:
+            raise Refusal(
+                Status.FAILED_PRECONDITION,
+                f"save: nothing was changed: shard {place.shard + 1} of {place.shards.num_shards} may "
+                f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load), so that "
+                "all shards have the same pushes, or accept the loss "
+                "(ParameterClient.save(accept_loss=True))",
+                reason="pushes_lost",
+            )
 
     def _load_part(self, part: PartRequest, seconds: float) -> PartAnswer:
         url = self._url(part.url)
         with _refused("load"):
-            loaded = self._queue.call(lambda: self._shard.load(url, part.tables)).result(seconds)
+            is_all = not part.tables or set(part.tables) == set(self._shard.config.tables)
+            with self._in_order() as log:
+                segment = 0
+                if log is not None:
+                    segment = log.begin(url if is_all else None)
+                    if not is_all:
+                        log.skip("some of the tables were loaded from another snapshot")
+                waiting = self._queue.call(lambda: self._shard.load(url, part.tables))
+            loaded = waiting.result(seconds)
+            if is_all:
+                self._shard.settle()
+                with self._in_order() as log:
+                    if log is not None:
+                        log.commit(segment)
         return PartAnswer(self._shard.steps, _rows(loaded.rows), part.hash)
 
     def _check_meant(self, part: PartRequest) -> None:

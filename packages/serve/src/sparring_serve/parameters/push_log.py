@@ -1,0 +1,408 @@
+"""The log of pushes since the last save of a shard; docs/format/push-log.md describes the files.
+
+    push ──► append(PushRequest) ──► queue ──► acknowledgement
+    save ──► begin(url): a new segment ──► committed: older segments are deleted
+
+A process that is killed leaves everything that it wrote in the files, because the operating system has
+it. Only power loss needs `fsync`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sparring.errors import StorageIOError
+from sparring_serve.wire.fields import Buffer
+
+__all__ = ["PushLog", "Resumed", "new_incarnation"]
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"SPRPLOG1"
+_RECORD = struct.Struct("<IIB")
+"""Payload bytes, CRC-32 of kind and payload, kind."""
+_MAX_RECORD_BYTES = 1 << 27
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Kind(IntEnum):
+    HEADER = 0
+    PUSH = 1
+    GAP = 2
+    """Later pushes of this segment are not in the log; the payload says why."""
+    END = 3
+    """The server ended as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Result of `PushLog.resume`."""
+
+    num_pushes: int
+    """Pushes that were replayed."""
+    lost: str
+    """Why acknowledged pushes may be missing; empty: the state is complete."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    number: int
+    path: Path
+    header: dict[str, Any]
+    num_pushes: int = 0
+    fault: str = ""
+    """Why pushes are missing in it; empty: it is complete."""
+    is_ended: bool = False
+
+    @property
+    def base(self) -> str | None:
+        """Snapshot that the segment follows; empty: no rows; None: the segment before."""
+        base: str | None = self.header["base"]
+        return base
+
+
+def new_incarnation() -> int:
+    return secrets.randbits(62) + 1
+
+
+class PushLog:
+    """Log of one shard. The owner serializes all calls, so that records are in the order of the queue.
+
+    Args:
+        folder: of the log, on a local disk; created if it does not exist.
+        shard: from 0.
+        num_shards: of the service.
+        max_bytes: of all segments. Past it pushes are not logged until the next save.
+        sync_milliseconds: between calls of `fsync`; 0: one per push, before its acknowledgement.
+
+    Raises:
+        StorageIOError: the folder cannot be written, or another process uses this log.
+    """
+
+    def __init__(
+        self, folder: Path, shard: int, num_shards: int, max_bytes: int, sync_milliseconds: float
+    ) -> None:
+        self.folder, self._shard, self._num_shards = folder, shard, num_shards
+        self._max_bytes, self._sync_seconds = max_bytes, sync_milliseconds / 1000
+        self._stem = f"shard-{shard + 1:04d}-of-{num_shards:04d}"
+        self.incarnation = 0
+        self.gap = ""
+        """Why pushes are not logged now; empty: they are."""
+        self.num_bytes = 0
+        self._number = 0
+        self._file: BinaryIO | None = None
+        self._is_dirty = False
+        self._file_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / f"{self._stem}.lock").open("ab")
+        except OSError as error:
+            raise self._failed("cannot be opened", error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise self._failed("is used by another process", error) from error
+
+    def _failed(self, what: str, error: OSError) -> StorageIOError:
+        return StorageIOError(
+            f"push log {self.folder}/{self._stem}: {what} ({error.strerror or error}); give each service "
+            "a local folder of its own in parameters.push_log, or set parameters.push_log_bytes=0"
+        )
+
+    # -- at the start of a server
+
+    def resume(
+        self, base: str, apply: Callable[[bytes], None], *, start: str | None = "newest"
+    ) -> Resumed:
+        """Replays the pushes since the snapshot that the shard began with, and begins a segment.
+
+        The incarnation stays if no acknowledged push is missing, and is a new one otherwise.
+
+        Args:
+            base: the URL of the snapshot; empty: no rows.
+            apply: applies a PushRequest, unless its token is known.
+            start: `parameters.start`. None: nothing is replayed, because no rows are wanted.
+
+        Raises:
+            StorageIOError: the files cannot be read or written.
+        """
+        try:
+            found = [self._read(path) for path in self._paths()]
+            own = [each for each in found if each is not None]
+            self._number = max((_number(path) for path in self._paths()), default=0)
+            begin = None
+            if start is not None:
+                begin = next((i for i in reversed(range(len(own))) if own[i].base == base), None)
+            lost = "" if own else self._other_shards(base)
+            num_pushes = 0
+            if begin is None:
+                is_wanted = start != "newest" and bool(own) and own[-1].is_ended
+                lost = lost or self._set_aside(own, base)
+                if is_wanted:
+                    # The server ended as asked, and is to begin with something else now.
+                    lost = ""
+            else:
+                for each in own[begin:]:
+                    for kind, payload in _records(each.path):
+                        if kind == _Kind.PUSH:
+                            apply(payload)
+                            num_pushes += 1
+                lost = self._missing(own[begin:])
+            is_complete = bool(own) and begin is not None and not lost
+            self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
+            self.begin(base if begin is None else None)
+        except OSError as error:
+            raise self._failed("cannot be read or written", error) from error
+        if begin is not None:
+            for each in own[:begin]:
+                each.path.unlink(missing_ok=True)
+        self.num_bytes = sum(path.stat().st_size for path in self._paths())
+        if self._sync_seconds:
+            self._thread = threading.Thread(target=self._sync, name="push-log-sync", daemon=True)
+            self._thread.start()
+        return Resumed(num_pushes, lost)
+
+    def _missing(self, chain: list[_Segment]) -> str:
+        faults = [f"{each.path.name}: {each.fault}" for each in chain if each.fault]
+        last = chain[-1]
+        milliseconds = last.header["sync_milliseconds"]
+        if last.header["boot"] != _boot() and not last.is_ended and milliseconds:
+            faults.append(
+                f"the machine of {last.path.name} went down, so pushes of its last {milliseconds:g} ms "
+                "may be missing (parameters.push_log_sync_milliseconds)"
+            )
+        return "; ".join(faults)
+
+    def _set_aside(self, own: list[_Segment], base: str) -> str:
+        """Renames segments that do not follow the snapshot; returns what is lost by that."""
+        num_pushes = sum(each.num_pushes for each in own)
+        faults = [each.fault for each in own if each.fault]
+        bases = [each.base for each in own if each.base is not None]
+        for each in own:
+            if num_pushes or faults:
+                each.path.rename(each.path.with_suffix(".unused"))
+            else:
+                each.path.unlink()
+        if not (num_pushes or faults):
+            return ""
+        log_base = (bases[-1] if bases else "") or "no snapshot"
+        return (
+            f"the log of {num_pushes:,} pushes follows {log_base}, and the server began with "
+            f"{base or 'no snapshot'}; its files are {self.folder}/{self._stem}.*.unused now"
+        )
+
+    def _other_shards(self, base: str) -> str:
+        """Logs of another number of shards that follow the same snapshot."""
+        for path in sorted(self.folder.glob("shard-*-of-*.*.log")):
+            each = None if path.name.startswith(self._stem) else self._read(path)
+            is_other = each is not None and each.header["num_shards"] != self._num_shards
+            if each is not None and is_other and each.base == base and each.num_pushes:
+                return (
+                    f"{path} has {each.num_pushes:,} pushes of another number of shards, which are not "
+                    "replayed here; start that many shards and save before the number is changed"
+                )
+        return ""
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob(f"{self._stem}.*.log"))
+
+    def _read(self, path: Path) -> _Segment | None:
+        """Reads a segment to its end; None: its header was never complete, so nothing follows it."""
+        segment: _Segment | None = None
+        end = 0
+        for kind, payload in _records(path):
+            end += _RECORD.size + len(payload)
+            if segment is None:
+                if kind != _Kind.HEADER:
+                    break
+                segment = _Segment(_number(path), path, json.loads(payload))
+                continue
+            segment.num_pushes += kind == _Kind.PUSH
+            segment.is_ended = kind == _Kind.END
+            if kind == _Kind.GAP:
+                segment.fault = payload.decode()
+        fault = _damage(path, len(_MAGIC) + end)
+        if segment is None and fault:
+            header = {"incarnation": 0, "base": None, "boot": _boot(), "sync_milliseconds": 0}
+            segment = _Segment(_number(path), path, header | {"num_shards": self._num_shards})
+        if segment is not None and fault:
+            segment.fault = fault
+        return segment
+
+    # -- while the server runs
+
+    def append(self, content: Buffer) -> None:
+        """Writes a PushRequest.
+
+        Raises:
+            StorageIOError: the disk is full or failed; the log is as before.
+        """
+        if self.gap:
+            return
+        if self.num_bytes + len(content) > self._max_bytes:
+            self.skip(
+                f"pushes since the last save need more than parameters.push_log_bytes={self._max_bytes:,}"
+            )
+            return
+        self._write(_Kind.PUSH, content)
+        if not self._sync_seconds:
+            self._fsync()
+
+    def skip(self, why: str) -> None:
+        """Stops logging until the next save, and notes that in the log."""
+        if self.gap:
+            return
+        self.gap = why
+        _log.warning("%s: until the next save, pushes are lost if this server is killed", why)
+        self._write(_Kind.GAP, why.encode())
+
+    def begin(self, base: str | None) -> int:
+        """Begins a segment: pushes from now on follow `base`. Returns its number, for `commit`."""
+        self._number += 1
+        path = self.folder / f"{self._stem}.{self._number:08d}.log"
+        header = {
+            "incarnation": self.incarnation,
+            "base": base,
+            "boot": _boot(),
+            "shard": self._shard,
+            "num_shards": self._num_shards,
+            "sync_milliseconds": 1000 * self._sync_seconds,
+        }
+        try:
+            opened = path.open("xb", buffering=0)
+            opened.write(_MAGIC + _framed(_Kind.HEADER, json.dumps(header).encode()))
+            os.fsync(opened.fileno())
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise self._failed("cannot be written", error) from error
+        with self._file_lock:
+            before, self._file = self._file, opened
+            if before is not None:
+                os.fsync(before.fileno())
+                before.close()
+        self.num_bytes += opened.tell()
+        self.gap = ""
+        return self._number
+
+    def commit(self, number: int) -> None:
+        """Deletes segments before `number`, because the snapshot that it follows is complete."""
+        for path in self._paths():
+            if _number(path) < number:
+                self.num_bytes -= path.stat().st_size
+                path.unlink()
+
+    def close(self) -> None:
+        """Notes that the server ended as asked, and closes the files."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._file is not None:
+            try:
+                self._write(_Kind.END, b"")
+                self._fsync()
+            finally:
+                self._file.close()
+                self._file = None
+        self._lock.close()
+
+    def _write(self, kind: _Kind, payload: Buffer) -> None:
+        assert self._file is not None
+        record = memoryview(_framed(kind, payload))
+        before = self._file.tell()
+        try:
+            written = 0
+            while written < len(record):
+                written += self._file.write(record[written:])
+        except OSError as error:
+            self._file.truncate(before)
+            self._file.seek(before)
+            raise self._failed("cannot be written", error) from error
+        self.num_bytes += len(record)
+        self._is_dirty = True
+
+    def _fsync(self) -> None:
+        with self._file_lock:
+            self._is_dirty = False
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+
+    def _sync(self) -> None:
+        while not self._stop.wait(self._sync_seconds):
+            if self._is_dirty:
+                try:
+                    self._fsync()
+                except OSError as error:
+                    self._is_dirty = True
+                    _log.warning("push log %s: fsync failed: %s", self.folder, error)
+
+
+def _number(path: Path) -> int:
+    return int(path.suffixes[-2][1:])
+
+
+def _framed(kind: _Kind, payload: Buffer) -> bytes:
+    check = zlib.crc32(payload, zlib.crc32(bytes([kind])))
+    return b"".join((_RECORD.pack(len(payload), check, kind), payload))
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Records up to the first that is incomplete or damaged."""
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return
+        while len(head := file.read(_RECORD.size)) == _RECORD.size:
+            num_bytes, check, kind = _RECORD.unpack(head)
+            if num_bytes > _MAX_RECORD_BYTES:
+                return
+            payload = file.read(num_bytes)
+            if len(payload) < num_bytes or zlib.crc32(payload, zlib.crc32(bytes([kind]))) != check:
+                return
+            yield kind, payload
+
+
+def _damage(path: Path, end: int) -> str:
+    """Why records after `end` cannot be read; empty: there are none, or one torn at the end.
+
+    A torn record was never acknowledged. Only the last one can be torn, so it reaches the end of
+    the file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(end)
+        head = file.read(_RECORD.size)
+    if len(head) < _RECORD.size:
+        return ""
+    num_bytes = _RECORD.unpack(head)[0]
+    if num_bytes <= _MAX_RECORD_BYTES and end + _RECORD.size + num_bytes >= size:
+        return ""
+    return f"damaged at byte {end:,} of {size:,}"
+
+
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,379 @@
+"""A shard that is killed has all pushes that it acknowledged; what is lost is reported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from sparring.errors import SnapshotError, StorageIOError
+from sparring_serve import (
+    ParameterClient,
+    PushFailedError,
+    ServingConfig,
+    ShardRestartedError,
+    open_parameter_server,
+)
+from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.server.lookup_server import LookupServer
+
+from .conftest import IDS, TABLES, OneProcess, made_gradients
+
+
+class Service:
+    """Shards over gRPC in this process; `kill` loses everything that is not in a file."""
+
+    def __init__(self, folder: Path, num_shards: int = 1, **parameters: Any) -> None:
+        self.folder = folder
+        self.ports = _free_ports(num_shards)
+        addresses = [f"127.0.0.1:{port}" for port in self.ports]
+        given = {"tables": TABLES, "folders": [str(folder / "saved")], **parameters}
+        self.config = ServingConfig.model_validate(
+            {"shards": [[each] for each in addresses], "parameters": given}
+        )
+        self.servers: list[LookupServer] = [self.open(each) for each in range(num_shards)]
+
+    def open(self, shard: int) -> LookupServer:
+        return open_parameter_server(self.config, shard=shard)
+
+    def restart(self, shard: int = 0, *, change: Any = lambda folder: None) -> None:
+        """Restarts a server with the files that a kill now would leave."""
+        log = self.config.parameters.push_log_folder
+        copy = log.with_suffix(".copy")
+        if log.exists():
+            shutil.copytree(log, copy, dirs_exist_ok=True)
+        self.servers[shard].close()
+        if log.exists():
+            stem = f"shard-{shard + 1:04d}"
+            for each in log.glob(f"{stem}*"):
+                each.unlink()
+            for each in copy.glob(f"{stem}*"):
+                shutil.copy(each, log)
+            shutil.rmtree(copy)
+        change(log)
+        self.servers[shard] = self.open(shard)
+
+    def client(self) -> ParameterClient:
+        return ParameterClient(self.config.shard_map)
+
+    def close(self) -> None:
+        for each in self.servers:
+            each.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+def make_service(tmp_path: Path) -> Any:
+    made: list[Service] = []
+
+    def make(num_shards: int = 1, **parameters: Any) -> Service:
+        made.append(Service(tmp_path, num_shards, **parameters))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def assert_same_rows(client: ParameterClient, expected: OneProcess) -> None:
+    found = client.pull(dict.fromkeys(TABLES, IDS), deadline_seconds=30).rows
+    for name, rows in expected.rows(IDS).items():
+        assert np.array_equal(found[name], rows), name
+
+
+def test_a_killed_shard_resumes_from_its_log_and_no_client_notices(
+    make_service: Any, one_process: OneProcess
+) -> None:
+    service = make_service(2)
+    with service.client() as client:
+        for seed in range(6):
+            client.push(made_gradients(seed), deadline_seconds=60)
+            one_process.push(made_gradients(seed))
+            if seed == 1:
+                client.save("a", deadline_seconds=60)
+            if seed in (0, 3):
+                service.restart(1)
+        assert client.flush() == (6, 6)
+        assert_same_rows(client, one_process)
+        before = [each.changes.shard.incarnation for each in service.servers]
+        service.restart(1)
+        assert [each.changes.shard.incarnation for each in service.servers] == before
+        client.save("b", deadline_seconds=60)
+
+
+def test_a_committed_save_truncates_the_log(make_service: Any) -> None:
+    service = make_service(1)
+    log = service.config.parameters.push_log_folder
+    with service.client() as client:
+        for seed in range(4):
+            client.push(made_gradients(seed))
+        full = sum(each.stat().st_size for each in log.glob("*.log"))
+        client.save("a", deadline_seconds=60)
+        [only] = log.glob("*.log")
+        assert only.stat().st_size < 400 < full
+        assert service.servers[0].metrics.gauges()["push_log_bytes"] == only.stat().st_size
+
+
+def tear(log: Path) -> None:
+    newest = max(log.glob("*.log"))
+    os.truncate(newest, newest.stat().st_size - 7)
+
+
+def damage(log: Path) -> None:
+    newest = max(log.glob("*.log"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 3] ^= 1
+    newest.write_bytes(content)
+
+
+def go_down(log: Path) -> None:
+    newest = max(log.glob("*.log"))
+    content = newest.read_bytes()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    assert boot in content
+    # The header's checksum is made again, as another machine would have written it.
+    import struct
+    import zlib
+
+    size, _, kind = struct.unpack_from("<IIB", content, 8)
+    header = content[17 : 17 + size].replace(boot, b"0" * len(boot))
+    check = zlib.crc32(header, zlib.crc32(bytes([kind])))
+    newest.write_bytes(
+        content[:8] + struct.pack("<IIB", size, check, kind) + header + content[17 + size :]
+    )
+
+
+def remove(log: Path) -> None:
+    for each in log.glob("*.log"):
+        each.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "lost", "reason"),
+    [
+        (damage, True, "damaged at byte"),
+        (go_down, True, "push_log_sync_milliseconds"),
+        (remove, True, "restarted after it acknowledged pushes of client"),
+        (tear, False, ""),
+    ],
+)
+def test_a_shard_that_lost_pushes_is_reported_once_and_not_saved_until_that_is_settled(
+    make_service: Any, change: Any, lost: bool, reason: str
+) -> None:
+    service = make_service(2)
+    with service.client() as client:
+        client.push(made_gradients(0))
+        client.save("a", deadline_seconds=60)
+        for seed in range(1, 5):
+            client.push(made_gradients(seed), wait="applied")
+        service.restart(1, change=change)
+        if not lost:
+            # The last record was torn, so it was never acknowledged.
+            assert client.push(made_gradients(5), deadline_seconds=60).step[1] >= 4
+            client.save("b", deadline_seconds=60)
+            return
+        with pytest.raises(ShardRestartedError, match=r"shard 2 at .* restarted without") as info:
+            client.push(made_gradients(5), deadline_seconds=60)
+        assert info.value.shards == (1,)
+        assert set(info.value.lost[1]) <= {2, 3, 4, 5}
+        if change is remove:
+            assert info.value.lost[1] == (2, 3, 4, 5)
+        client.push(made_gradients(6))
+        with pytest.raises(SnapshotError, match=f"shard 2 of 2 .*{reason}.*accept_loss=True"):
+            client.save("b", deadline_seconds=60)
+        gauges = service.servers[1].metrics.gauges()
+        assert gauges["pushes_lost"] == 1
+        client.save("c", accept_loss=True, deadline_seconds=60)
+        client.save("d", deadline_seconds=60)
+
+
+def test_a_load_settles_a_loss(make_service: Any, one_process: OneProcess) -> None:
+    service = make_service(1, push_log_bytes=0)
+    with service.client() as client:
+        client.push(made_gradients(0))
+        one_process.push(made_gradients(0))
+        client.save("a", deadline_seconds=60)
+        client.push(made_gradients(1))
+        client.flush()
+        service.restart()
+        with pytest.raises(ShardRestartedError) as info:
+            client.flush(deadline_seconds=60)
+        assert info.value.lost == {0: (2,)}
+        client.push(made_gradients(2))
+        client.load("a", deadline_seconds=60)
+        client.save("b", deadline_seconds=60)
+        assert_same_rows(client, one_process)
+
+
+def test_a_server_that_begins_with_another_snapshot_sets_its_log_aside(make_service: Any) -> None:
+    service = make_service(1)
+    with service.client() as client:
+        client.push(made_gradients(0))
+        client.save("a", deadline_seconds=60)
+        client.push(made_gradients(1))
+
+        def remove_snapshots(_: Path) -> None:
+            shutil.rmtree(service.folder / "saved")
+
+        service.restart(change=remove_snapshots)
+        with pytest.raises(ShardRestartedError):
+            client.push(made_gradients(2), deadline_seconds=60)
+        with pytest.raises(
+            SnapshotError, match=r"log of 1 pushes follows .*/a, .*no snapshot; .*unused"
+        ):
+            client.save("b", deadline_seconds=60)
+        assert list(service.config.parameters.push_log_folder.glob("*.unused"))
+
+
+def test_a_log_past_its_bytes_stops_until_the_next_save_and_says_so(
+    make_service: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = make_service(1, push_log_bytes=6000)
+    with service.client() as client:
+        for seed in range(8):
+            client.push(made_gradients(seed))
+        assert "parameters.push_log_bytes=6,000" in caplog.text
+        assert service.servers[0].metrics.gauges()["push_log_gap"] == 1
+        service.restart()
+        with pytest.raises(ShardRestartedError):
+            client.push(made_gradients(8), deadline_seconds=60)
+        with pytest.raises(SnapshotError, match="push_log_bytes=6,000"):
+            client.save("a", deadline_seconds=60)
+        client.save("a", accept_loss=True, deadline_seconds=60)
+        client.push(made_gradients(9))
+        service.restart()
+        client.push(made_gradients(10), deadline_seconds=60)
+
+
+def test_a_full_disk_refuses_the_push_and_leaves_the_log_whole(make_service: Any) -> None:
+    service = make_service(1)
+    changes = service.servers[0].changes
+    with service.client() as client:
+        client.push(made_gradients(0))
+        write = changes._push_log._write
+
+        def full(*_: object) -> None:
+            raise StorageIOError("push log: cannot be written (No space left on device)")
+
+        changes._push_log._write = full
+        with pytest.raises(PushFailedError, match="No space left") as info:
+            client.push(made_gradients(1), deadline_seconds=1)
+        changes._push_log._write = write
+        again = client.push(made_gradients(1), token=info.value.token, wait="applied")
+        assert again.was_known == ()
+
+
+@pytest.mark.parametrize(("milliseconds", "is_each"), [(0, True), (3_600_000, False)])
+def test_push_log_sync_milliseconds_of_0_syncs_each_push(
+    tmp_path: Path, milliseconds: float, is_each: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, milliseconds)
+    log.resume("", lambda _: None)
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), fsync(number)))
+    for _ in range(3):
+        log.append(b"push")
+    assert len(synced) == (3 if is_each else 0)
+    log.close()
+
+
+def test_a_log_is_of_one_process(tmp_path: Path) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    with pytest.raises(StorageIOError, match=r"used by another process.*parameters.push_log"):
+        PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    log.close()
+
+
+def test_start_null_replays_nothing_and_a_service_that_ended_as_asked_lost_nothing(
+    make_service: Any, tmp_path: Path, one_process: OneProcess
+) -> None:
+    service = make_service(1, start=None)
+    with service.client() as client:
+        client.push(made_gradients(0), wait="applied")
+    service.close()
+    service.servers[0] = service.open(0)
+    with service.client() as client:
+        assert_same_rows(client, one_process)
+        client.save("a", deadline_seconds=60)
+        client.push(made_gradients(1), wait="applied")
+        service.restart()
+        with pytest.raises(SnapshotError, match="log of 1 pushes"):
+            client.save("b", deadline_seconds=60)
+
+
+def test_pushes_of_another_number_of_shards_are_not_lost_silently(
+    make_service: Any, tmp_path: Path
+) -> None:
+    service = make_service(2)
+    with service.client() as client:
+        client.push(made_gradients(0), wait="applied")
+    service.close()
+    with (
+        (other := Service(tmp_path, 1)).client() as client,
+        pytest.raises(SnapshotError, match="of another number of shards"),
+    ):
+        client.save("a", deadline_seconds=60)
+    other.close()
+
+
+def test_acknowledged_pushes_survive_kill_9_of_the_process(
+    tmp_path: Path, one_process: OneProcess
+) -> None:
+    [port] = _free_ports(1)
+    path = tmp_path / "service.yaml"
+    given = {"tables": TABLES, "folders": [str(tmp_path / "saved")]}
+    path.write_text(yaml.safe_dump({"shards": [[f"127.0.0.1:{port}"]], "parameters": given}))
+    random = np.random.default_rng(5)
+    seed = 0
+    with ParameterClient(f"127.0.0.1:{port}") as client:
+        for trial in range(3):
+            process = _served(path)
+            try:
+                for _ in range(int(random.integers(3, 12))):
+                    client.push(made_gradients(seed), deadline_seconds=60)
+                    one_process.push(made_gradients(seed))
+                    seed += 1
+                if trial == 1:
+                    client.save(deadline_seconds=60)
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        process = _served(path)
+        try:
+            client.flush(deadline_seconds=60)
+            assert_same_rows(client, one_process)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _served(path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sparring", "serve", str(path), "--role", "parameters"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "ready on" in line:
+            return process
+        assert time.monotonic() < end
+    raise AssertionError("the server did not start")
