@@ -41,7 +41,8 @@ def native_sanitized(session: nox.Session) -> None:
     install_build_tools(session)
     setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={SANITIZERS}"
     install_local(session, "core", "[parquet]", setting)
-    install_local(session, "testing")
+    for package in ("testing", "plan", "train"):  # tests of core load and start `sparring train`
+        install_local(session, package)
     install_local(session, "packed", "", setting)
     without_gpu = f"--config-settings=cmake.define.{GPU_OPTION}=OFF"
     install_local(session, "backend-hkv", "", setting, without_gpu)
@@ -63,7 +64,10 @@ def sanitized_environment() -> dict[str, str]:
     return {
         "LD_PRELOAD": " ".join(preloaded),
         # Python keeps memory until it ends. A huge request has to fail as it does without sanitizers.
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"
+        ":detect_stack_use_after_return=1",
+        # Python's own allocator would hide the use of an object that is freed.
+        "PYTHONMALLOC": "malloc",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         # Sanitized code takes several times as long.
         "SPARRING_KIT_EXAMPLES": "10",
