@@ -36,6 +36,7 @@ from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.run_type import run_type
 from sparring_train.data.planted_model import PlantedModel
+from sparring_train.pytorch import trainer
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.trainer import native_optimizer, train
 from sparring_train.ranks import Ranks
@@ -273,6 +274,33 @@ def test_the_same_seed_gives_the_same_result(ratings: Path) -> None:
     one, other = run(config), run(config)
     assert one.metrics == other.metrics
     assert run(config | {"seed": 4}).metrics != one.metrics
+
+
+@pytest.mark.parametrize(
+    ("threads", "batch_size", "micro_batches", "expected"),
+    [(0, 64, 1, 1), (0, 512, 1, 3), (0, 512, 4, 1), (2, 64, 1, 3)],
+)
+def test_torch_computes_small_batches_on_one_thread_unless_threads_is_given(
+    threads: int,
+    batch_size: int,
+    micro_batches: int,
+    expected: int,
+    ratings: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = set()
+
+    class Threads(SilentProgress):
+        def on_step(self, step: int, loss: float, samples: int) -> None:
+            found.add(torch.get_num_threads())
+
+    monkeypatch.setattr(trainer, "num_threads", lambda: 3)
+    config = rating_config(
+        ratings, threads=threads, training={"steps": 1, "micro_batches": micro_batches}
+    )
+    config["data"]["batch_size"] = batch_size
+    train(run_type().model_validate(config), make_plugin_manager(), Threads())
+    assert found == {expected}
 
 
 def test_a_training_leaves_torch_as_it_was(ratings: Path) -> None:

@@ -108,7 +108,8 @@ class RunConfig(Section):
         ge=0,
         le=1024,
         description="Threads of the execution pool and of the framework; 0 is one for each core "
-        "that this process may use, at most OMP_NUM_THREADS.",
+        "that this process may use, at most OMP_NUM_THREADS. With 0, torch "
+        "uses one thread if a forward pass on a rank has less than 256 examples.",
     )
     data: SerializeAsAny[DataSection] = Field(description="Where samples come from.")
     model: SerializeAsAny[ModelSection] = Field(description="What is trained.")

@@ -49,7 +49,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     threads_before = torch.get_num_threads()
 
     def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
-        torch.set_num_threads(num_threads())
+        torch.set_num_threads(_threads_of_torch(config, container.collective.world_size))
         torch.manual_seed(config.seed % 2**63)
         task = ColumnTask(config, plugin_manager, container)
         return task.source, _Trainer(config, task, plugin_manager)
@@ -59,6 +59,20 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
             return run_training(config, plugin_manager, progress, make)
     finally:
         torch.set_num_threads(threads_before)
+
+
+_SMALL_BATCH = 256
+"""Examples of a forward pass below which torch computes on one thread by default."""
+
+
+def _threads_of_torch(config: RunConfig, world_size: int) -> int:
+    """Returns how many threads torch uses.
+
+    A layer over a small batch takes microseconds. On a busy machine a second thread comes milliseconds
+    late, and torch waits for it.
+    """
+    examples = config.data.batch_size / (config.training.micro_batches * world_size)
+    return 1 if config.threads == 0 and examples < _SMALL_BATCH else num_threads()
 
 
 @contextmanager
