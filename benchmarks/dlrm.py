@@ -191,7 +191,12 @@ def _ours(
         rows[:, :DIM] = weight
         optimizer.container.storage(f"t{i}").upsert(np.arange(len(weight)), rows)
     features = [features_of(KeyedJaggedTensor, batch) for batch in inputs]
-    return _runner(module, features, inputs, optimizer.step)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _runner(module, features, inputs, update)
 
 
 def _theirs(

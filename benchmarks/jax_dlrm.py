@@ -105,7 +105,8 @@ def _torch(config: Any) -> tuple[Any, dict[str, Any]]:
 
     def step(batch: Any) -> float:
         loss = task.loss(task.inputs(batch)) / len(batch)
-        optimizers[1].zero_grad()
+        for each in optimizers:
+            each.zero_grad()
         loss.backward()
         for each in optimizers:
             each.step()

@@ -80,6 +80,7 @@ class OurBags:
         turns = cycle([jagged(batch) for batch in inputs])
 
         def run() -> object:
+            self.optimizer.zero_grad()
             self.module(next(turns)).values().backward(gradient)
             return self.optimizer.step()
 

@@ -118,7 +118,11 @@ def _ours(
     def loss_of(jagged: Any, batch: Batch) -> torch.Tensor:
         return _loss(dense(batch[1], module(jagged).values()), batch)
 
-    return _stepping(loss_of, features, batches, list(dense.parameters()), optimizer.step)
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _stepping(loss_of, features, batches, list(dense.parameters()), update)
 
 
 def _dense_alone(batches: list[Batch]) -> Callable[[], float]:

@@ -105,6 +105,7 @@ def _runner(
             return module(next(batches)).values()
 
     def step() -> object:
+        optimizer.zero_grad()
         module(next(batches)).values().backward(gradient)
         return optimizer.step()
 

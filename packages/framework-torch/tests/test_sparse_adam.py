@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from sparring import StepContainer
+from sparring_testing.rank_threads import run_ranks
+from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_torch import CombinedOptimizer, Embedding, Optimizer, distribute, restore
 from sparring_torch.torchrec import apply_optimizer_in_backward
 
@@ -73,6 +76,36 @@ def test_the_class_takes_the_fused_route_and_keeps_its_names() -> None:
     assert optimizer.state_dict()["native"] == "SparseAdam"
     with pytest.raises(ValueError, match="Invalid epsilon value"):
         Optimizer(Embedding(5, storage="memory"), torch.optim.SparseAdam, eps=-1.0)
+
+
+@pytest.mark.parametrize("update", ["auto", "shadow"])
+def test_ranks_give_the_rows_of_the_joined_batch(update: str) -> None:
+    def body(collective: Any) -> torch.Tensor:
+        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
+            ours = Embedding(5, name="item", storage="memory", container=container)
+            optimizer = Optimizer(ours, torch.optim.SparseAdam, update=update, **HYPER)
+            train(ours, IDS.flip(0) if collective.rank else IDS, optimizer, 1e-7)
+            return ours.embeddings_of([3, 7, 2**40])
+
+    theirs = same_start()[1]
+    optimizer = torch.optim.SparseAdam(theirs.parameters(), **HYPER)
+    places = torch.tensor([0, 0, 1, 2])
+    both = torch.stack([places, places.flip(0)], 1)
+    train(_Mean(theirs), both, optimizer, 1e-7)
+    for found in run_ranks(2, body):
+        torch.testing.assert_close(found, theirs.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+class _Mean(nn.Module):
+    """Embeddings of the ids of all ranks, averaged as their gradients are."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.embedding(ids).mean(1)
+        return mean
 
 
 @pytest.mark.parametrize("is_served", [False, True], ids=["distribute", "service"])

@@ -34,6 +34,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.1, "lr_decay": 0.01, "weight_decay": 0.02},
     "rowwise_adagrad": {"lr": 0.1, "weight_decay": 0.02, "initial_accumulator_value": 0.1},
     "adam": {"lr": 0.02, "weight_decay": 0.02},
+    "sparse_adam": {"lr": 0.02, "eps": 0.01},
     "adamw": {"lr": 0.02, "weight_decay": 0.1},
     "partial_rowwise_adam": {"lr": 0.02, "weight_decay": 0.1},
     "lamb": {"lr": 0.02, "weight_decay": 0.1},

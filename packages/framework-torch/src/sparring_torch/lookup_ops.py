@@ -64,7 +64,7 @@ class LookupModule(AnchoredModule):
         self.op_name = _register(",".join(self.agent.table_names), self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         if "op_name" in state:
             self.register_for_ops()  # a copy is another module
 

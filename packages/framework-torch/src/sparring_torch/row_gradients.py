@@ -75,7 +75,8 @@ class Anchor(_Norm):
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
         made: Anchor = super().__new__(cls, data, True)  # type: ignore[assignment]
         made.register_post_accumulate_grad_hook(_reject_penalty)  # type: ignore[no-untyped-call]
-        return made.requires_grad_(requires_grad)
+        made.requires_grad_(requires_grad)
+        return made
 
     mesh: Any = None
     """Over which FSDP2 cut the other parameters; a norm is a `DTensor` then, as theirs are."""
