@@ -43,6 +43,7 @@ VERB = re.compile(
 
 # `name=…` in a message → all that must take an argument, or have a field, of that name.
 OWNERS = {
+    "accept_loss": ["ParameterClient.save"],
     "admission": ["sparring_torch.EmbeddingBagConfig"],
     "blocking": ["StepContainer.save"],
     "cache": ["PackedOptions"],
@@ -123,6 +124,7 @@ FOREIGN_ARGUMENTS = {
     "name": "keras.layers.Layer",
     "save_best_only": "keras.callbacks.ModelCheckpoint",
     "save_weights_only": "keras.callbacks.ModelCheckpoint",
+    "weight_decay": "torch.optim",
 }
 FOREIGN_OPTIONS = {
     "--force-reinstall": "pip",
@@ -131,7 +133,13 @@ FOREIGN_OPTIONS = {
     "--upgrade": "pip",
 }
 FOREIGN_EXTRAS = {("redis", "hiredis")}
-FOREIGN_METHODS = {"model.load_weights", "model.parameters", "optimizer.state_dict"}
+FOREIGN_METHODS = {
+    "model.load_weights",
+    "model.parameters",
+    "model.state_dict",
+    "optimizer.state_dict",
+    "optimizer.zero_grad",
+}
 FOREIGN_CALLS = {"ModelCheckpoint", "build", "eval", "no_grad", "sigmoid", "stream", "with_values"}
 # Identifiers with a `_` that no Python source of ours defines.
 FACES = {"adapter", "contracts", "torchrec"}
