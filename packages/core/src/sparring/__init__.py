@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
     from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
     from sparring.contracts.table import TableConfig
+    from sparring.contracts.tiers import TierCounters
     from sparring.engine.automatic_plan import automatic_plan, workload_of
     from sparring.engine.change_publisher import ChangePublisher
     from sparring.engine.checkpoint.container_state import state_without_keys
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.step import Step
     from sparring.engine.storage_choice import StorageChoice
-    from sparring.engine.tables import TableEntry
+    from sparring.engine.table_entry import TableEntry
     from sparring.errors import SparringError
     from sparring.exchange.headers import header_bytes
     from sparring.exchange.link import ExchangeCounters, Link, MessageKind
@@ -107,7 +108,6 @@ if TYPE_CHECKING:
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
     from sparring.storage.open import found_table, open_storage
-    from sparring.storage.tiered.counters import TierCounters
     from sparring.storage.tiered.tiered_storage import TieredStorage
     from sparring.storage.update import update_rows
     from sparring.updates.builtin import BUILTIN_METHODS, NativeMethod
@@ -139,7 +139,7 @@ _name = names_from(
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.step": "Step",
         "sparring.engine.storage_choice": "StorageChoice",
-        "sparring.engine.tables": "TableEntry",
+        "sparring.engine.table_entry": "TableEntry",
         "sparring.errors": "SparringError",
         "sparring.exchange.headers": "header_bytes",
         "sparring.exchange.link": "ExchangeCounters Link MessageKind",
@@ -187,7 +187,7 @@ _name = names_from(
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
         "sparring.storage.open": "found_table open_storage",
-        "sparring.storage.tiered.counters": "TierCounters",
+        "sparring.contracts.tiers": "TierCounters",
         "sparring.storage.tiered.tiered_storage": "TieredStorage",
         "sparring.storage.update": "update_rows",
         "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",

@@ -16,7 +16,7 @@ from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
-from sparring.engine.tables import WriteLog
+from sparring.engine.write_log import WriteLog
 from sparring.errors import InternalError, SnapshotError, SnapshotIOError
 from sparring.snapshot import retention
 from sparring.snapshot.chain import count_rows
@@ -124,7 +124,7 @@ def test_steps_keep_no_rows_for_a_save_that_is_being_given_up(
             # What follows may take seconds: other ranks are told, files removed.
             running = container.saves.running
             budget = running.budget if running is not None else UndoBudget(0)
-            found.append((container.entry("item").write_log.view, budget.wait_for_room(0.0)))
+            found.append((container.entry("item").write_log.is_active, budget.wait_for_room(0.0)))
             abandon(writer, cause)
 
         def broken(*_: object) -> None:
@@ -135,7 +135,7 @@ def test_steps_keep_no_rows_for_a_save_that_is_being_given_up(
         monkeypatch.setattr(storage, "_find_impl", broken)
         with pytest.raises(OSError, match="disk gone"):
             container.save(str(tmp_path / "a"))
-    assert found == [(None, True)]
+    assert found == [(False, True)]
 
 
 @pytest.mark.parametrize("policy", ["none", "lru"])
@@ -148,16 +148,17 @@ def test_a_step_that_is_interrupted_while_it_keeps_old_rows_blocks_nothing(
         storage.upsert(keys, rows)
         watch = WriteLog(TABLE.name)
         storage.watcher = watch
-        watch.view = CopyOnWriteView(TABLE, storage, UndoBudget(1 << 20))
+        view = CopyOnWriteView(TABLE, storage, UndoBudget(1 << 20))
+        watch.add_observer(view)
         with monkeypatch.context() as patched:
             patched.setattr(storage, "_find_impl", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 storage.upsert(keys, 2 * rows)
-        assert watch.view._lock.acquire(timeout=1.0)
-        watch.view._lock.release()
+        assert view._lock.acquire(timeout=1.0)
+        view._lock.release()
         storage.upsert(keys, 3 * rows)
         with pytest.raises(InternalError, match="read undo rows was stopped"):
-            list(watch.view.chunks())
+            list(view.chunks())
         assert (storage.find(keys).rows == 3).all()
 
 

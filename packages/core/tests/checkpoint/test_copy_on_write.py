@@ -16,7 +16,7 @@ from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint import copy_on_write as freezing
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
-from sparring.engine.tables import WriteLog
+from sparring.engine.write_log import WriteLog
 from sparring.errors import InvalidArgumentError
 from sparring.storage.open import open_storage
 
@@ -87,8 +87,9 @@ def by_key(chunks: Iterator[ScanChunk]) -> Iterator[dict[int, tuple[bytes, int]]
 def freeze(storage: Storage, changed: _native.KeySet | None = None) -> CopyOnWriteView:
     watch = WriteLog(TABLE.name)
     storage.watcher = watch
-    watch.view = CopyOnWriteView(TABLE, storage, UndoBudget(1 << 20), changed)
-    return watch.view
+    view = CopyOnWriteView(TABLE, storage, UndoBudget(1 << 20), changed)
+    watch.add_observer(view)
+    return view
 
 
 @pytest.fixture(autouse=True)
@@ -238,13 +239,14 @@ def test_a_step_waits_while_too_many_old_rows_are_kept() -> None:
         Writes(storage, 0).upsert(1000)
         watch = WriteLog(TABLE.name)
         storage.watcher = watch
-        watch.view = CopyOnWriteView(TABLE, storage, budget)
+        view = CopyOnWriteView(TABLE, storage, budget)
+        watch.add_observer(view)
         assert budget.wait_for_room(0.0)
         Writes(storage, 1).upsert(1000)
         assert not budget.wait_for_room(0.01)
         assert budget.most_bytes > 100
         assert budget.wait_seconds > 0.005
-        assert sum(map(len, given(watch.view))) == 1000
+        assert sum(map(len, given(view))) == 1000
         assert budget.wait_for_room(0.0)
 
 
@@ -257,18 +259,19 @@ def test_old_rows_leave_while_the_keys_of_a_large_table_are_collected(backend: s
         expected = contents(storage)
         watch = WriteLog(TABLE.name)
         storage.watcher = watch
-        watch.view = CopyOnWriteView(TABLE, storage, budget)
+        view = CopyOnWriteView(TABLE, storage, budget)
+        watch.add_observer(view)
         waiting: list[int] = []
         new = iter(np.array_split(np.random.default_rng(0).permutation(every), 39))
 
         def write() -> None:
-            waiting.append(watch.view.undo_bytes if watch.view else -1)
+            waiting.append(view.undo_bytes if view else -1)
             keys = next(new, None)
             if keys is not None:
                 storage.upsert(keys, np.zeros((len(keys), 3), np.float32))
 
         found: dict[int, tuple[bytes, int]] = {}
-        for part in by_key(watch.view.chunks(write)):
+        for part in by_key(view.chunks(write)):
             found |= part
         assert found == expected
     assert len(waiting) > 39  # pieces of scans

@@ -309,7 +309,7 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         step(container, 0)
         full = str(tmp_path / "full")
         container.save(full, options=SaveOptions(is_base=True))
-        monkeypatch.setattr("sparring.engine.tables.CHANGED_BYTES", 100)
+        monkeypatch.setattr("sparring.engine.write_log.CHANGED_BYTES", 100)
         step(container, 1)
         saved = container.save(str(tmp_path / "next"), base=full)
 

@@ -15,7 +15,7 @@ from sparring.engine.checkpoint import copy_on_write as freezing
 from sparring.engine.checkpoint import save_manager
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget, UndoRows
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle
-from sparring.engine.tables import WriteLog
+from sparring.engine.write_log import WriteLog
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import open_snapshot
@@ -169,9 +169,10 @@ def test_old_rows_of_a_table_whose_turn_has_not_come_are_written_before_room_run
     for storage in tables:
         watch = WriteLog(storage.table.name)
         storage.watcher = watch
-        watch.view = CopyOnWriteView(storage.table, storage, budget)
+        view = CopyOnWriteView(storage.table, storage, budget)
+        watch.add_observer(view)
         description = TableDescription.of(storage.table, has_scores=False)
-        saved.append(TableJob(description, watch.view, watch, False))
+        saved.append(TableJob(description, view, watch, False))
     url = str(tmp_path / "step-1")
     writer = SnapshotWriter(url, step=1)
     rows = (

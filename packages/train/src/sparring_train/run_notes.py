@@ -98,7 +98,7 @@ class RunNotes(Closable):
 def _check_storage(container: StepContainer, manager: PluginManager) -> None:
     error: Exception | None = None
     for name in container.tables:
-        tiers = container.entry(name).tiers()
+        tiers = container.tiers(name)
         if tiers and manager.storage(tiers[-1].backend).found is None:
             error = ConfigError(
                 f"change_notes: rows of table {name!r} are in {tiers[-1].backend!r}, in the memory of "

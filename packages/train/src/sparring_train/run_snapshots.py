@@ -136,7 +136,7 @@ class RunSnapshots:
             opened = [each.storage for each in container.entries() if each.storage is not None]
             if any(interrupted_load(each) is not None for each in opened):
                 return None  # the first lookup refuses them, and says which load was cut short
-            place = " over ".join(map(place_name, container.entry(table).tiers()))
+            place = " over ".join(map(place_name, container.tiers(table)))
             return f"{place} has {count:,} rows of table {table!r} already"
         return None
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sparring.contracts.tiers import TierCounters
 from sparring.engine.checkpoint.save_manager import SaveCounters
 from sparring.engine.prefetch_thread import PrefetchCounters
 from sparring.engine.state import StepCounters
 from sparring.exchange.link import ExchangeCounters, WireBytes
-from sparring.storage.tiered.counters import TierCounters
 from sparring_train import quality as metrics
 from sparring_train.result import TrainResult
 

@@ -112,6 +112,7 @@ if TYPE_CHECKING:
         SupportsRestore,
     )
     from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
+    from sparring.contracts.tiers import SupportsTiers, TierCounters
     from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
     from sparring.runtime.secrets import (
         SECRET_GIVEN,
@@ -167,6 +168,7 @@ __getattr__ = names_from(
             "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore"
         ),
         "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
+        "sparring.contracts.tiers": "SupportsTiers TierCounters",
         "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
     },
 )
@@ -187,10 +189,10 @@ __all__ = [
     "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
     "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
     "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
-    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "TableBags", "TableConfig",
-    "TableSharding", "TableSums", "TableWorkload", "TruncatedNormal", "Uniform", "UpdateMethod",
-    "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext",
-    "Xavier", "Zeros", "admission_from", "empty_notice", "expiry_from", "hookimpl", "hookspec",
-    "may_show_secret", "new_header", "passwords_in", "secrets_in"
+    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags",
+    "TableConfig", "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal",
+    "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work",
+    "WorkContext", "Xavier", "Zeros", "admission_from", "empty_notice", "expiry_from", "hookimpl",
+    "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
 ]
 # fmt: on

@@ -10,6 +10,7 @@ get the default:
     SupportsReplaceAll        rows are upserted
     SupportsPurge             files may keep bytes of erased rows until they are rewritten
     SupportsBackground        every call does its work itself
+    SupportsTiers             rows are in one storage (`sparring.contracts.tiers`)
     SupportsFirstTier         native code calls the storage for each read and write
     SupportsCapsule           the storage is wrapped: native code reaches it under the GIL
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.results import Keys, Rows
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 

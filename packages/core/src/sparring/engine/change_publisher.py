@@ -33,7 +33,7 @@ from sparring.storage.cached.open_log import open_change_log
 
 if TYPE_CHECKING:
     from sparring.engine.container import StepContainer
-    from sparring.engine.tables import TableEntry
+    from sparring.engine.table_entry import TableEntry
 
 __all__ = ["ChangePublisher"]
 
@@ -79,7 +79,7 @@ class ChangePublisher(Closable):
         is_first = container.collective.rank == 0
         try:
             for each in self._tables:
-                places = each.entry.tiers()
+                places = container.tiers(each.name)
                 if url is None and not places:
                     raise InvalidArgumentError(
                         f"table {each.name!r}: its storage was given open, so it is not known where its "
@@ -93,7 +93,7 @@ class ChangePublisher(Closable):
             self.close()
             raise
         for each in self._tables:
-            each.entry.write_log.unpublished = each.unpublished
+            each.entry.write_log.add_observer(each.unpublished)
 
     def publish(self, step: int) -> Mapping[str, int]:
         """Makes what steps have written visible in the backends, and tells readers of it.
@@ -128,7 +128,7 @@ class ChangePublisher(Closable):
     def close(self) -> None:
         """Publishes nothing; the keys that changed are no longer collected."""
         for each in self._tables:
-            each.entry.write_log.unpublished = None
+            each.entry.write_log.remove_observer(each.unpublished)
         call_each([each.log.close for each in self._tables if each.log is not None])
 
     # -- one table ------------------------------------------------------------------

@@ -21,7 +21,8 @@ from sparring.contracts.results import Keys, Rows
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.device_gradients import SummedByKey
 from sparring.engine.resource_manager import ResourceManager, alike_in_all_columns
-from sparring.engine.tables import TableEntry, Tables
+from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables import Tables
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.exchange.messages import Pulled
 from sparring.kernels import functions

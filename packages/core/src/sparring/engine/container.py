@@ -33,6 +33,7 @@ from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Trans
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
+from sparring.contracts.tiers import TierCounters
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import Update
@@ -54,7 +55,8 @@ from sparring.engine.resource_manager import ResourceManager
 from sparring.engine.state import EngineState, NonFinite, Purpose, place_of, quiesce
 from sparring.engine.step import Step
 from sparring.engine.storage_choice import StorageChoice
-from sparring.engine.tables import TableEntry, Tables
+from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables import Tables
 from sparring.engine.transfer import transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.options import ExchangeOptions
@@ -65,7 +67,6 @@ from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
 from sparring.runtime.trace import Trace
 from sparring.storage.load import StoragesAtWork
-from sparring.storage.tiered.counters import TierCounters
 
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
@@ -312,7 +313,12 @@ class StepContainer:
         no stack of storages."""
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
-        return self.entry(table).parts[0].tier_counters()
+        return self.state.tables.tier_counters(table)
+
+    def tiers(self, table: str) -> list[StorageChoice]:
+        """The storages that were chosen for a table: those of a stack, hottest first; none if its storage
+        was given open."""
+        return self.state.tables.tiers(table)
 
     def entry(self, table: str) -> TableEntry:
         """A declared table; raises `UnknownTableError`."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.results import Columns
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 
 __all__ = ["note_step"]
 

@@ -18,7 +18,7 @@ from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import DeviceArray
 from sparring.engine.column_blocks import fill_new_rows, joined_rows
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest

@@ -17,7 +17,7 @@ from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import UpdateMethod, why_coupled
 from sparring.engine.column_blocks import check_method
 from sparring.engine.state import EngineState, Purpose, quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring.storage.convert import copy_embeddings
 

@@ -25,7 +25,7 @@ from sparring.contracts.table import TableConfig
 from sparring.engine.column_blocks import fill_new_rows
 from sparring.engine.lookup import own_refusal_first, readable
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.engine.transfer import pools_at_owners, transfer_of
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.bags import AskedBags, BagRequest

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sparring.contracts.layout import Transfer
 from sparring.engine.state import EngineState
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 
 __all__ = ["pools_at_owners", "say_rows", "transfer_of"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparring import _native
-from sparring.contracts.results import Keys
+from sparring.contracts.results import Evicted, Keys
 
 __all__ = ["TakenKeys", "UnpublishedKeys"]
 
@@ -36,19 +36,26 @@ class UnpublishedKeys:
         self._erased: set[int] = set()
         self._is_everything = True
 
-    def note_written(self, keys: Keys) -> None:
-        """Adds keys that were written."""
-        self._add(keys)
-        if self._erased:
-            self._erased.difference_update(keys.tolist())
+    def before_write(self, keys: Keys) -> None:
+        """Nothing has changed before the write."""
 
-    def note_erased(self, keys: Keys) -> None:
-        """Adds keys that were erased, or evicted."""
+    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+        """Adds the keys of a write, and those that it evicted."""
         self._add(keys)
-        self._erased.update(keys.tolist())
+        if is_erased:
+            self._erased.update(keys.tolist())
+        elif self._erased:
+            self._erased.difference_update(keys.tolist())
+        if evicted is not None:
+            self._add(evicted.keys)
+            self._erased.update(evicted.keys.tolist())
+
+    def rows_cleared(self, table: str) -> None:
+        """Notes that any key may have changed."""
+        self.note_everything()
 
     def note_everything(self) -> None:
-        """Notes that all rows were removed, or moved."""
+        """Notes that any key may have changed."""
         self._is_everything = True
         self._changed, self._erased = _native.KeySet(), set()
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.expiry import Expiry
-from sparring.contracts.results import Keys
+from sparring.contracts.results import Evicted, Keys
 
 __all__ = ["Visits"]
 
@@ -51,9 +51,15 @@ class Visits:
         self._recent: list[tuple[Keys, int | Steps]] = []
         self._num_recent = 0
 
-    def note(self, keys: Keys) -> None:
+    def before_write(self, keys: Keys) -> None:
+        """Nothing is visited before the write."""
+
+    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
         """Notes keys of a write; arrays may be used again by the caller."""
         self._pending.append(keys.copy())
+
+    def rows_cleared(self, table: str) -> None:
+        """Keeps the visits: keys without rows expire in time."""
 
     def seal(self, step: int) -> None:
         """Counts pending keys as visited in `step`."""

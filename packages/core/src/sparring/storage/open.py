@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparring.contracts.storage import Storage
@@ -12,12 +12,12 @@ from sparring.plugins.option_checks import checked_options
 from sparring.storage.convert import conversion_command
 
 if TYPE_CHECKING:
-    from sparring.contracts.descriptors import StorageDescriptor
+    from sparring.contracts.descriptors import InnerStorage, StorageDescriptor
     from sparring.contracts.options import Options
     from sparring.contracts.shard_map import Shard
     from sparring.plugins.registry import PluginManager
 
-__all__ = ["found_table", "open_storage"]
+__all__ = ["found_table", "inner_storages", "open_storage"]
 
 
 def open_storage(
@@ -113,6 +113,20 @@ def found_table(
     if descriptor.found is None or (descriptor.unavailable and descriptor.unavailable()):
         return None
     return descriptor.found(table, checked)
+
+
+def inner_storages(
+    backend: str, options: Mapping[str, Any], plugin_manager: PluginManager
+) -> Sequence[InnerStorage]:
+    """Returns the storages that the options of a stack name, hottest first; none for other backends.
+
+    Raises:
+        PluginError, InvalidArgumentError: as `open_storage`.
+    """
+    descriptor = plugin_manager.storage(backend)
+    if descriptor.inner is None:
+        return ()
+    return descriptor.inner(checked_options("storage", descriptor, options))
 
 
 def _made(

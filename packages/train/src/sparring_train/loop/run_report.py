@@ -194,7 +194,7 @@ class RunReport:
     def _backends(self) -> dict[str, str]:
         config, container = self._config, self._container
         storages = [
-            " over ".join(tier.backend for tier in container.entry(name).tiers())
+            " over ".join(tier.backend for tier in container.tiers(name))
             for name in container.tables
         ]
         collective = resolved_backends(

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from sparring import TableEntry, TieredStorage
-from sparring.contracts import Storage
+from sparring import TableEntry
+from sparring.contracts import Storage, SupportsTiers
 
 if TYPE_CHECKING:
     from sparring import StepContainer
@@ -60,7 +60,7 @@ def _read_table(container: StepContainer, entry: TableEntry, *, counts_all: bool
         tiers = [each.as_dict() for each in container.tier_counters(name)]
     else:
         rows = 0 if storage is None else _rows_at_once(storage)
-        tiers = _tiers_at_once(entry)
+        tiers = _tiers_at_once(container, entry)
     return {
         "rows": rows,
         "memory_bytes": container.table_bytes(name) if is_cheap else None,
@@ -70,10 +70,10 @@ def _read_table(container: StepContainer, entry: TableEntry, *, counts_all: bool
     }
 
 
-def _tiers_at_once(entry: TableEntry) -> list[dict[str, Any]]:
+def _tiers_at_once(container: StepContainer, entry: TableEntry) -> list[dict[str, Any]]:
     storage = entry.storage
-    if not isinstance(storage, TieredStorage):
-        return [each.as_dict() for each in entry.tier_counters()]
+    if not isinstance(storage, SupportsTiers):
+        return [each.as_dict() for each in container.tier_counters(entry.config.name)]
     counted = storage.tier_counters(_is_counted_at_once)
     found: list[dict[str, Any]] = [dict(each.as_dict()) for each in counted]
     for tier, counters in zip(storage.tiers, found, strict=True):
@@ -83,7 +83,7 @@ def _tiers_at_once(entry: TableEntry) -> list[dict[str, Any]]:
 
 
 def _rows_at_once(storage: Storage) -> int | None:
-    if isinstance(storage, TieredStorage):
+    if isinstance(storage, SupportsTiers):
         return storage.known_size
     return storage.size if _is_counted_at_once(storage) else None
 

@@ -13,7 +13,7 @@ import numpy as np
 from sparring.contracts.storage import Storage
 from sparring.engine.memory_budget import check_memory
 from sparring.engine.state import EngineState
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import CapacityError, DeviceError, InvalidArgumentError, PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import decide_unseen

@@ -26,7 +26,7 @@ from sparring.contracts.checkpoint import State
 from sparring.contracts.results import Keys
 from sparring.contracts.table import TableConfig
 from sparring.engine.state import EngineState
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
 from sparring.snapshot.erase import ERASURE

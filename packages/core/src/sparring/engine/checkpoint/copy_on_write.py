@@ -37,7 +37,7 @@ from sparring.contracts.shard_map import NUM_PARTITIONS
 from sparring.contracts.storage import Storage
 from sparring.contracts.storage_optional import SupportsCopy
 from sparring.contracts.table import TableConfig
-from sparring.errors import InternalError
+from sparring.errors import InternalError, InvalidArgumentError
 from sparring.snapshot.format.manifest import no_pause
 from sparring.snapshot.row_router import returned_memory
 
@@ -197,8 +197,8 @@ class CopyOnWriteView:
             if not self._is_locked_by_writes:
                 self._lock.release()
 
-    def after_write(self, evicted: Evicted | None) -> None:
-        """The write is over; `evicted` left by it."""
+    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+        """Keeps the rows that left to make room."""
         if not self._is_locked_by_writes:
             return
         try:
@@ -208,6 +208,16 @@ class CopyOnWriteView:
             self._failure = error
         finally:
             self._lock.release()
+
+    def rows_cleared(self, table: str) -> None:
+        """Ends the save: its rows are about to be removed, or moved to another storage."""
+        self.fail(
+            InvalidArgumentError(
+                f"table {table!r} was cleared, or its rows were moved to another storage, while it was "
+                "being saved; save again",
+                table=table,
+            )
+        )
 
     def fail(self, error: BaseException) -> None:
         """The rows are no longer to be had; `chunks` raises `error`."""

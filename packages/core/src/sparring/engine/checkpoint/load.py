@@ -15,7 +15,7 @@ from sparring.contracts.results import Rows
 from sparring.contracts.table import TableConfig
 from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
 from sparring.engine.state import EngineState, Purpose, quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.runtime.pool import Task
 from sparring.snapshot.chain import merged_chunks

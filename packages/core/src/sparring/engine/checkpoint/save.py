@@ -15,7 +15,7 @@ from sparring.engine.checkpoint.container_state import OWN_STATES, container_sta
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.tables import TableEntry
+from sparring.engine.table_entry import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.runtime import pool
 from sparring.snapshot.format.manifest import TableDescription
@@ -163,7 +163,7 @@ def _begin(
         raise
     assert writer is not None
     for table in tables:
-        table.log.view = table.view
+        table.begin()
         if options.is_base:
             table.counted = table.log.changed
             table.log.changed = _native.KeySet()

@@ -24,7 +24,7 @@ from sparring.contracts.checkpoint import Retention, Saved, State
 from sparring.contracts.column_block import ColumnBlock
 from sparring.contracts.results import Keys, ScanChunk
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
-from sparring.engine.tables import WriteLog
+from sparring.engine.write_log import WriteLog
 from sparring.errors import DeadlineError, SnapshotError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.pool import Task
@@ -91,9 +91,15 @@ class TableJob:
         for keys in self.view.erased:
             yield keys if owners is None else keys[owners.are_own(keys)]
 
+    def begin(self) -> None:
+        """Keeps old rows of this table from now on."""
+        if self.view is not None:
+            self.log.add_observer(self.view)
+
     def release(self) -> None:
         """Ends undo rows of this table."""
-        self.log.view = None
+        if self.view is not None:
+            self.log.remove_observer(self.view)
 
 
 @dataclass(slots=True)

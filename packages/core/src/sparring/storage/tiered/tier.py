@@ -15,7 +15,7 @@ from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
 from sparring.contracts.storage import Storage
 from sparring.kernels.bloom import GrowingBloomFilter
 from sparring.storage.native import NativeStorage
-from sparring.storage.tiered.counters import TierMeter
+from sparring.storage.tiered.meter import TierMeter
 from sparring.storage.tiered.write_buffer import BufferedRows, WriteBuffer
 
 __all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "Below", "Tier"]

@@ -18,11 +18,11 @@ from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, 
 from sparring.contracts.storage import Storage, read_note, write_note
 from sparring.contracts.storage_optional import Background
 from sparring.contracts.table import TableConfig
+from sparring.contracts.tiers import TierCounters
 from sparring.errors import InvalidArgumentError
 from sparring.runtime.lifecycle import call_each
 from sparring.storage.open import open_storage
 from sparring.storage.tiered.composition import capabilities_of, check_tiers, keys_of
-from sparring.storage.tiered.counters import TierCounters
 from sparring.storage.tiered.demotion import Demotion
 from sparring.storage.tiered.device_first_tier import DeviceFirstTier
 from sparring.storage.tiered.first_tier import NativeFirstTier

@@ -1,4 +1,4 @@
-"""Counters of each tier of a stack."""
+"""`TierMeter`: counts the work of one tier of a stack."""
 
 from __future__ import annotations
 
@@ -6,50 +6,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
-__all__ = ["TierCounters", "TierMeter"]
+from sparring.contracts.tiers import TierCounters
 
-
-@dataclass(slots=True)
-class TierCounters:
-    """One tier since its storage was opened. Keys that never reach a tier count as neither hit
-    nor miss there."""
-
-    backend: str
-    """The name of its backend."""
-    rows: int = 0
-    """Rows in it now; a row may be in several tiers."""
-    hits: int = 0
-    """Keys that `find` had from this tier, those on their way to it included."""
-    misses: int = 0
-    """Keys that this tier was asked for and did not have."""
-    bloom_skips: int = 0
-    """Keys that the tier was not asked for, as its Bloom filter ruled them out."""
-    bloom_false_positives: int = 0
-    """Keys that the filter did not rule out and the tier did not have. Where rows are in memory, the
-    filter may not have been asked about them."""
-    promotions: int = 0
-    """Rows that were read here and came into the first tier, those written meanwhile included."""
-    evictions: int = 0
-    """Rows that left this tier to make room."""
-    write_failures: int = 0
-    """Attempts to write to this tier that raised; their rows waited."""
-    read_bytes: int = 0
-    """Bytes of rows that were read from it."""
-    written_bytes: int = 0
-    """Bytes of rows that were written to it."""
-    read_seconds: float = 0.0
-    """Time spent in its find, summed over threads. For rows that native code reads in place, it
-    includes the work on them."""
-    write_seconds: float = 0.0
-    """Time spent in its upsert, update and erase, in the background or within steps."""
-    wait_seconds: float = 0.0
-    """Time that calls waited for a background write to this tier."""
-
-    def as_dict(self) -> dict[str, int | float | str]:
-        """For JSON."""
-        return asdict(self)
+__all__ = ["TierMeter"]
 
 
 class TierMeter:
