@@ -1,4 +1,4 @@
-"""Checks what no linter knows: circles of modules, uses of faces, and plain words.
+"""Checks what no linter knows: circles of modules, uses of faces, what belongs to core, and plain words.
 
     python tools/check_house.py
 
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+from core_rule import misplaced
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +34,7 @@ _RIDDLE = re.compile(r'^\s*[rf]?"""(What|Who|Whose)\b')
 
 
 def main() -> int:
-    findings = [*circles(), *face_in_core(), *private_modules(), *words()]
+    findings = [*circles(), *face_in_core(), *misplaced(), *private_modules(), *words()]
     print(*findings, f"{len(findings)} findings", sep="\n")
     return 1 if findings else 0
 

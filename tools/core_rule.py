@@ -1,0 +1,140 @@
+"""The rule that decides which modules belong to core.
+
+A module of core is needed by `StepContainer`, by two framework adapters, or is a default that core
+registers. Everything else belongs to a package of its own. A module is needed if an import chain leads to
+it: imports inside functions count, those of faces are followed to the module that defines the name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "packages/core/src/sparring"
+ADAPTERS = ("framework-torch", "framework-tf", "framework-jax")
+FACES = ("sparring", "sparring.adapter", "sparring.contracts")
+
+DEFAULTS = (
+    "sparring.collective.local",
+    "sparring.contracts.initializers",
+    "sparring.kernels.cpu",
+    "sparring.rendezvous.environment",
+    "sparring.sharding.kinds",
+    "sparring.storage.memory",
+    "sparring.updates.builtin",
+)
+"""What core registers by itself: the memory storage, the local collective, the CPU kernels, the single
+and the environment rendezvous, and the built-in update methods, initializers and sharding kinds. The modules
+that register them, `plugin.py`, belong to core; what else they import does not belong to it by that."""
+
+FOUNDATIONS = (
+    "sparring._lazy",
+    "sparring._loader",
+    "sparring._version",
+    "sparring.kernels.strings",
+)
+"""What makes the faces and loads the native library, and the hash of strings, which all packages use."""
+
+MOVING = (
+    "sparring.__main__",
+    "sparring.cli",
+    "sparring.collective.failure_detector",
+    "sparring.collective.mpi",
+    "sparring.collective.nccl",
+    "sparring.collective.nccl_library",
+    "sparring.collective.polled_work",
+    "sparring.engine.change_publisher",
+    "sparring.engine.unpublished_keys",
+    "sparring.kernels.bloom",
+    "sparring.runtime.document",
+    "sparring.runtime.gpus",
+    "sparring.runtime.metrics",
+    "sparring.runtime.metrics_exporter",
+    "sparring.snapshot.export",
+    "sparring.snapshot.table_import",
+    "sparring.snapshot.verify",
+    "sparring.storage.cached",
+    "sparring.storage.estimate",
+    "sparring.storage.tiered",
+)
+"""Modules and packages that violate the rule and will leave core. The list may only become shorter."""
+
+
+def misplaced() -> Iterator[str]:
+    """Modules of core that violate the rule, and entries of `MOVING` that do not."""
+    modules = _modules()
+    homes = {face: _homes(modules[face]) for face in FACES}
+    needed = _reached(
+        ["sparring.engine.container", *_of_adapters(modules, homes), *DEFAULTS, *FOUNDATIONS],
+        modules,
+        homes,
+    )
+    unneeded = [
+        name
+        for name, path in sorted(modules.items())
+        if name not in needed and path.name not in ("__init__.py", "plugin.py")
+    ]
+    for name in unneeded:
+        if not any(name == each or name.startswith(f"{each}.") for each in MOVING):
+            yield (
+                f"{modules[name].relative_to(ROOT)}: neither StepContainer nor two adapters need this "
+                "module of core; move it to the package that uses it"
+            )
+    for each in MOVING:
+        if not any(name == each or name.startswith(f"{each}.") for name in unneeded):
+            yield f"tools/core_rule.py: {each} violates the rule no more; remove it from MOVING"
+
+
+def _of_adapters(modules: dict[str, Path], homes: dict[str, dict[str, str]]) -> Iterator[str]:
+    users: dict[str, set[str]] = {}
+    for package in ADAPTERS:
+        for path in (ROOT / "packages" / package / "src").rglob("*.py"):
+            for found in _imported(path, modules, homes):
+                users.setdefault(found, set()).add(package)
+    return (name for name, packages in users.items() if len(packages) > 1)
+
+
+def _reached(
+    roots: Iterable[str], modules: dict[str, Path], homes: dict[str, dict[str, str]]
+) -> set[str]:
+    found, waiting = set[str](), list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_imported(modules[name], modules, homes))
+    return found
+
+
+def _imported(
+    path: Path, modules: dict[str, Path], homes: dict[str, dict[str, str]]
+) -> Iterator[str]:
+    """Modules of core that a file imports from."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
+            continue
+        for alias in node.names:
+            found = homes.get(node.module, {}).get(alias.name, f"{node.module}.{alias.name}")
+            found = found if found in modules else node.module
+            if found in modules and found not in FACES:
+                yield found
+
+
+def _homes(face: Path) -> dict[str, str]:
+    """The module that defines each name of a face."""
+    return {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(face.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sparring.")
+        for alias in node.names
+    }
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in CORE.rglob("*.py"):
+        parts = ("sparring", *path.relative_to(CORE).with_suffix("").parts)
+        found[".".join(parts[:-1] if path.name == "__init__.py" else parts)] = path
+    return found
