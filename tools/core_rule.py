@@ -26,7 +26,7 @@ DEFAULTS = (
     "sparring.updates.builtin",
 )
 """What core registers by itself: the memory storage, the local collective, the CPU kernels, the single
-and the environment rendezvous, and the built-in update methods, initializers and sharding kinds. The modules
+and the environment rendezvous, the built-in update methods, initializers and sharding kinds. The modules
 that register them, `plugin.py`, belong to core; what else they import does not belong to it by that."""
 
 FOUNDATIONS = (
