@@ -206,34 +206,6 @@ def by_name(model: Any) -> dict[str, Any]:
     return named
 
 
-class Tied(keras.Model):
-    """The weight is used for the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = layers.Embedding(ROWS, DIM)
-
-    def call(self, ids: Any) -> Any:
-        return self.logits(keras.ops.mean(self.words(ids), 1))
-
-    def logits(self, hidden: Any) -> Any:
-        return keras.ops.matmul(hidden, keras.ops.transpose(self.words.embeddings))
-
-
-class Local(keras.Model):
-    """The weights are read through local names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = [layers.Embedding(ROWS, DIM)]
-
-    def call(self, ids: Any) -> Any:
-        hidden = 0.0
-        for each in self.words:
-            hidden += keras.ops.matmul(each(ids), keras.ops.transpose(each.embeddings))
-        return hidden
-
-
 class WeightInList(keras.Model):
     """A list has the weight."""
 
@@ -265,9 +237,7 @@ def compiled() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
-    "local name": (Local, lambda: SGD(0.1), "used as a matrix, in Local.call, line "),
     "list of weights": (WeightInList, lambda: SGD(0.1), "has the same variable"),
-    "functional use": (Tied, lambda: SGD(0.1), "used as a matrix, in Tied.logits"),
     "call": (lambda: with_layer(Doubled(ROWS, DIM)), lambda: SGD(0.1), "Doubled defines call"),
     "regularizer": (
         lambda: with_layer(layers.Embedding(ROWS, DIM, embeddings_regularizer="l2")),
@@ -325,6 +295,7 @@ class Unseen(keras.Model):
         self.output_layer, weight = Output(), words.embeddings
         name = "words"
         self.project = {
+            "attribute": self.logits,
             "function": lambda hidden: logits(self.words, hidden),
             "layer": lambda hidden: self.output_layer(hidden, words=self.words),
             "computed name": lambda hidden: logits(getattr(self, name), hidden),
@@ -332,17 +303,19 @@ class Unseen(keras.Model):
             "weight from before": lambda hidden: keras.ops.matmul(hidden, weight[:DIM]),
         }[kind]
 
+    def logits(self, hidden: Any) -> Any:
+        return logits(self.words, hidden)
+
     def call(self, ids: Any) -> Any:
         return self.project(self.words(ids))
 
 
 @pytest.mark.parametrize(
-    "kind", ["function", "layer", "computed name", "layer from before", "weight from before"]
+    "kind",
+    ["attribute", "function", "layer", "computed name", "layer from before", "weight from before"],
 )
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_a_use_of_the_weight_that_is_not_seen_raises_when_it_runs(
-    kind: str, is_eager: bool
-) -> None:
+def test_a_use_of_the_weight_raises_when_it_runs(kind: str, is_eager: bool) -> None:
     model, optimizer = distribute(Unseen(kind), SGD(0.1))
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=is_eager)
     with pytest.raises((AttributeError, UnsupportedError)) as caught:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         pool_weight_gradient,
         segment_sum,
     )
-    from sparring.adapter.attribute_reads import attribute_reads
     from sparring.adapter.distribution_report import (
         DistributionReport,
         ModuleReport,
@@ -98,7 +97,6 @@ __getattr__ = names_from(
             "Publication borrow_threads check_offsets gather give_back_threads key_gradients "
             "lookups pool pool_backward pool_weight_gradient segment_sum"
         ),
-        "sparring.adapter.attribute_reads": "attribute_reads",
         "sparring.adapter.distribution_report": (
             "DistributionReport ModuleReport Outcome check_choices own_methods why_no_weight"
         ),
@@ -149,16 +147,16 @@ __all__ = [
     "PlanLike", "PluginManager", "PooledLookup", "Prefetch", "Program", "ProgramBinding",
     "ProgramError", "ProgramLibrary", "Publication", "ResourceManager", "SaveOptions", "Snapshot",
     "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration",
-    "TableDescription", "TableGroup", "TableState", "TableUpdate", "attribute_reads",
-    "bag_weight_gradients", "borrow_threads", "c_reader", "check_choices", "check_factors",
-    "check_offsets", "declared", "dedup", "fill_service", "gather", "give_back_threads",
-    "give_method_states", "give_states", "given_storages", "hyper_from", "hypers_by_table", "join_job",
-    "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
-    "made_plan", "make_plugin_manager", "membership_from", "method_state", "new_bundle",
-    "non_finite_policy", "open_cuda", "open_nccl", "open_place", "open_snapshot", "own_methods",
-    "plan_of_job", "pool", "pool_backward", "pool_weight_gradient", "program_binding",
-    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "service_storage", "set_rate", "shared_settings", "storage_device", "suggestion",
-    "sum_gradients", "why_nccl_is_unavailable", "why_no_weight", "workload_of", "write_rows"
+    "TableDescription", "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients",
+    "borrow_threads", "c_reader", "check_choices", "check_factors", "check_offsets", "declared",
+    "dedup", "fill_service", "gather", "give_back_threads", "give_method_states", "give_states",
+    "given_storages", "hyper_from", "hypers_by_table", "join_job", "joined_container",
+    "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
+    "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
+    "open_cuda", "open_nccl", "open_place", "open_snapshot", "own_methods", "plan_of_job", "pool",
+    "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device", "reporting",
+    "resolve_method", "rounds_alike", "segment_sum", "service_storage", "set_rate",
+    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable",
+    "why_no_weight", "workload_of", "write_rows"
 ]
 # fmt: on

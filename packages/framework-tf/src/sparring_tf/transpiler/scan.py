@@ -12,7 +12,6 @@ from sparring.adapter import (
     DistributionReport,
     ModuleReport,
     Outcome,
-    attribute_reads,
     own_methods,
 )
 from sparring.errors import SparringError
@@ -24,9 +23,6 @@ from sparring_tf.transpiler.service import served_refusal
 __all__ = ["Scan", "children", "scan", "single_steps"]
 
 _OF_ITS_OWN = {"__init__", "get_config"}
-_ENTRIES = ("call", "train_step", "compute_loss")
-"""Methods of a layer or model that Keras calls while it is trained."""
-_WEIGHT = ("embeddings", "_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +65,6 @@ def scan(
     paths: dict[int, list[str]] = {}
     layers: dict[int, Any] = {}
     _walk(model, "", paths, layers)
-    uses: dict[int, str] = {}
-    for layer in (model, *layers.values()):
-        for read, where in attribute_reads(layer, _ENTRIES, _WEIGHT, "keras"):
-            uses.setdefault(id(read), where)
     for path in sorted(set(keep) - {each for some in paths.values() for each in some}):
         reason = "keep names it, and the model has no such layer"
         reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))
@@ -82,7 +74,7 @@ def scan(
     others = [model, *layers.values()]
     for number, layer in layers.items():
         names = {each.name for each in found.values()}
-        judged = _judged(layer, paths[number], keep, uses.get(number, ""), others, names)
+        judged = _judged(layer, paths[number], keep, others, names)
         if judged is not None:
             outcome, reason = judged
             path = ", ".join(paths[number])
@@ -127,7 +119,6 @@ def _judged(
     layer: Any,
     where: list[str],
     keep: Collection[str],
-    use: str,
     others: Collection[Any],
     names: Collection[str],
 ) -> tuple[Outcome, str] | None:
@@ -139,18 +130,16 @@ def _judged(
         return (Outcome.KEPT, "ordinary variables") if has_own else None
     if not set(keep).isdisjoint(where):
         return Outcome.KEPT, "named in keep"
-    reason = _refusal(layer, use, others, names)
+    reason = _refusal(layer, others, names)
     if reason:
         return Outcome.REFUSED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
     note = "" if layer.trainable else "; frozen: rows are read only"
     return Outcome.REPLACED, f"table {layer.name}{note}"
 
 
-def _refusal(layer: Any, use: str, others: Collection[Any], names: Collection[str]) -> str:
+def _refusal(layer: Any, others: Collection[Any], names: Collection[str]) -> str:
     if added := own_methods(type(layer), keras.layers.Embedding, _OF_ITS_OWN):
         return added
-    if use:
-        return f"its weight is used as a matrix, in {use}; a table is none"
     for setting in ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer"):
         if getattr(layer, setting) is not None:
             return f"{setting} is of the whole weight, and a step knows the rows that it met"

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sparring.adapter import attribute_reads
 from sparring.errors import SparringError
 from sparring_torch.optimizer_probe import probe
 from sparring_torch.sparse_adam import over_rows
@@ -25,10 +24,6 @@ _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.SparseAdam: (),
 }
 """Optimizers that leave a row without a gradient as it is, if these hyper-parameters are 0."""
-
-
-_ENTRIES = ("forward", "training_step")
-"""Methods of a module that torch and Lightning call while it is trained."""
 
 
 class RefusalFinder:
@@ -47,12 +42,9 @@ class RefusalFinder:
         paths: Mapping[int, Sequence[str]],
     ) -> None:
         self._optimizers, self._paths = optimizers, paths
-        self._uses: dict[int, str] = {}
         self._holders: dict[int, list[tuple[nn.Module, str]]] = {}
         self._listed: dict[int, str] = {}
         for module in model.modules():
-            for read, where in attribute_reads(module, _ENTRIES, ["weight"], "torch"):
-                self._uses.setdefault(id(read), where)
             for name, each in module._parameters.items():
                 if each is not None:
                     self._holders.setdefault(id(each), []).append((module, name))
@@ -87,8 +79,6 @@ class RefusalFinder:
             if id(weight) in self._listed:
                 return f"{self._listed[id(weight)]} has its weight as a matrix; a table is none"
         for each in module.modules():
-            if id(each) in self._uses:
-                return f"its weight is used as a matrix, in {self._uses[id(each)]}; a table is none"
             if id(each) in self._listed:
                 where = self._listed[id(each)]
                 return (
