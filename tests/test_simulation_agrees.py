@@ -1,4 +1,4 @@
-"""What `sparring simulate` predicts is what ranks take whose links and storages have known speeds."""
+"""Simulated steps take as long as those of ranks whose links and storages have known speeds."""
 
 from __future__ import annotations
 

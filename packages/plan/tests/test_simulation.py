@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from sparring.cli.application import main
 from sparring.errors import InvalidArgumentError
 from sparring_plan.simulation.calibration import Calibration, calibrate
 from sparring_plan.simulation.cluster import Cluster
@@ -128,20 +126,3 @@ def test_a_machine_tells_what_rows_and_messages_cost() -> None:
     assert 0 < found.move_seconds_per_row < found.find_seconds_per_row < 1e-3
     assert 0 < found.add_seconds_per_row < 1e-3
     assert 1e-7 < found.message_seconds < 1e-2
-
-
-def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["simulate", "--ranks", "8,16", "--ids", "2000", "--find-ns", "50"]
-    assert main(asked) == 0
-    table = capsys.readouterr().out
-    assert table.startswith("simulated: 1,000 keys of dim 64")
-    assert [table.count(each.value) for each in SimulatedSchedule] == [2, 2, 2]
-    assert main([*asked, "--calibrate", "--storage", "memory", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["compute"]["find_seconds_per_row"] == pytest.approx(50e-9)
-    assert told["network"]["message_seconds"] != Network().message_seconds
-    assert {(each["schedule"], each["world_size"]) for each in told["steps"]} == {
-        (schedule.value, ranks) for schedule in SimulatedSchedule for ranks in (8, 16)
-    }
-    assert main(["simulate", "--ranks", "eight"]) == 2
-    assert "whole numbers with commas between" in capsys.readouterr().err

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
         CommandDescriptor(
-            name="simulate",
-            api_version=API_VERSION,
-            summary="Simulate the exchange of a step on many ranks.",
-            register=_add_simulate,
-        ),
-        CommandDescriptor(
             name="plan",
             api_version=API_VERSION,
             summary="Plan how tables are shared out among ranks.",
@@ -54,12 +48,6 @@ def _plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
     from sparring_plan.planning.automatic import plan_of_file
 
     return plan_of_file(path, request)
-
-
-def _add_simulate(app: typer.Typer) -> None:
-    from sparring_plan.cli import add_simulate
-
-    add_simulate(app)
 
 
 def _add_plan(app: typer.Typer) -> None:

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from sparring import make_console, print_json
 from sparring.errors import InvalidArgumentError
-from sparring_plan.cli import numbers_from
 from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
@@ -45,7 +44,7 @@ def simulate(
         )
     inputs, calibration = read_inputs(files[-1])
     plan = read_plan(files[0]) if len(files) == 2 else None
-    wanted = numbers_from(ranks or _RANKS)
+    wanted = _numbers_from(ranks or _RANKS)
     if plan is not None and ranks is None:
         wanted.append(plan.ranks)
     rows = simulate_sheet(inputs, calibration, wanted, plan)
@@ -227,3 +226,13 @@ def _table(*columns: tuple[str, str]) -> Table:
         left = name in {"kinds", "storages", "how", "bound by"}
         table.add_column(f"{name}\n{mark}", justify="left" if left else "right", no_wrap=True)
     return table
+
+
+def _numbers_from(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise InvalidArgumentError(
+            f"sparring plan simulate: --ranks must be whole numbers with commas between, such as "
+            f"{_RANKS}, found {text!r}"
+        ) from None
