@@ -17,6 +17,7 @@ tf = pytest.importorskip(
 import keras
 
 import sparring
+import sparring_tf
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf import (
     DistributedEmbedding,
@@ -184,6 +185,45 @@ def test_features_may_be_nested(structure: Any, tmp_path: Path) -> None:
     assert loaded.get_config() == layer.get_config()
     assert list(loaded.feature_configs) == list(layer.feature_configs)
     assert next(iter(loaded.feature_configs.values())).input_shape == (2, 3)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", ["one", "dense", "ragged", "sparse"])
+def test_nested_outputs_are_those_of_keras_rs(kind: str, combiner: str, is_weighted: bool) -> None:
+    keras_rs = pytest.importorskip(
+        "keras_rs", reason="keras-rs is not installed: pip install keras-rs"
+    )
+    matrix = np.random.default_rng(1).standard_normal((100, 4)).astype(np.float32)
+    ids, weights = np.arange(12).reshape(3, 4) * 7, np.linspace(0.5, 2, 12).reshape(3, 4)
+    made = {
+        "one": lambda each: tf.constant(each[:, 0]),
+        "dense": tf.constant,
+        "ragged": lambda each: tf.RaggedTensor.from_tensor(each, [1, 4, 2]),
+        "sparse": tf.sparse.from_dense,
+    }[kind]
+    # Id 0 is left out of sparse tensors.
+    batch = {"film": [made(ids), made(ids)]}
+    given = (batch, {"film": [made(weights.astype(np.float32))] * 2}) if is_weighted else (batch,)
+    if kind == "sparse" and is_weighted:
+        given = (
+            batch,
+            {"film": [tf.sparse.map_values(lambda _: 2.0 + tf.range(11.0), made(ids))] * 2},
+        )
+
+    found = []
+    for package in (keras_rs.layers, sparring_tf):
+        table = package.TableConfig("films", 100, 4, "zeros", combiner=combiner)
+        feature = package.FeatureConfig("film", table, (3, None), (3, 4))
+        layer = package.DistributedEmbedding({"film": [feature, feature]})
+        if package is sparring_tf:
+            optimizer = Optimizer(layer, keras.optimizers.SGD())
+            optimizer.container.assign("films", np.arange(100), matrix)
+        else:
+            layer(*given)
+            layer.variables[0].assign(matrix)
+        found.append(layer(*given))
+    keras.tree.map_structure(lambda *own: np.testing.assert_allclose(*own, rtol=1e-5), *found)
 
 
 @pytest.mark.parametrize(
