@@ -150,7 +150,8 @@ class ClientConfig(DocumentModel):
     """A client."""
 
     deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
-        0.2, description="Of a pull, retries with other replicas included."
+        0.2,
+        description="Of a pull, attempts with other replicas and repeated ones after pauses included.",
     )
     row_dtype: Literal["float32", "float16", "int8"] = Field(
         "float32", description="Of rows on the wire."
