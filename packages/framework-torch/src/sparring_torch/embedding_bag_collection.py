@@ -200,10 +200,13 @@ class EmbeddingBagCollection(TableModule):
 
 def _mode(config: EmbeddingBagConfig) -> str:
     try:
-        return PoolingType(config.pooling).value.lower()
-    except ValueError as error:
+        found = PoolingType(config.pooling)
+    except ValueError:
+        found = PoolingType.NONE
+    if found is PoolingType.NONE:
         raise InvalidArgumentError(
             f"pooling of table {config.name!r}: must be PoolingType.SUM or PoolingType.MEAN, "
-            f"found {config.pooling!r}",
+            f"found {config.pooling!r}; for embeddings without pooling use an EmbeddingCollection",
             table=config.name,
-        ) from error
+        )
+    return found.value.lower()

@@ -411,12 +411,17 @@ class KeyedJaggedTensor(JaggedParts):
 
         Args:
             indices: places in `keys`, each once.
-            indices_tensor: the same as a tensor; accepted for TorchRec's sake, not needed.
+            indices_tensor: the same as a tensor, as TorchRec has it; not needed.
 
         Raises:
-            InvalidArgumentError: a place out of range or repeated.
+            InvalidArgumentError: a place out of range or repeated, or another `indices_tensor`.
         """
         order = list(indices)
+        if indices_tensor is not None and indices_tensor.tolist() != order:
+            raise InvalidArgumentError(
+                f"permute: found indices {order} and indices_tensor {indices_tensor.tolist()}; give "
+                "indices alone"
+            )
         wrong = [each for each in order if not 0 <= each < len(self._keys)]
         if wrong or len(set(order)) != len(order):
             raise InvalidArgumentError(
