@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from sparring import TableConfig
+from sparring.errors import InvalidArgumentError
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt, Section
 from sparring_train.data.columns import Feature, Label, Schema
 
-__all__ = ["SplitConfig", "SplitWays", "TableData", "ValidationConfig"]
+__all__ = ["SplitConfig", "SplitWays", "TableData", "ValidationConfig", "is_table_name"]
 
 _Name = Annotated[str, Field(min_length=1)]
 _Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
@@ -283,6 +285,7 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     if data.label is not None and data.label in (*data.categorical, *data.numeric):
         yield "label", "is also a column to predict from", data.label, "a column of its own"
     yield from _csv_problems(data)
+    yield from _table_name_problems(data)
     if data.history is not None:
         yield from _history_problems(data, data.history)
     for key, ways, fewest in (("split", data.split, 0), ("validation", data.validation, 1)):
@@ -298,6 +301,27 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
             )
         if (ways.time is not None or ways.time_from is not None) and data.time is None:
             yield "time", f"is what data.{key} needs to know", "null", "the column of times"
+
+
+def is_table_name(name: str) -> bool:
+    """Returns whether a table may have this name."""
+    try:
+        TableConfig(name, 1)
+    except InvalidArgumentError:
+        return False
+    return True
+
+
+def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+    for name in data.categorical:
+        table = data.share_tables.get(name, name)
+        if not is_table_name(table):
+            yield (
+                "categorical" if table == name else "share_tables",
+                "names a column that cannot be the name of a table; name its table in data.share_tables",
+                table,
+                "letters of ASCII, digits, and _ . -, with a letter or underscore first",
+            )
 
 
 def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
