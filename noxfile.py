@@ -210,6 +210,8 @@ def tests_tensorflow(session: nox.Session) -> None:
     torch = ("torch", "sparring-torch")
     session.run("pip", "uninstall", "--yes", "--quiet", *torch, silent=True, success_codes=[0, 1])
     session.install(TENSORFLOW, "pytest-xdist", silent=True)
+    # Its layers are compared with ours; what it needs is there.
+    session.install("--no-deps", "keras-rs==0.4.0", silent=True)
     install("testing", "backend-hkv", "packed", "serve", "framework-tf", "train")
     run_pytest(session, *(chosen or OF_TENSORFLOW), at_length=at_length)
     if not chosen:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +14,15 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["FOLDER", "Manifest", "containers_of", "manifests", "pod_of", "secret_names"]
+__all__ = [
+    "FOLDER",
+    "Manifest",
+    "containers_of",
+    "filled_secrets",
+    "manifests",
+    "pod_of",
+    "secrets_and_keys",
+]
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs/kubernetes"
 
@@ -67,8 +79,27 @@ def containers_of(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((name, each) for name, each in given if "command" in each)
 
 
-def secret_names() -> set[str]:
-    """Names of the secrets that pods mount."""
-    pods = [pod for each in manifests() if (pod := pod_of(each.body)) is not None]
-    volumes = [volume for pod in pods for volume in pod["spec"].get("volumes", ())]
-    return {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+def secrets_and_keys() -> dict[str, set[str]]:
+    """Secrets that manifests or cert-manager make, by name, and the keys of each."""
+    found = {
+        each.body["spec"]["secretName"]: {"tls.crt", "tls.key", "ca.crt"}
+        for each in manifests()
+        if each.kind == "Certificate"
+    }
+    return found | {
+        each.name: set(each.body["stringData"]) for each in manifests() if each.kind == "Secret"
+    }
+
+
+def filled_secrets() -> dict[str, dict[str, str]]:
+    """The Secrets of ``secrets.yaml``, filled by the command in its head."""
+    text = (FOLDER / "secrets.yaml").read_text()
+    (line,) = re.findall(r"^#   (python3 .*) < secrets\.yaml \| kubectl create -f -$", text, re.M)
+    _, *arguments = shlex.split(line)
+    filled = subprocess.run(
+        [sys.executable, *arguments], input=text, capture_output=True, text=True, check=True
+    ).stdout
+    return {
+        body["metadata"]["name"]: dict(body["stringData"])
+        for body in YAML(typ="safe", pure=True).load_all(filled)
+    }

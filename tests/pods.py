@@ -51,12 +51,12 @@ _GRPC_PROBE = """
 import sys, time, grpc
 from sparring_serve.wire.open_inference import HEALTH, HealthAnswer, HealthRequest, ServingStatus
 from sparring_serve.wire.fields import decode, encode
-address, seconds = sys.argv[1], float(sys.argv[2])
+address, seconds, service = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 end = time.monotonic() + seconds
 while True:
     with grpc.insecure_channel(address) as channel:
         try:
-            answer = channel.unary_unary(f"/{HEALTH}/Check")(encode(HealthRequest()), timeout=1)
+            answer = channel.unary_unary(f"/{HEALTH}/Check")(encode(HealthRequest(service)), timeout=1)
             if decode(HealthAnswer, answer).status == ServingStatus.SERVING:
                 break
         except grpc.RpcError as error:
@@ -73,7 +73,9 @@ def why_no_pods() -> str | None:
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [
-        each for each in ("ip", "unshare", "setpriv", "chroot") if shutil.which(each) is None
+        each
+        for each in ("ip", "unshare", "nsenter", "setpriv", "chroot")
+        if shutil.which(each) is None
     ]
     if missing:
         return f"not installed: {', '.join(missing)}"
@@ -112,6 +114,7 @@ class Pod:
     address: str
     namespace: str
     folder: Path
+    env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -236,7 +239,8 @@ class Cluster:
         (pod.folder / "mounts").write_text(self._mounts(pod, spec, container, user))
         fields = {f"metadata.labels['{label}']": text for label, text in labels.items()}
         fields["status.podIP"] = pod.address
-        given = {**_IMAGE, **_environment(container, fields), **env}
+        given = {**_IMAGE, **self._environment(container, fields), **env}
+        pod.env = given
         words = [*container["command"], *container["args"], *more]
         words = [re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], word) for word in words]
         directory = container.get("workingDir", "/")
@@ -275,31 +279,30 @@ class Cluster:
                 _GRPC_PROBE,
                 f"{pod.address}:{probe['grpc']['port']}",
                 str(seconds),
+                probe["grpc"].get("service", ""),
             ]
             return self._from_hub(program) == 0
-        if "exec" in probe:
-            return self._repeated(
-                ["ip", "netns", "exec", pod.namespace, *probe["exec"]["command"]], seconds
-            )
-        port = probe["tcpSocket"]["port"]
-        connect = f"import socket; socket.create_connection(({pod.address!r}, {port}), 1)"
-        return self._repeated(
-            ["ip", "netns", "exec", self._hub, sys.executable, "-c", connect], seconds
-        )
+        return self._repeated(self._enter(pod, *probe["exec"]["command"]), seconds, pod.env)
 
     @staticmethod
-    def run_in(pod: Pod, *command: str) -> str:
-        """What a program prints that runs in the network of a pod."""
-        return _run("ip", "netns", "exec", pod.namespace, *command)
+    def _enter(pod: Pod, *command: str) -> list[str]:
+        return ["nsenter", "--target", str(pod.process.pid), "--mount", "--net", "--root", *command]
+
+    def run_in(self, pod: Pod, *command: str) -> str:
+        """What a program prints that runs in a pod, with its environment."""
+        done = subprocess.run(
+            self._enter(pod, *command), capture_output=True, text=True, env=pod.env, check=True
+        )
+        return done.stdout
 
     def _from_hub(self, program: Sequence[str]) -> int:
         enter = ["ip", "netns", "exec", self._hub]
         return subprocess.run([*enter, *program], capture_output=True, check=False).returncode
 
     @staticmethod
-    def _repeated(command: Sequence[str], seconds: float) -> bool:
+    def _repeated(command: Sequence[str], seconds: float, env: Mapping[str, str]) -> bool:
         end = time.monotonic() + seconds
-        while subprocess.run(command, capture_output=True, check=False).returncode:
+        while subprocess.run(command, capture_output=True, env=env, check=False).returncode:
             if time.monotonic() > end:
                 return False
             time.sleep(0.2)
@@ -334,6 +337,21 @@ class Cluster:
                         lines += _bind(needed, str(needed), read_only=True)
         return "\n".join([*lines, ""])
 
+    def _environment(
+        self, container: Mapping[str, Any], fields: Mapping[str, str]
+    ) -> dict[str, str]:
+        found = {}
+        for each in container.get("env", ()):
+            source = each.get("valueFrom", {})
+            if "secretKeyRef" in source:
+                secret = source["secretKeyRef"]
+                found[each["name"]] = self._maps["secret"][secret["name"]][secret["key"]]
+            else:
+                found[each["name"]] = (
+                    each["value"] if "value" in each else fields[source["fieldRef"]["fieldPath"]]
+                )
+        return found
+
     def _volume(self, pod: Pod, volume: Mapping[str, Any], user: int) -> Path:
         if "persistentVolumeClaim" in volume:
             return self.folder / "claims" / volume["persistentVolumeClaim"]["claimName"]
@@ -341,8 +359,13 @@ class Cluster:
         for kind, key in (("configMap", "name"), ("secret", "secretName")):
             if kind in volume:
                 folder.mkdir(parents=True)
-                for name, text in self._maps[kind][volume[kind][key]].items():
-                    (folder / name).write_text(text)
+                texts = self._maps[kind][volume[kind][key]]
+                # Without items a volume has all keys.
+                listed = volume[kind].get("items") or [
+                    {"key": each, "path": each} for each in texts
+                ]
+                for each in listed:
+                    (folder / each["path"]).write_text(texts[each["key"]])
                 return folder
         if "emptyDir" not in volume:
             # A claim of a StatefulSet: the next pod of this name gets it again.
@@ -377,15 +400,6 @@ def _may_run(user: int) -> bool:
     # A shell between them, because what setpriv executes itself is found with root's rights.
     program = [*become, "sh", "-c", 'exec "$0" -c "import sparring"', sys.executable]
     return subprocess.run(program, capture_output=True, check=False).returncode == 0
-
-
-def _environment(container: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
-    return {
-        each["name"]: each["value"]
-        if "value" in each
-        else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-        for each in container.get("env", ())
-    }
 
 
 def _bind(source: Path, path: str, *, read_only: bool) -> list[str]:

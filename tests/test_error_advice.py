@@ -98,6 +98,7 @@ OWNERS = {
     "row_wire_dtype": ["ExchangeOptions"],
     "scores": ["Capabilities"],
     "semantics": ["distribute"],
+    "served": ["export_program"],
     "service": ["distribute"],
     "share": ["SaveOptions"],
     "state_width": ["sparring.TableConfig"],
@@ -110,6 +111,10 @@ OWNERS = {
     "tables": ["StepContainer.load", "ParameterClient.load"],
     "token": ["ParameterClient.push"],
     "transfer": ["TableSharding"],
+    "unknown_features": [
+        "sparring_torch.EmbeddingBagCollection",
+        "sparring_torch.EmbeddingCollection",
+    ],
     "vocabulary_size": ["sparring_tf.Embedding"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }
@@ -152,6 +157,7 @@ FOREIGN_WORDS = {
     "fused_params",  # TorchRec
     "get_weights",  # Keras
     "init_process_group",  # torch
+    "is_leaf_module",  # torch.fx
     "jax_enable_x64",  # JAX
     "key_data",  # JAX
     "restore_best_weights",  # Keras

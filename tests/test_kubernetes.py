@@ -12,10 +12,25 @@ import typer.main
 
 from sparring import make_plugin_manager, read_document
 from sparring.cli.application import main, make_application
+from sparring.errors import ConfigError
 
-from .manifests import FOLDER, Manifest, containers_of, manifests, pod_of, secret_names
+from .manifests import (
+    FOLDER,
+    Manifest,
+    containers_of,
+    filled_secrets,
+    manifests,
+    pod_of,
+    secrets_and_keys,
+)
 
-NATIVE = [each for each in manifests() if "kubeflow" not in each.api]
+SCHEMAS = {
+    "trainer.kubeflow.org/v1alpha1": "trainer-v1alpha1.yaml",
+    "cert-manager.io/v1": "cert-manager-v1.yaml",
+    "monitoring.coreos.com/v1": "monitoring-v1.yaml",
+}
+"""Of APIs that Kubernetes itself does not have."""
+NATIVE = [each for each in manifests() if each.api not in SCHEMAS]
 WITH_PODS = [each for each in manifests() if pod_of(each.body) is not None]
 
 
@@ -59,10 +74,12 @@ def test_a_misspelled_field_would_be_seen() -> None:
 @pytest.mark.parametrize(
     "manifest", [each for each in manifests() if each not in NATIVE], ids=named
 )
-def test_resources_of_the_trainer_have_the_fields_that_it_knows(manifest: Manifest) -> None:
+def test_resources_of_operators_have_the_fields_that_they_know(manifest: Manifest) -> None:
     schemas = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    known = read_document(Path(__file__).parent / "schemas/trainer-v1alpha1.yaml").value
+    known = read_document(Path(__file__).parent / "schemas" / SCHEMAS[manifest.api]).value
     schemas.validate(manifest.body, known[manifest.kind])
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate({**manifest.body, "spec": {"misspelled": 1}}, known[manifest.kind])
     if manifest.kind == "TrainingRuntime":
         (job,) = manifest.body["spec"]["template"]["spec"]["replicatedJobs"]
         # The names by which the trainer finds the container that a TrainJob changes.
@@ -84,10 +101,11 @@ def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> Non
     assert trainer["args"] == of_job["args"][of_job["args"].index("-m") :]
 
 
-def test_the_job_is_what_the_plan_within_it_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("file", ["train.yaml", "serve.yaml"])
+def test_a_file_is_what_the_command_in_its_head_writes(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = (FOLDER / "train.yaml").read_text()
+    written = (FOLDER / file).read_text()
     (command,) = re.findall(r"^#   sparring (plan kubernetes .*)$", written, re.M)
     config_of("train", "plan.yaml", tmp_path)
     (tmp_path / "configs").symlink_to(FOLDER.parent)
@@ -134,11 +152,15 @@ def test_volumes_and_secrets_of_a_pod_exist(manifest: Manifest) -> None:
         if "persistentVolumeClaim" in volume:
             assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in known
         if "secret" in volume:
-            assert f"secret generic {volume['secret']['secretName']}" in manifest.path.read_text()
+            keys = secrets_and_keys()[volume["secret"]["secretName"]]
+            assert {each["key"] for each in volume["secret"].get("items", ())} <= keys
     mounted = {
         each["name"] for container in spec["containers"] for each in container["volumeMounts"]
     }
     assert mounted == volumes.keys() | claims
+    for variable in (each for container in spec["containers"] for each in container.get("env", ())):
+        if (named := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+            assert named["key"] in secrets_and_keys()[named["name"]]
 
 
 @of_pods
@@ -156,13 +178,16 @@ def test_the_labels_of_pods_are_those_that_are_selected(manifest: Manifest) -> N
     [
         each
         for each in manifests()
-        if each.kind in {"NetworkPolicy", "PodDisruptionBudget", "Service"}
+        if each.kind in {"NetworkPolicy", "PodDisruptionBudget", "Service", "PodMonitor"}
+        # No pod here has its label: test_network_policies.py.
+        and each.name != "object-store"
     ],
     ids=named,
 )
 def test_what_selects_pods_finds_some_that_have_its_ports(manifest: Manifest) -> None:
     spec = manifest.body["spec"]
     selector = spec.get("podSelector") or spec["selector"]
+    names = {each["port"] for each in spec.get("podMetricsEndpoints", ())}
     selector = selector.get("matchLabels", selector)
     chosen = [
         pod(each)
@@ -175,6 +200,7 @@ def test_what_selects_pods_finds_some_that_have_its_ports(manifest: Manifest) ->
     for each in chosen:
         (container,) = each["spec"]["containers"]
         assert set(ports) <= {port["containerPort"] for port in container.get("ports", ())}
+        assert names <= {port["name"] for port in container.get("ports", ())}
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
@@ -247,24 +273,138 @@ def test_addresses_of_a_service_are_those_of_its_pods(
         assert spec["ordinals"] == {"start": 1}
         (container,) = pod(each)["spec"]["containers"]
         words = container["args"]
-        assert words[words.index("--shard") + 1] == f"$(SHARD)/{len(config.shards)}"
-        assert ("--replica" in words) == (len(sets) > 1)
+        assert f"--shard=$(SHARD)/{len(config.shards)}" in words
         if len(sets) > 1:
-            assert words[words.index("--replica") + 1] == str(number)
+            assert f"--replica={number}" in words
         grace = pod(each)["spec"]["terminationGracePeriodSeconds"]
         assert config.server.drain_seconds < grace
 
 
-def test_replicas_differ_in_their_name_and_number_alone() -> None:
-    texts = re.split(r"^---\n", stateful_sets("serve.yaml")[0].path.read_text(), flags=re.M)
-    sets = [text.rstrip() for text in texts if "kind: StatefulSet" in text]
-    assert len(sets) == len(stateful_sets("serve.yaml"))
-    assert (
-        len({re.sub(r'serve-[ab]|replica: [ab]|--replica, "\d"', "", text) for text in sets}) == 1
+def of_service(file: str, kind: str) -> Manifest:
+    (found,) = [each for each in manifests() if each.path.name == file and each.kind == kind]
+    return found
+
+
+SERVICES = [("serve.yaml", "serving.yaml"), ("parameters.yaml", "parameters.yaml")]
+
+
+@pytest.mark.parametrize(("file", "key"), SERVICES)
+def test_a_service_is_encrypted_asks_for_tokens_and_its_certificate_has_the_names_of_its_pods(
+    file: str, key: str, tmp_path: Path
+) -> None:
+    serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    config = serving.read_serving_config(config_of(file.removesuffix(".yaml"), key, tmp_path))
+    certificate = of_service(file, "Certificate").body["spec"]
+    hosts = [address.rpartition(":")[0] for replicas in config.shards for address in replicas]
+    assert certificate["dnsNames"] == hosts
+    assert not config.server.insecure
+    assert not config.client.insecure
+    for each in stateful_sets(file):
+        spec = pod(each)["spec"]
+        mounts = {
+            mount["mountPath"]: next(
+                volume["secret"]["secretName"]
+                for volume in spec["volumes"]
+                if volume["name"] == mount["name"]
+            )
+            for mount in spec["containers"][0]["volumeMounts"]
+            if mount["name"] in ("tokens", "tls")
+        }
+        tls = config.server.tls
+        for path in (tls.certificate_file, tls.key_file, config.server.token_file):
+            assert path.name in secrets_and_keys()[mounts[str(path.parent)]]
+        assert mounts[str(tls.key_file.parent)] == certificate["secretName"]
+    # Issuers lead from the certificate to an authority that signs itself.
+    issuers = {each.name: each.body["spec"] for each in manifests() if each.kind == "Issuer"}
+    signed = issuers[certificate["issuerRef"]["name"]]["ca"]["secretName"]
+    (authority,) = [
+        each.body["spec"]
+        for each in manifests()
+        if each.kind == "Certificate" and each.body["spec"]["secretName"] == signed
+    ]
+    assert authority["isCA"] is True
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
+
+
+@pytest.mark.parametrize(
+    ("client", "service", "key"),
+    [("client", "serve", "serving.yaml"), ("trainer", "parameters", "parameters.yaml")],
+)
+def test_a_client_mounts_its_token_and_the_authority_but_no_key_of_servers(
+    client: str, service: str, key: str, tmp_path: Path
+) -> None:
+    serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    config = serving.read_serving_config(config_of(service, key, tmp_path))
+    (job,) = [each for each in manifests() if (each.kind, each.name) == ("Job", client)]
+    spec = pod(job)["spec"]
+    paths = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+    secrets = {each["name"]: each["secret"] for each in spec["volumes"] if "secret" in each}
+    assert paths["token"] == str(config.client.token_file.parent)
+    assert secrets_and_keys()[secrets["token"]["secretName"]] == {config.client.token_file.name}
+    assert paths["tls"] == str(config.client.tls.ca_file.parent)
+    assert [each["path"] for each in secrets["tls"]["items"]] == [config.client.tls.ca_file.name]
+
+
+@pytest.mark.parametrize(("file", "key"), SERVICES)
+def test_probes_of_servers_are_health_calls_in_plain_text(
+    file: str, key: str, tmp_path: Path
+) -> None:
+    serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    config = serving.read_serving_config(config_of(file.removesuffix(".yaml"), key, tmp_path))
+    for each in stateful_sets(file):
+        (container,) = pod(each)["spec"]["containers"]
+        port = {"port": config.server.health_port}
+        assert container["startupProbe"]["grpc"] == port
+        assert container["readinessProbe"]["grpc"] == port
+        assert container["livenessProbe"]["grpc"] == {**port, "service": "liveness"}
+
+
+@of_pods
+def test_no_probe_only_connects(manifest: Manifest) -> None:
+    for container in pod(manifest)["spec"]["containers"]:
+        probes = [each for name, each in container.items() if name.endswith("Probe")]
+        assert not any("tcpSocket" in each for each in probes)
+
+
+@pytest.mark.parametrize("manifest", WITH_PODS, ids=named)
+def test_pods_of_a_service_are_spread_over_zones_and_nodes(manifest: Manifest) -> None:
+    spec, labels = pod(manifest)["spec"], pod(manifest)["metadata"]["labels"]
+    constraints = spec.get("topologySpreadConstraints", ())
+    is_service = manifest.kind == "StatefulSet" and manifest.body["spec"]["replicas"] > 1
+    assert [each["topologyKey"] for each in constraints] == (
+        ["topology.kubernetes.io/zone", "kubernetes.io/hostname"] if is_service else []
     )
+    for each in constraints:
+        assert each["labelSelector"]["matchLabels"].items() <= labels.items()
+        # A cluster of one zone, or with a node less than replicas, has the pods all the same.
+        assert each["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_every_secret_is_made_by_a_line_that_is_shown() -> None:
-    texts = "".join(path.read_text() for path in FOLDER.glob("*.yaml"))
-    for name in secret_names():
-        assert f"kubectl create secret generic {name}" in texts
+def test_tokens_are_accepted_once_they_are_filled_in_and_rejected_before(tmp_path: Path) -> None:
+    security = pytest.importorskip(
+        "sparring_serve.security", reason="sparring-serve is not installed"
+    )
+    made = filled_secrets()
+    raw = {each.name: each.body["stringData"] for each in manifests() if each.kind == "Secret"}
+    assert made.keys() == raw.keys()
+    path = tmp_path / "tokens"
+    for service, client, role in (
+        ("serve-tokens", "serve-client-token", "pull"),
+        ("parameters-tokens", "parameters-client-token", "push"),
+        ("parameters-tokens", "parameters-tokens", "admin"),
+    ):
+        path.write_text(made[service]["tokens"])
+        token = security.read_token(made[client]["token"].encode())
+        security.Tokens(path).check({"authorization": f"Bearer {token}"}, role)
+        path.write_text(raw[service]["tokens"])
+        with pytest.raises(ConfigError):
+            security.Tokens(path)
+        with pytest.raises(ConfigError):
+            security.read_token(raw[client]["token"].encode())
+    redis = made["redis-password"]
+    assert redis["redis.conf"] == f"requirepass {redis['password']}\n"
+    # Redis rejects a directive with two values.
+    assert len(raw["redis-password"]["redis.conf"].split()) == 3
+    # Every text is another one.
+    texts = {text for each in made.values() for text in each.values()}
+    assert len(texts) == sum(map(len, made.values()))

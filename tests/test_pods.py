@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from sparring import latest_snapshot, merged_chunks
 from sparring.cli.application import main
 
-from .manifests import FOLDER, manifests, pod_of
+from .manifests import FOLDER, filled_secrets, manifests, pod_of
 from .pods import Cluster, Pod, why_no_pods
 
 pytestmark = [
@@ -26,7 +27,6 @@ pytestmark = [
 ]
 
 SMALL = ("data.samples=40000", "data.test_samples=500")
-TOKEN = "0123456789abcdef0123"
 
 
 def template_of(kind: str, name: str) -> dict[str, Any]:
@@ -49,15 +49,50 @@ def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str
         time.sleep(0.1)
 
 
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+ADDED_HOSTS = {
+    "serve": ["serve-c-1.serve", "serve-c-2.serve"],
+    "parameters": ["parameters-3.parameters"],
+}
+"""Of replicas and shards that tests add, as one would add them to the Certificate before."""
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The Secrets that cert-manager would make of the Certificates of the manifests."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = folder / "ca.crt"
+    openssl("req", "-x509", *_KEY, "-subj", "/CN=sparring-ca",
+            "-keyout", folder / "ca.key", "-out", authority)  # fmt: skip
+    made = {}
+    for each in manifests():
+        if each.kind != "Certificate" or each.body["spec"].get("isCA"):
+            continue
+        hosts = [*each.body["spec"]["dnsNames"], *ADDED_HOSTS.get(each.name, ())]
+        names = ",".join(f"DNS:{host}" for host in hosts)
+        key, certificate = folder / f"{each.name}.key", folder / f"{each.name}.crt"
+        openssl("req", "-x509", *_KEY, "-subj", "/", "-addext", f"subjectAltName=critical,{names}",
+                "-addext", "extendedKeyUsage=serverAuth", "-CA", authority, "-CAkey", folder / "ca.key",
+                "-keyout", key, "-out", certificate)  # fmt: skip
+        made[each.body["spec"]["secretName"]] = {
+            "tls.crt": certificate.read_text(),
+            "tls.key": key.read_text(),
+            "ca.crt": authority.read_text(),
+        }
+    return made
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, certificates: dict[str, dict[str, str]]) -> Iterator[Cluster]:
     maps = {each.name: each.body["data"] for each in manifests() if each.kind == "ConfigMap"}
-    secrets = {
-        f"{service}-tokens": {"tokens": f"{role} {TOKEN}\n", "token": f"{TOKEN}\n"}
-        for service, role in (("serve", "pull"), ("parameters", "admin"))
-    }
     tmp_path.chmod(0o755)
-    with Cluster(tmp_path, maps, secrets) as made:
+    with Cluster(tmp_path, maps, {**filled_secrets(), **certificates}) as made:
         yield made
 
 
@@ -68,8 +103,10 @@ def start_server(cluster: Cluster, replica: str, shard: int) -> Pod:
     labels = {"apps.kubernetes.io/pod-index": str(shard)}
     # A third replica is a copy of the second, with another number.
     template = template_of("StatefulSet", f"serve-{min(replica, 'b')}")
-    number = str("abc".index(replica) + 1)
-    template = with_arguments(template, {"2": number} if replica > "b" else {})
+    number = "abc".index(replica) + 1
+    template = with_arguments(
+        template, {"--replica=2": f"--replica={number}"} if number > 2 else {}
+    )
     return cluster.start(template, f"serve-{replica}-{shard}", "serve", labels=labels)
 
 
@@ -107,8 +144,8 @@ with LookupClient.from_config("/etc/sparring/config/serving.yaml") as client:
 
 
 def start_client(cluster: Cluster, table: str, ids: list[int], pulls: int) -> Pod:
-    """A pod with the mounts of a server and a program of its own, as the head of serve.yaml says."""
-    template = template_of("StatefulSet", "serve-a")
+    """The pod of client.yaml with a program of its own."""
+    template = template_of("Job", "client")
     (container,) = template["spec"]["containers"]
     command = ["python3", "-c", CLIENT, table, json.dumps(ids), str(pulls)]
     own = {**container, "command": command, "args": [], "env": []}
@@ -237,7 +274,7 @@ from sparring_serve import ParameterClient
 ids = np.arange(1000)
 with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as client:
     if sys.argv[1] == "push":
-        gradients = np.outer(ids, np.ones(32)).astype(np.float32)
+        gradients = np.outer(ids, np.ones(33)).astype(np.float32)
         client.push({"item": (ids, gradients)}, wait="applied", deadline_seconds=20)
         client.save(deadline_seconds=60)
     answer = client.pull({"item": ids}, deadline_seconds=5)
@@ -246,7 +283,15 @@ with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as clie
 
 
 def start_trainer(cluster: Cluster, does: str) -> Pod:
-    template = template_of("StatefulSet", "parameters")
+    """The pod of trainer.yaml with a program of its own; one that saves has a token of an admin."""
+    template = template_of("Job", "trainer")
+    if does == "push":
+        admin = {"secretName": "parameters-tokens", "items": [{"key": "token", "path": "token"}]}
+        volumes = [
+            {**each, "secret": admin} if each["name"] == "token" else each
+            for each in template["spec"]["volumes"]
+        ]
+        template = {**template, "spec": {**template["spec"], "volumes": volumes}}
     (container,) = template["spec"]["containers"]
     own = {**container, "command": ["python3", "-c", TRAINER, does], "args": [], "env": []}
     spec = {**template["spec"], "containers": [own]}
@@ -264,7 +309,7 @@ def test_a_shard_that_learns_begins_again_with_the_newest_snapshot_and_so_do_mor
 
     def start(shard: int, num_shards: int = 2) -> Pod:
         labels = {"apps.kubernetes.io/pod-index": str(shard)}
-        given = with_arguments(template, {"$(SHARD)/2": f"$(SHARD)/{num_shards}"})
+        given = with_arguments(template, {"--shard=$(SHARD)/2": f"--shard=$(SHARD)/{num_shards}"})
         return cluster.start(given, f"parameters-{shard}", "parameters", labels=labels)
 
     def answer_to(does: str) -> tuple[list[bool], list[list[float]]]:
@@ -422,8 +467,14 @@ def test_redis_finds_its_rows_again(cluster: Cluster) -> None:
         pod = cluster.start(template, "redis-0", "redis")
         for kind in ("readinessProbe", "livenessProbe"):
             assert cluster.probe(pod, container[kind], 20), pod.log
-        assert cluster.run_in(pod, "redis-cli", "--no-raw", "get", "row").strip('"\n') == expected
-        assert cluster.run_in(pod, "redis-cli", "set", "row", "kept") == "OK\n"
+        command = ["redis-cli", "--tls", "--cacert", "/etc/sparring/tls/ca.crt"]
+        found = cluster.run_in(pod, *command, "--no-raw", "get", "row")
+        assert found.strip('"\n') == expected
+        assert cluster.run_in(pod, *command, "set", "row", "kept") == "OK\n"
+        # Without the password, and in plain text, nothing is answered.
+        bare = "REDISCLI_AUTH= redis-cli --tls --cacert /etc/sparring/tls/ca.crt get row"
+        assert "NOAUTH" in cluster.run_in(pod, "sh", "-c", bare)
+        assert cluster.run_in(pod, "sh", "-c", "timeout 5 redis-cli ping 2>&1 || true") != "PONG\n"
         cluster.remove(pod)
 
 
@@ -431,7 +482,7 @@ def test_a_pod_has_what_its_manifest_says_and_no_more(cluster: Cluster) -> None:
     template = template_of("StatefulSet", "serve-a")
     (container,) = template["spec"]["containers"]
     program = (
-        "cat /etc/sparring/tokens/token; touch /tmp/written && echo tmp; "
+        "wc -l < /etc/sparring/tokens/tokens; ls /etc/sparring/tls; touch /tmp/written && echo tmp; "
         "touch /data/written || echo no data; touch /root-written || echo no root; "
         "grep CapEff /proc/self/status; hostname; ls /sys/class/net"
     )
@@ -442,5 +493,6 @@ def test_a_pod_has_what_its_manifest_says_and_no_more(cluster: Cluster) -> None:
     assert pod.process.wait(20) == 0
     said = [line for line in pod.log.splitlines() if not line.startswith("touch:")]
     assert said == [
-        TOKEN, "tmp", "no data", "no root", "CapEff:\t0000000000000000", "serve-a-1", "eth0", "lo",
+        "2", "ca.crt", "tls.crt", "tls.key", "tmp", "no data", "no root",
+        "CapEff:\t0000000000000000", "serve-a-1", "eth0", "lo",
     ]  # fmt: skip

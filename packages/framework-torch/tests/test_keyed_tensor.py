@@ -60,5 +60,10 @@ def test_bad_input_is_refused() -> None:
         KeyedTensor(["a", "a"], [2, 3], torch.zeros(2, 5))
     with pytest.raises(InvalidArgumentError, match="no feature 'x'"):
         KeyedTensor.regroup([example()], [["x"]])
+    twice = KeyedTensor(["user"], [1], torch.zeros(2, 1))
+    (item,) = KeyedTensor.regroup([example(), twice], [["item"]])
+    assert item.tolist() == [[3, 4], [8, 9]]
+    with pytest.raises(InvalidArgumentError, match="feature 'user' is in 2 of the tensors"):
+        KeyedTensor.regroup([example(), twice], [["item", "user"]])
     with pytest.raises(InvalidArgumentError, match="name for each group"):
         KeyedTensor.regroup_as_dict([example()], [["user"]], [])

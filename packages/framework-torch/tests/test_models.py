@@ -16,8 +16,10 @@ from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import (
     DLRM,
+    DLRM_DCN,
     Batch,
     DeepFM,
+    DLRM_Projection,
     DLRMTrain,
     MatrixFactorization,
     TwoTower,
@@ -106,6 +108,11 @@ def test_dlrm_reads_all_dot_products_of_pairs() -> None:
     [
         (lambda: DLRM(collection((4, 2)), 3, [4], [1]), r"one embedding_dim, found \[2, 4\]"),
         (lambda: DLRM(collection(), 3, [8], [1]), r"must end in 4, .* found \[8\]"),
+        (lambda: DLRM_DCN(collection(), 3, [8], [1], 1, 1), r"DLRM_DCN: .* must end in 4"),
+        (
+            lambda: DLRM_Projection(collection(), 3, [4], [1], [8], [6]),
+            r"interaction_branch2_layer_sizes must end in a multiple of 4, .* found \[6\]",
+        ),
         (lambda: DeepFM(3, collection((4, 2)), 5, 2), "DeepFM takes products"),
         (lambda: TwoTower(collection(), [4]), "two tables of one feature each"),
     ],
@@ -117,12 +124,17 @@ def test_a_model_that_does_not_fit_its_tables_is_refused(
         make()
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "two_tower"])
+@pytest.mark.parametrize("kind", ["dlrm", "dcn", "projection", "two_tower"])
 def test_a_model_with_its_loss_learns(kind: str) -> None:
     torch.manual_seed(1)
     model: nn.Module
-    if kind == "dlrm":
-        model = DLRMTrain(DLRM(collection(), 3, [4], [8, 1]))
+    if kind != "two_tower":
+        inner: Any = {
+            "dlrm": lambda: DLRM(collection(), 3, [4], [8, 1]),
+            "dcn": lambda: DLRM_DCN(collection(), 3, [4], [8, 1], 2, 3),
+            "projection": lambda: DLRM_Projection(collection(), 3, [4], [8, 1], [8], [12]),
+        }[kind]()
+        model = DLRMTrain(inner)
         batch = Batch(NUMBERS, features(), torch.tensor([0.0, 1.0]))
     else:
         model = TwoTowerTrainTask(TwoTower(two_features(), [8, 8]))
@@ -147,11 +159,16 @@ def test_a_model_with_its_loss_learns(kind: str) -> None:
 
 def test_empty_batches_have_empty_results() -> None:
     empty = KeyedJaggedTensor(KEYS, VALUES[:0], lengths=LENGTHS[:0])
-    for model in (DLRM(collection(), 3, [4], [1]), DeepFM(3, collection(), 5, 2)):
+    for model in (
+        DLRM(collection(), 3, [4], [1]),
+        DLRM_DCN(collection(), 3, [4], [1], 2, 3),
+        DLRM_Projection(collection(), 3, [4], [1], [8], [12]),
+        DeepFM(3, collection(), 5, 2),
+    ):
         assert model.eval()(NUMBERS[:0], empty).shape == (0, 1)
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("kind", ["dlrm", "projection", "deepfm"])
 def test_results_are_torchrecs(kind: str) -> None:
     torchrec = pytest.importorskip("torchrec", reason="TorchRec is a peer of benchmarks only")
     tables = [
@@ -181,13 +198,19 @@ def test_results_are_torchrecs(kind: str) -> None:
 def _models(kind: str, torchrec: Any, bags: Any, theirs: Any) -> tuple[Any, Any]:
     from torchrec.models import deepfm, dlrm
 
+    settings: dict[str, Any] = {
+        "dense_in_features": 3,
+        "dense_arch_layer_sizes": [6, 4],
+        "over_arch_layer_sizes": [5, 1],
+    }
     if kind == "dlrm":
-        settings = {
-            "dense_in_features": 3,
-            "dense_arch_layer_sizes": [6, 4],
-            "over_arch_layer_sizes": [5, 1],
-        }
         return DLRM(bags, **settings), dlrm.DLRM(theirs, **settings)
+    if kind == "projection":
+        settings |= {
+            "interaction_branch1_layer_sizes": [5, 8],
+            "interaction_branch2_layer_sizes": [12],
+        }
+        return DLRM_Projection(bags, **settings), dlrm.DLRM_Projection(theirs, **settings)
     settings = {"num_dense_features": 3, "hidden_layer_size": 6, "deep_fm_dimension": 5}
     return (
         DeepFM(embedding_bag_collection=bags, **settings),

@@ -188,7 +188,7 @@ def test_compiled_models_train_as_by_rows(backend: str) -> None:
         for step in range(6):
             features = batch(step, rank)
             ids, lengths = features.values(), features.lengths()
-            places = bags._router.places(features)
+            places = bags._router.op_places(features)
             pools = torch.ops.sparring.pooled_lookup(
                 ids, lengths, None, *bags.op_arguments(), places, BATCH, 13
             )

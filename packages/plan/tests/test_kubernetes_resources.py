@@ -1,14 +1,17 @@
-"""`sparring plan kubernetes`: a plan's nodes, ranks and memory as a Job; what it refuses."""
+"""`sparring plan kubernetes`: a plan as a Job, and a serving snapshot as servers; what it rejects."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
 from sparring.cli.application import main
+from sparring_plan.kubernetes.serving import served_bytes
 
 INPUTS = """
 topology:
@@ -117,3 +120,108 @@ def test_a_plan_for_another_topology_is_refused(
     change(files[1], "nodes: 3", "nodes: 2")
     assert main(["plan", "kubernetes", *files, "--image", "x"]) != 0
     assert "12 ranks" in " ".join(capsys.readouterr().err.split())
+
+
+# -- serving ----------------------------------------------------------------------------
+
+
+def published(folder: Path, *, with_delta: bool = False) -> int:
+    """Writes a serving snapshot, and a delta over it; returns the bytes of their files."""
+    packed = pytest.importorskip("sparring_packed", reason="sparring-packed is not installed")
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 8), StorageChoice("memory"))
+        container.assign("item", np.arange(5000), np.ones((5000, 8), np.float32))
+        base = str(folder / "run/step-1")
+        container.save(base, options=SaveOptions(is_base=True))
+        packed.write(base, folder / "served/step-1")
+        if with_delta:
+            container.assign("item", np.arange(10), np.zeros((10, 8), np.float32))
+            container.save(str(folder / "run/step-2"), base=base)
+            packed.write(
+                folder / "run/step-2", folder / "served/step-2", base=folder / "served/step-1"
+            )
+    return sum(
+        each.stat().st_size
+        for each in (folder / "served").rglob("*")
+        if each.is_file() and each.name != "manifest.json"
+    )
+
+
+def served(*arguments: str, path: Path) -> list[dict[str, Any]]:
+    assert main(["plan", "kubernetes", *arguments, "--image", "x:1", "--output", str(path)]) == 0
+    return list(YAML(typ="safe", pure=True).load_all(path.read_text()))
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("with_delta", [False, True])
+def test_a_server_requests_memory_for_its_share_of_the_snapshot_twice(
+    tmp_path: Path, with_delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = published(tmp_path, with_delta=with_delta)
+    monkeypatch.chdir(tmp_path)
+    assert served_bytes("served") == size
+    made = served("served", "--shards", "2", "--replicas", "3", path=tmp_path / "a.yaml")
+    sets = [each for each in made if each["kind"] == "StatefulSet"]
+    assert [each["metadata"]["name"] for each in sets] == ["serve-a", "serve-b", "serve-c"]
+    needed = 512 + -(-2 * -(-size // 2) // MIB)
+    for number, each in enumerate(sets, 1):
+        (pod,) = each["spec"]["template"]["spec"]["containers"]
+        assert pod["resources"]["requests"] == {"cpu": "1", "memory": f"{needed}Mi"}
+        assert pod["resources"]["limits"] == {"memory": f"{needed}Mi"}
+        assert {"--shard=$(SHARD)/2", f"--replica={number}"} <= set(pod["args"])
+        assert each["spec"]["replicas"] == 2
+
+
+def test_a_service_of_a_bucket_has_names_room_for_copies_and_what_it_was_given(
+    tmp_path: Path,
+) -> None:
+    options = ("--bytes", "40GiB", "--shards", "4", "--name", "films", "--cpus", "8")
+    made = served("s3://films/served", "server.threads=8", *options, path=tmp_path / "a.yaml")
+    assert {each["metadata"]["name"] for each in made} == {"films", "films-a", "films-b"}
+    (config,) = [each["data"]["serving.yaml"] for each in made if each["kind"] == "ConfigMap"]
+    read = YAML(typ="safe", pure=True).load(config)
+    assert read["snapshots"] == "s3://films/served"
+    assert read["server"]["cache"].startswith("/tmp/")
+    assert read["shards"][3] == ["films-a-4.films:7433", "films-b-4.films:7433"]
+    (certificate,) = [each for each in made if each["kind"] == "Certificate"]
+    assert len(certificate["spec"]["dnsNames"]) == 8
+    pod = made[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert pod["resources"]["requests"] == {
+        "cpu": "8",
+        "memory": "20992Mi",
+        "ephemeral-storage": "30Gi",
+    }
+    assert pod["args"][-1] == "server.threads=8"
+    assert (
+        "sparring plan kubernetes s3://films/served server.threads=8 --image x:1"
+        in (tmp_path / "a.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere",), "found no serving snapshot in nowhere; run sparring publish RUN nowhere"),
+        (
+            ("served", "--bytes", "3x"),
+            "--bytes must be a number of bytes, such as 40GiB, found '3x'",
+        ),
+        (("served", "--bytes", "0"), "found '0'"),
+        (("served", "--bytes", "1GiB", "--replicas", "27"), "--replicas must be at most 26"),
+        (("a", "b"), "give PLAN INPUTS RUN to train, or SERVED to serve"),
+        (("served", "a=1", "b"), "give PLAN INPUTS RUN to train, or SERVED to serve"),
+        (("a", "b", "c", "--bytes", "1GiB"), "--bytes is for serving"),
+    ],
+)
+def test_wrong_arguments_of_a_service_are_rejected(
+    arguments: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "kubernetes", *arguments, "--image", "x"]) != 0
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -96,7 +96,12 @@ if TYPE_CHECKING:
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.place.place import reading
     from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
-    from sparring.snapshot.retention import latest_snapshot, list_snapshots, retain
+    from sparring.snapshot.retention import (
+        latest_snapshot,
+        list_snapshots,
+        retain,
+        unreadable_snapshots,
+    )
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.cached.cached_storage import CachedStorage
@@ -175,7 +180,7 @@ _name = names_from(
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.place.place": "reading",
         "sparring.snapshot.reader": "Snapshot locate open_place open_snapshot",
-        "sparring.snapshot.retention": "latest_snapshot list_snapshots retain",
+        "sparring.snapshot.retention": "latest_snapshot list_snapshots retain unreadable_snapshots",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.cached.cached_storage": "CachedStorage",
@@ -226,7 +231,7 @@ __all__ = [
     "merged_chunks", "num_threads", "open_change_log", "open_place", "open_snapshot",
     "open_storage", "own_chunks", "partition", "print_json", "print_warning", "read_document",
     "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
-    "retain", "rounding_seed", "state_without_keys", "suggestion", "update_rows", "verify_snapshot",
-    "workload_of", "write_metrics_file", "write_note"
+    "retain", "rounding_seed", "state_without_keys", "suggestion", "unreadable_snapshots",
+    "update_rows", "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
 ]
 # fmt: on

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from sparring.errors import InvalidArgumentError, PluginError, StorageIOError
+from sparring.runtime import metrics_exporter
 from sparring.runtime.metrics import MetricFamily, MetricRegistry, MetricSample
 from sparring.runtime.metrics_exporter import MetricsExporter, write_metrics_file
 
@@ -153,6 +156,26 @@ def test_a_page_and_a_file_have_all_metrics(tmp_path: Path) -> None:
     write_metrics_file(registry, tmp_path / "a.prom", "metrics.format")
     for lines in (page, (tmp_path / "a.prom").read_text().splitlines()):
         assert [each for each in EXPECTED if each not in lines] == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: "])
+def test_a_connection_that_says_nothing_is_closed(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    pytest.importorskip("prometheus_client", reason="answers the requests")
+    monkeypatch.setattr(metrics_exporter, "_CONNECTION_SECONDS", 0.3)
+    exporter = MetricsExporter(filled(), "127.0.0.1", 0, "metrics.port")
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=10) as silent:
+        silent.sendall(sent)
+        begin = time.monotonic()
+        while silent.recv(1024):
+            pass
+        assert 0.2 < time.monotonic() - begin < 5
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+        assert answer.status == 200
+    exporter.close()
+    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,15 @@ def test_damaged_snapshots_are_neither_counted_nor_removed(tmp_path: Path) -> No
     assert list_snapshots(tmp_path) == [each.url for each in (*made[2:], over)]
 
 
+def test_pinned_snapshots_stay_with_their_bases(tmp_path: Path) -> None:
+    base = save(tmp_path, 1, make_chunk(range(5)))
+    best = save(tmp_path, 2, make_chunk(range(3)), base=base.url)
+    made = [save(tmp_path, step, make_chunk(range(5))) for step in range(3, 7)]
+    assert retain(tmp_path, 2, pinned=[best.url]) == [made[1].url, made[0].url]
+    assert list_snapshots(tmp_path) == [each.url for each in (base, best, *made[2:])]
+    assert retain(tmp_path, 2) == [best.url, base.url]
+
+
 def test_retention_removes_dead_attempts_and_counts_no_damaged_snapshot(tmp_path: Path) -> None:
     for step in range(1, 5):
         save(tmp_path, step, make_chunk(range(5)))

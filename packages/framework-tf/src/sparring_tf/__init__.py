@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from sparring_tf.early_stopping import EarlyStopping
     from sparring_tf.embedding import Embedding
     from sparring_tf.embedding_bag import EmbeddingBag
-    from sparring_tf.embedding_collection import DistributedEmbedding, EmbeddingCollection
+    from sparring_tf.embedding_collection import EmbeddingCollection
     from sparring_tf.exchanged_lookup import own_errors
+    from sparring_tf.keras_rs.distributed_embedding import DistributedEmbedding
     from sparring_tf.loss_scaling import LossScaleOptimizer
     from sparring_tf.model_files import save_model
     from sparring_tf.models import DLRM, DeepFM, MatrixFactorization, TwoTower
@@ -66,7 +67,7 @@ __all__ = [
 _HOMES = {
     "DLRM": "models",
     "DeepFM": "models",
-    "DistributedEmbedding": "embedding_collection",
+    "DistributedEmbedding": "keras_rs.distributed_embedding",
     "EarlyStopping": "early_stopping",
     "Embedding": "embedding",
     "EmbeddingBag": "embedding_bag",

@@ -96,6 +96,21 @@ class Embedding(TableLayer):
         self._storage = storage
         self._hold(TableAgent([declaration(self.table, storage)], container=container))
 
+    @property
+    def output_dim(self) -> int:
+        """Keras's name of `embedding_dim`."""
+        return self.embedding_dim
+
+    @property
+    def input_dim(self) -> int | None:
+        """Keras's name of the bound on rows, `vocabulary_size`; None if there is none."""
+        return self.table.vocabulary_size
+
+    @property
+    def mask_zero(self) -> bool:
+        """Whether 0 is the padding id."""
+        return self.padding_id == 0
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Embeddings ``(…, embedding_dim)`` of ids ``(…)``.
 

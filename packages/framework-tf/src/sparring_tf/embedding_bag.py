@@ -30,8 +30,9 @@ class EmbeddingBag(TableLayer):
         output_dim: see there.
         input_dim: see there.
         combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size: as in `Embedding`, and so are the next six.
+        vocabulary_size: as in `Embedding`, and so are the next eight.
         initializer: initial embeddings.
+        embeddings_initializer: keras-rs' name of it.
         table_dtype: of embeddings as they are stored.
         admission: which unseen ids earn a row.
         seed: with the name and the id it determines an initial embedding.
@@ -54,6 +55,7 @@ class EmbeddingBag(TableLayer):
         combiner: str = "mean",
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
+        embeddings_initializer: Any = None,
         table_dtype: str = "float32",
         admission: AdmissionLike = None,
         seed: int = 0,
@@ -74,7 +76,7 @@ class EmbeddingBag(TableLayer):
             name=self.name,
             embedding_dim=self.embedding_dim,
             vocabulary_size=vocabulary_size,
-            initializer=initializer,
+            initializer=embeddings_initializer if initializer is None else initializer,
             combiner=combiner,
             dtype=table_dtype,
             admission=admission,
@@ -85,6 +87,16 @@ class EmbeddingBag(TableLayer):
         self._storage = storage
         declared = [declaration(self.table, storage)]
         self._hold(TableAgent(declared, [[(self.name, "sum")]], container))
+
+    @property
+    def output_dim(self) -> int:
+        """Keras's name of `embedding_dim`."""
+        return self.embedding_dim
+
+    @property
+    def input_dim(self) -> int | None:
+        """Keras's name of the bound on rows, `vocabulary_size`; None if there is none."""
+        return self.table.vocabulary_size
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """One embedding for each bag, ``(b, embedding_dim)``.

@@ -12,13 +12,13 @@ from sparring.adapter import StepContainer, StorageLike, suggestion
 from sparring.errors import InvalidArgumentError
 from sparring_tf.bags import bags_from
 from sparring_tf.ids import whole_ids
-from sparring_tf.layer_configs import plain_storage, plain_table, table_from_plain
+from sparring_tf.layer_configs import plain_feature, plain_storage, plain_table, table_from_plain
 from sparring_tf.pooled_lookup import PooledFeature, pooled
 from sparring_tf.table_agent import TableAgent
 from sparring_tf.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
 from sparring_tf.table_layer import TableLayer
 
-__all__ = ["DistributedEmbedding", "EmbeddingCollection"]
+__all__ = ["EmbeddingCollection", "features_from_plain"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
@@ -179,43 +179,28 @@ class EmbeddingCollection(TableLayer):
         return {
             **super().get_config(),
             "tables": [plain_table(table) for table in tables.values()],
-            "features": {
-                key: {"name": feature.name, "table": feature.table.name}
-                for key, feature in self._features
-            },
+            "features": {key: plain_feature(feature) for key, feature in self._features},
             "storage": plain_storage(self._storage, self.name),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
         """The layer that `get_config` described."""
-        config = dict(config)
-        tables = {plain["name"]: table_from_plain(plain) for plain in config.pop("tables")}
-        features = {
-            key: FeatureConfig(name=plain["name"], table=tables[plain["table"]])
-            for key, plain in config.pop("features").items()
-        }
-        return cls(features, **config)
+        features, rest = features_from_plain(config)
+        return cls(features, **rest)
 
 
-@keras.saving.register_keras_serializable("sparring_tf")
-class DistributedEmbedding(EmbeddingCollection):
-    """`EmbeddingCollection` as keras-rs's programs make it.
-
-    Args:
-        feature_configs: name in the batch → `FeatureConfig`.
-        table_stacking: ignored: features of one table are looked up together.
-        **options: of `EmbeddingCollection`.
-    """
-
-    def __init__(
-        self,
-        feature_configs: Mapping[str, FeatureConfig],
-        *,
-        table_stacking: Any = "auto",
-        **options: Any,
-    ) -> None:
-        super().__init__(feature_configs, **options)
+def features_from_plain(
+    config: Mapping[str, Any],
+) -> tuple[dict[str, FeatureConfig], dict[str, Any]]:
+    """Returns the features that a layer's configuration describes, and the rest of the configuration."""
+    rest = dict(config)
+    tables = {plain["name"]: table_from_plain(plain) for plain in rest.pop("tables")}
+    features = {
+        key: FeatureConfig(**{**plain, "table": tables[plain["table"]]})
+        for key, plain in rest.pop("features").items()
+    }
+    return features, rest
 
 
 def _is_ragged(values: Any) -> bool:

@@ -12,19 +12,50 @@ import sparring
 from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["dims_from", "initializer_from", "padding_from", "refuse_options"]
+__all__ = ["absent_attribute", "dims_from", "initializer_from", "padding_from", "refuse_options"]
 
-_WORDS = {
+_REMEDIES = {
     "embeddings_regularizer": (
-        "activity_regularizer=…, which adds the penalty of the embeddings that a batch looked up, or "
-        "weight_decay of the optimizer"
+        "write activity_regularizer=…, which adds the penalty of the embeddings that a batch looked up, "
+        "or weight_decay of the optimizer"
     ),
-    "embeddings_constraint": "nothing: rows that a batch did not look up are not visited",
-    "weights": "container.assign(layer.name, ids, matrix) of the Optimizer, once it is made",
-    "lora_rank": "nothing: rows come into being one by one, and have no low-rank form",
-    "sparse": "nothing: gradients of rows are always sparse",
-    "quantization_config": "table_dtype='float16' or 'bfloat16'",
+    "embeddings_constraint": "leave it out: rows that a batch did not look up are not visited",
+    "weights": "write container.assign(layer.name, ids, matrix) of the Optimizer, once it is made",
+    "lora_rank": "leave it out: rows are created one by one and have no low-rank form",
+    "lora_alpha": "leave it out: rows are created one by one and have no low-rank form",
+    "sparse": "leave it out: gradients of rows are always sparse",
+    "quantization_config": "write table_dtype='float16' or 'bfloat16'",
+    "mask_zero": "give ragged or sparse ids, which contain no padding",
+    # Of keras-rs' DistributedEmbedding.
+    "optimizer": "write sparring_tf.Optimizer(model, …), which updates the rows of all tables",
+    "update_stats": "leave it out: buffers have no fixed size here",
+    "pipeline_execution_with_tensor_core": "leave it out: it is for TPUs",
+    "sparse_core_embedding_config": "leave it out: it is for TPUs",
 }
+"""Option of a layer of Keras or keras-rs that has no meaning here → what to do instead."""
+
+_ABSENT = {
+    "embeddings": (
+        "rows are no weights, and an id has one once it was trained. Read rows of ids with layer(ids), "
+        "and all rows with optimizer.container.storage(table).scan()"
+    ),
+    "get_embedding_tables": "read all rows with optimizer.container.storage(table).scan()",
+    "preprocess": "call the layer with the ids themselves",
+    "enable_lora": "rows are created one by one and have no low-rank form",
+}
+"""Attribute of layers of Keras and keras-rs that layers with tables lack → what to write instead."""
+
+
+class AbsentAttributeError(UnsupportedError, AttributeError):
+    """An attribute of a layer of Keras has no meaning for tables: write what the message says."""
+
+
+def absent_attribute(layer: object, name: str) -> AttributeError:
+    """Returns the error for an attribute that a layer with tables does not have."""
+    kind = type(layer).__name__
+    if name in _ABSENT:
+        return AbsentAttributeError(f"sparring_tf.{kind} has no attribute {name}: {_ABSENT[name]}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 _OF_KERAS_ALONE = frozenset(
@@ -97,20 +128,24 @@ def padding_from(padding_id: int | None, mask_zero: bool) -> int | None:
 
 
 def refuse_options(options: MutableMapping[str, Any], layer: str) -> None:
-    """Answers options of Keras's layer that have no meaning here.
+    """Rejects options of layers of Keras and keras-rs that have no meaning here.
+
+    Options that are None or False, their defaults, are removed.
 
     Args:
         options: of a layer; `input_length`, which Keras 3 ignores too, is removed.
         layer: its class, for messages.
 
     Raises:
-        UnsupportedError: with what to write.
+        UnsupportedError: an option has another value; the message says what to write instead.
     """
     options.pop("input_length", None)
-    for name, word in _WORDS.items():
+    for name, remedy in _REMEDIES.items():
         given = options.pop(name, None)
         if given is not None and given is not False:
-            raise UnsupportedError(f"sparring_tf.{layer} has no {name}; write {word}")
+            raise UnsupportedError(
+                f"sparring_tf.{layer} does not support {name}, found {given!r}; {remedy}"
+            )
 
 
 def initializer_from(given: Any, table: str) -> Initializer | str | dict[str, Any] | None:

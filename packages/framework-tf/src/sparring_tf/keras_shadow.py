@@ -93,6 +93,7 @@ class KerasShadow:
         # Each step says which it is.
         config["learning_rate"] = 1.0
         optimizer = type(native).from_config(config)
+        self._check_initial_state(native, config, dim, dtype)
         reference = keras.Variable(np.zeros((1, dim)), dtype=dtype, name="rows")
         # Keras has no variable with an open number of rows, and TensorFlow has; optimizers ask
         # for the latter.
@@ -137,6 +138,16 @@ class KerasShadow:
             ],
             autograph=False,
         )
+
+    def _check_initial_state(self, native: Any, config: Any, dim: int, dtype: str) -> None:
+        """A new row's state is the same for all rows, so it must not depend on the row's values."""
+        states = []
+        for start in (np.zeros, np.ones):
+            optimizer = type(native).from_config(dict(config))
+            optimizer.build([keras.Variable(start((1, dim)), dtype=dtype, name="rows")])
+            states.append([each.numpy() for each in optimizer.variables])
+        if not all(map(np.array_equal, *states)):
+            raise refused(self.name, "its state of a new row depends on the values of the row")
 
     def _check_independence(self, dim: int, dtype: str) -> None:
         """Rows that are stepped together must move as rows stepped apart."""
@@ -198,6 +209,11 @@ def check_row_by_row(native: Any) -> None:
     if isinstance(native, keras.optimizers.LossScaleOptimizer):
         raise refused(
             name, "it scales losses; wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer"
+        )
+    # Keras has it since 3.15.
+    if isinstance(native, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise refused(
+            name, "it updates variables by different optimizers; give sparse and dense one each"
         )
     settings = {
         "clipnorm": "a norm is over rows that other ranks may hold; use clipvalue",

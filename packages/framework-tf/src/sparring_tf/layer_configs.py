@@ -8,9 +8,9 @@ from typing import Any
 from sparring.adapter import StorageChoice, StorageLike
 from sparring.contracts import Initializer, Storage, admission_from, expiry_from
 from sparring.errors import UnsupportedError
-from sparring_tf.table_configs import TableConfig
+from sparring_tf.table_configs import FeatureConfig, TableConfig
 
-__all__ = ["plain_options", "plain_storage", "plain_table", "table_from_plain"]
+__all__ = ["plain_feature", "plain_options", "plain_storage", "plain_table", "table_from_plain"]
 
 
 def plain_storage(storage: StorageLike | None, table: str) -> Any:
@@ -53,6 +53,13 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
         "placement": table.placement,
         "expire": None if expiry is None else expiry.as_dict(),
     }
+
+
+def plain_feature(feature: FeatureConfig) -> dict[str, Any]:
+    """All settings of a feature, with the name of its table."""
+    shapes = {"input_shape": feature.input_shape, "output_shape": feature.output_shape}
+    given = {name: list(shape) for name, shape in shapes.items() if shape is not None}
+    return {"name": feature.name, "table": feature.table.name, **given}
 
 
 def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:

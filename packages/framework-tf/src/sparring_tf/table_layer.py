@@ -18,10 +18,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# TensorFlow's own ops ask in this way whether they are traced for XLA; there is no public name for it.
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
 from sparring.errors import UnsupportedError
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
 from sparring_tf.keras_files import check_holds_rows
+from sparring_tf.keras_names import absent_attribute
 from sparring_tf.keras_rows import load_rows, save_rows
 from sparring_tf.program import lookups as program_lookups
 from sparring_tf.table_agent import TableAgent
@@ -59,6 +63,10 @@ class TableLayer(keras.layers.Layer):
 
     def build(self, *_: Any) -> None:
         """Nothing is left to be made: no shape of an input matters."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for names that are not there.
+        raise absent_attribute(self, name)
 
     @property
     def anchors(self) -> dict[str, Any]:
@@ -112,6 +120,8 @@ class TableLayer(keras.layers.Layer):
         A graph is made before any lookup begins, so there this rank alone refuses.
         """
         try:
+            if not tf.executing_eagerly():
+                _refuse_compilation(self.name)
             yield
         except Exception as error:
             container = self.agent.container
@@ -142,6 +152,17 @@ class TableLayer(keras.layers.Layer):
         # A conversion to the same dtype takes as long as looking up ten ids.
         dtype = self.compute_dtype
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
+
+
+def _refuse_compilation(layer: str) -> None:
+    """Rejects a function that XLA will compile, before XLA fails with its own message."""
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise UnsupportedError(
+            f"layer {layer!r} is called in a tf.function with jit_compile=True, and XLA cannot compile "
+            "lookups in tables, whose rows are outside of the graph; leave jit_compile out, or give it "
+            "to a function that takes the embeddings that the layer found",
+            layer=layer,
+        )
 
 
 def _refuse_strategies(layer: str) -> None:

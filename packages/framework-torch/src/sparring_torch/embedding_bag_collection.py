@@ -45,6 +45,8 @@ class EmbeddingBagCollection(TableModule):
         tables: what to look up in.
         is_weighted: the batch has weights, and each embedding is multiplied by its own; weights
             may require a gradient. Otherwise weights are not used.
+        unknown_features: ``ignore``, as TorchRec does: features of a batch that no table looks up are
+            left out; ``reject``: they raise.
         storage: what keeps the tables that name no storage of their own.
         device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
             there are looked up, pooled and trained there; a batch that does not know yet how many
@@ -60,6 +62,7 @@ class EmbeddingBagCollection(TableModule):
         tables: Sequence[EmbeddingBagConfig],
         is_weighted: bool = False,
         *,
+        unknown_features: str = "ignore",
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
@@ -78,7 +81,9 @@ class EmbeddingBagCollection(TableModule):
             config.embedding_dim for config, each in zip(tables, outputs, strict=True) for _ in each
         ]
         self._router = FeatureRouter(
-            [table_features(config) for config in tables], "EmbeddingBagCollection"
+            [table_features(config) for config in tables],
+            "EmbeddingBagCollection",
+            unknown_features,
         )
         everywhere = storage_on(device, storage)
         declared = [declaration(config, everywhere) for config in tables]
@@ -101,9 +106,9 @@ class EmbeddingBagCollection(TableModule):
         """
         if not torch.compiler.is_compiling():
             return self._eager(features)
-        places, inverse = self._router.places(features), None
+        places, inverse = self._router.op_places(features), None
         if features.variable_stride_per_key():
-            inverse = features.inverse_indices()[1][places]
+            inverse = features.inverse_indices()[1][places[:-1]]
             features = features.evened()
         values = torch.ops.sparring.pooled_lookup(
             features.values(),
@@ -170,7 +175,7 @@ class EmbeddingBagCollection(TableModule):
         split = zip(torch.split(gradient, self._dims, dim=1), self.agent.dtypes, strict=True)
         parts = [part.to(dtype) for part, dtype in split]
         if path is not None:
-            groups = bag_groups(self.agent.features, features, places, weights)
+            groups = bag_groups(self.agent.features, features, places[:-1], weights)
             joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
             path.hold(self.agent.container, groups, joined)
             if are_weights_trained:
@@ -195,10 +200,13 @@ class EmbeddingBagCollection(TableModule):
 
 def _mode(config: EmbeddingBagConfig) -> str:
     try:
-        return PoolingType(config.pooling).value.lower()
-    except ValueError as error:
+        found = PoolingType(config.pooling)
+    except ValueError:
+        found = PoolingType.NONE
+    if found is PoolingType.NONE:
         raise InvalidArgumentError(
             f"pooling of table {config.name!r}: must be PoolingType.SUM or PoolingType.MEAN, "
-            f"found {config.pooling!r}",
+            f"found {config.pooling!r}; for embeddings without pooling use an EmbeddingCollection",
             table=config.name,
-        ) from error
+        )
+    return found.value.lower()

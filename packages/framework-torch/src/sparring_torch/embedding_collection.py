@@ -41,6 +41,7 @@ class EmbeddingCollection(TableModule):
 
     Args:
         tables: what to look up in.
+        unknown_features: as in `EmbeddingBagCollection`.
         storage: what keeps the tables that name no storage of their own.
         device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
             there are looked up, pooled and trained there; a batch that does not know yet how many
@@ -55,6 +56,7 @@ class EmbeddingCollection(TableModule):
         self,
         tables: Sequence[EmbeddingConfig],
         *,
+        unknown_features: str = "ignore",
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
@@ -63,7 +65,9 @@ class EmbeddingCollection(TableModule):
         self._tables = list(tables)
         self._outputs = feature_outputs(tables)
         self._router = FeatureRouter(
-            [table_features(config) for config in tables], "EmbeddingCollection"
+            [table_features(config) for config in tables],
+            "EmbeddingCollection",
+            unknown_features,
         )
         self._names = [name for each in self._outputs for name in each]
         self._dims = [
@@ -110,7 +114,7 @@ class EmbeddingCollection(TableModule):
             features.lengths(),
             None,
             *self.op_arguments(),
-            places,
+            self._router.op_places(features),
             sum(sizes),
             1,
         )
@@ -188,6 +192,7 @@ class EmbeddingCollection(TableModule):
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
         ids, lengths, weights, places, *_ = arguments
         features = self._router.batch(ids, lengths, weights, places)
+        places = places[:-1]
         counts = features.length_per_key()
         sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
         parts = self._shaped(torch.split(gradient, sizes))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
+from sparring_torch.misuse import refuse_proxy
 
 __all__ = ["flat_ids", "ids_from", "ids_in_place", "is_flat", "tensor_of", "whole_ids"]
 
@@ -35,6 +36,7 @@ def tensor_of(values: object, what: str) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values
+    refuse_proxy(values, what)
     try:
         made = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jaggedness import Counts, lengths_of, values_from
+from sparring_torch.keyed_parts import register_tree
 
 __all__ = ["JaggedTensor", "check_weights"]
 
@@ -195,6 +196,8 @@ class JaggedTensor(JaggedParts):
                 part.record_stream(stream)
 
     def __repr__(self) -> str:
+        if self._lengths.is_meta:
+            return f"JaggedTensor(values {tuple(self._values.shape)}, device='meta')"
         bags = ", ".join(str(bag.tolist()) for bag in self.to_dense()[:8])
         more = f", … ({self._lengths.numel()} bags)" if self._lengths.numel() > 8 else ""
         weighted = "" if self._weights is None else ", weighted"
@@ -218,3 +221,14 @@ def check_weights(weights: Tensor | Sequence[float] | None, values: Tensor) -> T
             num_values=values.shape[0],
         )
     return checked
+
+
+def _leaves(tensor: JaggedTensor) -> tuple[list[Any], list[Any]]:
+    return [tensor._values, tensor._weights, tensor._lengths], []
+
+
+def _from_leaves(leaves: Iterable[Any], _: list[Any]) -> JaggedTensor:
+    return JaggedTensor._trusted(*leaves)
+
+
+register_tree(JaggedTensor, _leaves, _from_leaves, ("values", "weights", "lengths"))

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Counts", "lengths_of", "lengths_to_offsets", "offsets_to_lengths", "values_from"]
+__all__ = [
+    "Counts",
+    "check_values",
+    "lengths_of",
+    "lengths_to_offsets",
+    "offsets_to_lengths",
+    "values_from",
+]
 
 Counts = Tensor | Sequence[int]
 """Lengths or offsets as users give them: ``(bags,)`` whole numbers, a tensor or a list."""
@@ -74,7 +81,9 @@ def lengths_of(
         _check_lengths(checked, num_values)
         if offsets is not None:
             other = offsets_to_lengths(offsets, num_values, num_keys=num_keys)
-            if not torch.equal(checked.cpu().to(torch.int64), other.cpu().to(torch.int64)):
+            if not checked.is_meta and not torch.equal(
+                checked.cpu().to(torch.int64), other.cpu().to(torch.int64)
+            ):
                 raise InvalidArgumentError(
                     f"lengths and offsets disagree: lengths are {_shown(checked)}, offsets give "
                     f"{_shown(other)}; give one of the two"
@@ -86,6 +95,19 @@ def lengths_of(
         "a jagged tensor needs lengths or offsets, found neither; give lengths=[…], one number "
         "a bag"
     )
+
+
+def check_values(tensor: Tensor, operation: str) -> None:
+    """Checks that a tensor has values.
+
+    Raises:
+        InvalidArgumentError: if it is on the device ``meta``.
+    """
+    if tensor.is_meta:
+        raise InvalidArgumentError(
+            f"{operation}: found a batch on device 'meta', which has shapes and no values; move a batch "
+            "with values here: batch.to('cpu')"
+        )
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
@@ -106,6 +128,9 @@ def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -
     if count == 0:
         checked = torch.zeros(1, dtype=torch.int64, device=checked.device)
         count = 1
+    if checked.is_meta:
+        steps = checked[1:] - checked[:-1]
+        return steps if (count - 1) % num_keys == 0 else checked
     if int(checked[0]) != 0:
         raise InvalidArgumentError(
             f"offsets must start at 0, found {_shown(checked)}; the first bag starts at value 0",
@@ -162,7 +187,7 @@ def _whole_counts(counts: Counts, what: str) -> Tensor:
 
 
 def _check_lengths(lengths: Tensor, num_values: int) -> None:
-    if torch.compiler.is_compiling() and torch.compiler.is_exporting():
+    if lengths.is_meta or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
         return  # they have no values yet: the program's lookup checks them
     if lengths.numel() and int(lengths.min()) < 0:
         place = int((lengths < 0).nonzero()[0])

@@ -6,6 +6,7 @@ In its interface, which is TorchRec's, `keys` are feature names and `values` are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch import keyed_parts
 from sparring_torch.jagged_parts import JaggedParts
 from sparring_torch.jagged_tensor import JaggedTensor, check_weights
-from sparring_torch.jaggedness import Counts, lengths_of, values_from
+from sparring_torch.jaggedness import Counts, check_values, lengths_of, values_from
 
 __all__ = ["KeyedJaggedTensor"]
 
@@ -318,8 +319,13 @@ class KeyedJaggedTensor(JaggedParts):
         )
 
     def length_per_key(self) -> list[int]:
-        """Ids of each feature."""
+        """Ids of each feature.
+
+        Raises:
+            InvalidArgumentError: if the batch is on the device ``meta``.
+        """
         if self._length_per_key is None:
+            check_values(self._lengths, "length_per_key")
             even = self.evened()
             self._length_per_key = even._lengths.view(len(self._keys), even._stride).sum(1).tolist()
         return self._length_per_key
@@ -341,7 +347,8 @@ class KeyedJaggedTensor(JaggedParts):
 
     def sync(self) -> KeyedJaggedTensor:
         """Computes what is derived; returns itself."""
-        self.length_per_key()
+        if not self._lengths.is_meta:
+            self.length_per_key()
         self.offsets()
         return self
 
@@ -404,12 +411,17 @@ class KeyedJaggedTensor(JaggedParts):
 
         Args:
             indices: places in `keys`, each once.
-            indices_tensor: the same as a tensor; accepted for TorchRec's sake, not needed.
+            indices_tensor: the same as a tensor, as TorchRec has it; not needed.
 
         Raises:
-            InvalidArgumentError: a place out of range or repeated.
+            InvalidArgumentError: a place out of range or repeated, or another `indices_tensor`.
         """
         order = list(indices)
+        if indices_tensor is not None and indices_tensor.tolist() != order:
+            raise InvalidArgumentError(
+                f"permute: found indices {order} and indices_tensor {indices_tensor.tolist()}; give "
+                "indices alone"
+            )
         wrong = [each for each in order if not 0 <= each < len(self._keys)]
         if wrong or len(set(order)) != len(order):
             raise InvalidArgumentError(
@@ -490,8 +502,15 @@ class KeyedJaggedTensor(JaggedParts):
                 part.record_stream(stream)
 
     def __repr__(self) -> str:
+        if self._lengths.is_meta:
+            return f"KeyedJaggedTensor({self._keys}, stride={self._stride}, device='meta')"
         features = ",\n  ".join(f"{name!r}: {self[name]!r}" for name in self._keys)
         return f"KeyedJaggedTensor({{\n  {features}\n}}, stride={self._stride})"
 
 
-keyed_parts.register_tree(KeyedJaggedTensor)
+keyed_parts.register_tree(
+    KeyedJaggedTensor,
+    keyed_parts.batch_leaves,
+    partial(keyed_parts.batch_from_leaves, KeyedJaggedTensor),
+    ("values", "weights", "lengths", "inverse_indices"),
+)

@@ -1,8 +1,8 @@
-"""Parts of a `KeyedJaggedTensor`: bags of its features, and its tree of tensors."""
+"""Parts of a `KeyedJaggedTensor`: bags of its features; and batches as trees of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,15 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["check_strides", "inverse_of", "joined", "register_tree", "shared_stride"]
+__all__ = [
+    "batch_from_leaves",
+    "batch_leaves",
+    "check_strides",
+    "inverse_of",
+    "joined",
+    "register_tree",
+    "shared_stride",
+]
 
 
 def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
@@ -87,46 +95,54 @@ def joined(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
     return torch.cat(given)
 
 
-def register_tree(batches: Any) -> None:
-    """Makes a class of batches a tree of tensors for torch.
+def register_tree(
+    kind: type,
+    leaves: Callable[[Any], tuple[list[Any], list[Any]]],
+    from_leaves: Callable[[Iterable[Any], list[Any]], Any],
+    names: Sequence[str],
+) -> None:
+    """Makes a class a tree of tensors for torch.
 
-    So that `torch.export` takes batches as inputs, and its programs are loaded with `weights_only`.
+    `torch.export` then accepts its objects as inputs and outputs, and programs are loaded with
+    `weights_only`.
 
     Args:
-        batches: `KeyedJaggedTensor`.
+        kind: the class.
+        leaves: returns the tensors of an object, and plain lists with the rest.
+        from_leaves: the inverse; it may be called with other leaves than tensors.
+        names: of the leaves, in order; an object may have fewer.
     """
 
-    def from_leaves(leaves: Iterable[Any], context: list[Any]) -> Any:
-        values, weights, lengths, *rest = leaves
-        inverse = rest[0] if rest else None
-        keys, strides = context
-        # Not always tensors: torch maps trees of them to trees of names and the like.
-        stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
-        if strides is not None:
-            stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
-        return batches._trusted(
-            keys, values, weights, lengths, stride, strides=strides, inverse=inverse
-        )
+    def named_leaves(tree: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+        parts, context = leaves(tree)
+        keys: Any = map(torch.utils._pytree.MappingKey, names[: len(parts)])
+        return list(zip(keys, parts, strict=True)), context
 
     torch.utils._pytree.register_pytree_node(
-        batches,
-        _leaves,
+        kind,
+        leaves,
         from_leaves,
-        flatten_with_keys_fn=_named_leaves,
-        serialized_type_name="sparring_torch.KeyedJaggedTensor",
+        flatten_with_keys_fn=named_leaves,
+        serialized_type_name=f"sparring_torch.{kind.__name__}",
     )
-    torch.serialization.add_safe_globals([batches])
+    torch.serialization.add_safe_globals([kind])
 
 
-def _leaves(batch: Any) -> tuple[list[Any], list[Any]]:
+def batch_leaves(batch: Any) -> tuple[list[Any], list[Any]]:
+    """Tensors of a `KeyedJaggedTensor`, and the rest of it."""
     leaves = [batch._values, batch._weights, batch._lengths]
     # Most batches have none, and who describes their shapes need not know of it.
     leaves += [] if batch._inverse is None else [batch._inverse]
     return leaves, [batch._keys, batch._strides]
 
 
-def _named_leaves(batch: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
-    leaves, context = _leaves(batch)
-    names = ("values", "weights", "lengths", "inverse_indices")
-    keys: Any = map(torch.utils._pytree.MappingKey, names[: len(leaves)])
-    return list(zip(keys, leaves, strict=True)), context
+def batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> Any:
+    """The `KeyedJaggedTensor` of what `batch_leaves` returned."""
+    values, weights, lengths, *rest = leaves
+    inverse = rest[0] if rest else None
+    keys, strides = context
+    # Not always tensors: torch maps trees of them to trees of names and the like.
+    stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
+    if strides is not None:
+        stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
+    return kind._trusted(keys, values, weights, lengths, stride, strides=strides, inverse=inverse)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError
+from sparring_torch.keyed_parts import register_tree
 
 __all__ = ["KeyedTensor"]
 
@@ -136,12 +138,15 @@ class KeyedTensor:
     def regroup(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
     ) -> list[Tensor]:
-        """One tensor for each group: its features side by side, from whichever holds them.
+        """Returns one tensor per group: its features side by side.
 
         Raises:
-            InvalidArgumentError: none of `keyed_tensors` has a feature that is asked for.
+            InvalidArgumentError: if none of `keyed_tensors` has a requested feature, or two have it.
         """
-        holders = {name: tensor for tensor in reversed(keyed_tensors) for name in tensor._keys}
+        holders: dict[str, list[KeyedTensor]] = {}
+        for tensor in keyed_tensors:
+            for name in tensor._keys:
+                holders.setdefault(name, []).append(tensor)
         return [
             torch.cat(
                 [_held(holders, name)[name] for name in group], dim=keyed_tensors[0].key_dim()
@@ -185,10 +190,29 @@ class KeyedTensor:
         return f"KeyedTensor({{{parts}}})"
 
 
-def _held(holders: dict[str, KeyedTensor], name: str) -> KeyedTensor:
-    holder = holders.get(name)
-    if holder is None:
+def _held(holders: dict[str, list[KeyedTensor]], name: str) -> KeyedTensor:
+    found = holders.get(name, [])
+    if len(found) > 1:
+        raise InvalidArgumentError(
+            f"regroup: feature {name!r} is in {len(found)} of the tensors, so it is not clear which one "
+            "is meant; give one tensor per feature, or take the feature from its tensor: "
+            f"tensor[{name!r}]",
+            feature=name,
+        )
+    if not found:
         raise InvalidArgumentError(
             f"regroup: no feature {name!r}; " + suggestion(name, holders), feature=name
         )
-    return holder
+    return found[0]
+
+
+def _leaves(keyed: KeyedTensor) -> tuple[list[Any], list[Any]]:
+    return [keyed._values], [keyed._keys, keyed._length_per_key, keyed._key_dim]
+
+
+def _from_leaves(leaves: Iterable[Any], context: list[Any]) -> KeyedTensor:
+    keys, length_per_key, key_dim = context
+    return KeyedTensor._trusted(keys, length_per_key, *leaves, key_dim)
+
+
+register_tree(KeyedTensor, _leaves, _from_leaves, ("values",))

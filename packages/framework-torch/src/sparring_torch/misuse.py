@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from sparring.adapter import PluginManager, StepContainer, StorageChoice, make_plugin_manager
@@ -17,6 +18,8 @@ __all__ = [
     "check_backend",
     "check_gradients_are_taken",
     "check_ranks",
+    "refuse_proxy",
+    "refuse_scripting",
     "refuse_tracing",
     "say_bound",
 ]
@@ -71,6 +74,33 @@ def refuse_tracing(tables: Sequence[str]) -> NoReturn:
         "would return the rows of these ids for any ids. Export with torch.export.export, or trace "
         "the part of the model that takes embeddings",
         tables=list(tables),
+    )
+
+
+def refuse_proxy(given: object, owner: str) -> None:
+    """Refuses the placeholder with which `torch.fx.symbolic_trace` calls a module.
+
+    Raises:
+        UnsupportedError: if `given` is one.
+    """
+    if isinstance(given, torch.fx.Proxy):
+        raise UnsupportedError(
+            f"{owner}: found a torch.fx.Proxy: torch.fx.symbolic_trace does not see into a lookup. Use "
+            "torch.export.export; or trace with a subclass of torch.fx.Tracer whose is_leaf_module "
+            "returns True for modules of sparring_torch"
+        )
+
+
+def refuse_scripting(owner: str) -> NoReturn:
+    """Refuses `torch.jit.script`.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        f"torch.jit.script cannot compile {owner}, whose rows are in storages; export the model with "
+        "torch.export.export or sparring_torch.export_program, or script the part of the model that "
+        "takes embeddings"
     )
 
 

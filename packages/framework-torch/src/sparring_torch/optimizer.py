@@ -26,7 +26,7 @@ from sparring_torch.row_gradients import Anchor, RowGradients
 from sparring_torch.table_module import table_modules
 from sparring_torch.train_agent import TrainAgent
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "method_of"]
 
 _ROWS_ARE_IN = (
     "the state_dict of the model, or a snapshot: embeddings and the state of each row; "
@@ -105,6 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         update: str = "auto",
         **hyperparameters: Any,
     ) -> None:
+        native = method_of(native)
         if not _is_native(native) and not isinstance(native, (str, UpdateMethod)):
             raise InvalidArgumentError(
                 "Optimizer takes a class of torch.optim, as torch.optim.Adagrad, or the name of an "
@@ -392,6 +393,14 @@ class Optimizer(torch.optim.Optimizer):
                 f"this state_dict has {len(state_dict.get('param_groups', ()))} param_groups, "
                 f"expected {len(self.param_groups)}"
             )
+
+
+def method_of(
+    native: type[torch.optim.Optimizer] | str | UpdateMethod,
+) -> type[torch.optim.Optimizer] | str | UpdateMethod:
+    """The update method that a class stands for, as its `update_method` says; or `native`."""
+    method: str = getattr(native, "update_method", "")
+    return method or native
 
 
 def _is_native(native: object) -> bool:

@@ -34,18 +34,28 @@ class PoolingType(Enum):
 
     SUM = "SUM"
     MEAN = "MEAN"
+    NONE = "NONE"
+    """No pooling: tables of an `EmbeddingCollection`; an `EmbeddingBagCollection` rejects it."""
 
 
 class DataType(Enum):
     """Type of the elements of an embedding, as they are stored.
 
-    What a module returns is float64 for FP64, and float32 for all others.
+    What a module returns is float64 for FP64, and float32 for all others. Tables that are trained may be
+    FP32, FP64, FP16 or BF16; the others are TorchRec's names, and a table rejects them.
     """
 
     FP32 = "FP32"
     FP64 = "FP64"
     FP16 = "FP16"
     BF16 = "BF16"
+    INT64 = "INT64"
+    INT32 = "INT32"
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+    NFP8 = "NFP8"
 
 
 _BY_TYPE = {
@@ -146,7 +156,8 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
     if dtype is None:
         raise InvalidArgumentError(
             f"data_type of table {config.name!r}: must be one of {', '.join(_BY_TYPE.values())}, "
-            f"found {config.data_type!r}",
+            f"found {config.data_type!r}; quantize a table after training: quantize_embeddings(module, "
+            "torch.qint8)",
             table=config.name,
         )
     initializer = config.initializer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from sparring_torch.ids import ids_from, tensor_of
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
 from sparring_torch.lookup_ops import LookupModule
+from sparring_torch.misuse import refuse_scripting
 from sparring_torch.rows_in_state import RowsInState
 from sparring_torch.train_agent import TrainAgent
 
@@ -50,6 +51,10 @@ class TableModule(LookupModule, RowsInState):
                 "StepContainer.assign"
             )
         return super().__getattr__(name)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        # torch.jit.script calls it for each module.
+        refuse_scripting(f"{type(self).__name__} of {', '.join(map(repr, self.agent.table_names))}")
 
     @property
     def has_optimizer(self) -> bool:

@@ -107,6 +107,12 @@ class TrainPipeline(Generic[In, Out]):
         modules = {id(call.module) for call in self._calls or ()}
         return [name for name, module in self._model.named_modules() if id(module) in modules]
 
+    def drop_waiting(self) -> None:
+        """Drops the batch that was taken from an iterator and whose turn has not come."""
+        if self._waiting is not None and self._waiting.prefetch is not None:
+            self._waiting.prefetch.drop()
+        self._waiting = None
+
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """Trains on one batch, and begins to look up the next. Returns the model's output.
 

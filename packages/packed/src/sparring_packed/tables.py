@@ -19,7 +19,13 @@ import numpy.typing as npt
 
 from sparring import BloomFilter, Closable, closest_name
 from sparring.contracts import NUM_PARTITIONS, FindResult, Keys
-from sparring.errors import ClosedError, InvalidArgumentError, SparringError, UnknownTableError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    SnapshotIOError,
+    SparringError,
+    UnknownTableError,
+)
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
 from sparring_packed.mirror import Mirror
@@ -216,10 +222,21 @@ class PackedTables(Closable):
 
     @property
     def snapshot_url(self) -> str:
-        """The serving snapshot of the newest version."""
+        """The serving snapshot of the newest version.
+
+        Raises:
+            SnapshotIOError: its folder was removed; the rows are still mapped.
+        """
         name = os.fsdecode(self._all_versions()[0].name)
         real = Path(self.url).resolve()
-        return str(next(at / name for at in (real, real.parent) if (at / name).is_dir()))
+        for at in (real / name, real.parent / name):
+            if at.is_dir():
+                return str(at)
+        raise SnapshotIOError(
+            f"serving snapshot {name} was opened in {self.url}, and its folder is not there any more; "
+            "open the newest one again",
+            url=self.url,
+        )
 
     # -- reading ----------------------------------------------------------------
 

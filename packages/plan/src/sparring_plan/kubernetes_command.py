@@ -1,53 +1,99 @@
-"""``sparring plan kubernetes``: a plan as resources of Kubernetes."""
+"""``sparring plan kubernetes``: a plan, or a serving snapshot, as resources of Kubernetes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
-from sparring.errors import ConfigError
-from sparring_plan.kubernetes.training import JobOptions, training_resources
+from sparring.contracts import ByteCount
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_plan.kubernetes.options import ResourceOptions, quantity
+from sparring_plan.kubernetes.serving import ServingSize, served_bytes, serving_resources
+from sparring_plan.kubernetes.training import training_resources
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.planning.planner import check_plan
 
 __all__ = ["kubernetes"]
 
+_TRAINING, _SERVING = ("train", 2), ("serve", 1)
+"""Name, and CPUs of a rank or a server."""
+_CLAIM = "sparring-data"
+
 
 def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
-    plan: Annotated[Path, typer.Argument(help="A plan that `sparring plan make` has written.")],
-    inputs: Annotated[Path, typer.Argument(help="The topology and the tables: a YAML file.")],
-    run: Annotated[Path, typer.Argument(help="The configuration of `sparring train`.")],
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PLAN INPUTS RUN | SERVED [KEY=VALUE]...",
+            help="To train: a plan that `sparring plan make` has written, its inputs, and the "
+            "configuration of `sparring train`. To serve: the folder of serving snapshots, as pods see "
+            "it, relative to the volume, or a URL. Then values that override those of the configuration.",
+        ),
+    ],
     image: Annotated[str, typer.Option(help="The container image.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the configuration."),
+    name: Annotated[
+        str | None, typer.Option(help="Of all resources; without it, train or serve.")
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the Job, its Service and its ConfigMap.")] = "train",
     claim: Annotated[
         str, typer.Option(help="The PersistentVolumeClaim of data and snapshots.")
-    ] = "sparring-data",
-    cpus: Annotated[int, typer.Option(help="CPUs that a rank asks for.", min=1)] = 2,
+    ] = _CLAIM,
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            help="CPUs that a rank or a server requests; without it, 2 for a rank and 1 for a server.",
+            min=1,
+        ),
+    ] = None,
+    shards: Annotated[
+        int, typer.Option(help="To serve: servers that share the rows.", min=1, max=4096)
+    ] = 1,
+    replicas: Annotated[int, typer.Option(help="To serve: servers of each shard.", min=1)] = 2,
+    bytes_: Annotated[
+        str | None,
+        typer.Option(
+            "--bytes",
+            help="To serve: bytes of a serving snapshot, such as 40GiB, if SERVED cannot be read here.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="The file to write; without it the resources are printed.")
     ] = None,
 ) -> None:
-    """Write a Job that trains by a plan: a pod for each node, memory as the topology says."""
-    read = read_plan(plan)
-    given, calibration = read_inputs(inputs)
-    check_plan(read, given, calibration)
-    options = JobOptions(image, name, claim, cpus)
-    defaults = JobOptions(image)
-    command = ["sparring", "plan", "kubernetes", *map(str, (plan, inputs, run)), *(overrides or [])]
-    command += ["--image", image]
-    for option in ("name", "claim", "cpus"):
-        if getattr(options, option) != getattr(defaults, option):
-            command += [f"--{option}", str(getattr(options, option))]
-    text = training_resources(
-        read, given.topology, run, overrides or [], options=options, command=command
-    )
+    """Write resources of Kubernetes: a Job that trains by a plan, or StatefulSets that serve a folder."""
+    paths = [each for each in given if "=" not in each]
+    overrides = given[len(paths) :]
+    if any("=" not in each for each in overrides) or len(paths) not in (1, 3):
+        raise InvalidArgumentError(
+            f"plan kubernetes: found {' '.join(given)!r}; give PLAN INPUTS RUN to train, or SERVED to "
+            "serve, and KEY=VALUE behind them"
+        )
+    name_of, cpus_of = _TRAINING if len(paths) == 3 else _SERVING
+    options = ResourceOptions(image, name or name_of, claim, cpus or cpus_of)
+    command = ["sparring", "plan", "kubernetes", *given, "--image", image]
+    chosen = [("name", options.name, name_of), ("claim", claim, _CLAIM)]
+    chosen += [("cpus", str(options.cpus), str(cpus_of))]
+    if len(paths) == 1:
+        chosen += [("shards", str(shards), "1"), ("replicas", str(replicas), "2")]
+        chosen += [("bytes", bytes_ or "", "")]
+    elif bytes_ is not None:
+        raise InvalidArgumentError("--bytes is for serving; leave it out with PLAN INPUTS RUN")
+    for option, value, default in chosen:
+        if value != default:
+            command += [f"--{option}", value]
+    if len(paths) == 3:
+        text, summary = _training(paths, overrides, options, command)
+    else:
+        size = ServingSize(
+            served_bytes(paths[0]) if bytes_ is None else _byte_count(bytes_), shards, replicas
+        )
+        text = serving_resources(paths[0], size, overrides, options=options, command=command)
+        memory = quantity(size.memory_bytes)
+        summary = f"{shards} shards with {replicas} replicas, each server with {memory}"
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -55,4 +101,31 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{output}: cannot write the resources: {error.strerror}") from None
-    typer.echo(f"{output}: {given.topology.nodes} pods of {given.topology.ranks_per_node} ranks")
+    typer.echo(f"{output}: {summary}")
+
+
+def _training(
+    paths: Sequence[str],
+    overrides: Sequence[str],
+    options: ResourceOptions,
+    command: Sequence[str],
+) -> tuple[str, str]:
+    plan, inputs, run = map(Path, paths)
+    read = read_plan(plan)
+    given, calibration = read_inputs(inputs)
+    check_plan(read, given, calibration)
+    topology = given.topology
+    text = training_resources(read, topology, run, overrides, options=options, command=command)
+    return text, f"{topology.nodes} pods of {topology.ranks_per_node} ranks"
+
+
+def _byte_count(text: str) -> int:
+    try:
+        found: int = TypeAdapter(ByteCount).validate_python(int(text) if text.isdecimal() else text)
+    except ValidationError:
+        found = 0
+    if found < 1:
+        raise InvalidArgumentError(
+            f"--bytes must be a number of bytes, such as 40GiB, found {text!r}"
+        )
+    return found

@@ -120,6 +120,8 @@ class BackendTables:
         storages: of these; closed with this.
     """
 
+    not_fresh = ""
+
     def __init__(
         self, tables: Mapping[str, TableConfig], storages: Mapping[str, CachedStorage]
     ) -> None:

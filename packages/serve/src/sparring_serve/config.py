@@ -127,6 +127,11 @@ class ServerConfig(DocumentModel):
     metrics_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None, description="Port of metrics for Prometheus, on the same host; null: none."
     )
+    health_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
+        None,
+        description="Port of health calls in plain text, on the same host, for probes that cannot use "
+        "TLS, as those of Kubernetes; null: health is on the port of `address` only.",
+    )
     reflection: bool = Field(
         False,
         description="Tell generic clients, as grpcurl, the messages of the lookup service; needs "
@@ -145,7 +150,8 @@ class ClientConfig(DocumentModel):
     """A client."""
 
     deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
-        0.2, description="Of a pull, retries with other replicas included."
+        0.2,
+        description="Of a pull, attempts with other replicas and repeated ones after pauses included.",
     )
     row_dtype: Literal["float32", "float16", "int8"] = Field(
         "float32", description="Of rows on the wire."

@@ -32,13 +32,21 @@ from sparring_serve.wire.rows import as_bytes
 __all__ = ["infer", "model_metadata", "model_ready", "server_metadata"]
 
 
-def infer(service: LookupService, content: Buffer, remaining_seconds: float) -> bytes:
+def infer(
+    service: LookupService,
+    content: Buffer,
+    remaining_seconds: float,
+    *,
+    waited_seconds: float = 0.0,
+) -> bytes:
     """Answers a ModelInferRequest. Clients of this protocol may leave the deadline out.
+
+    The arguments are those of `LookupService.pull`.
 
     Raises:
         Refusal: as `LookupService.pull`.
     """
-    begin = time.perf_counter()
+    begin = time.perf_counter() - waited_seconds
     table, code, num_ids, num_found = "", "OK", 0, 0
     try:
         if remaining_seconds <= 0:

@@ -13,11 +13,11 @@ __all__ = ["HELP", "ServingMetrics"]
 
 HELP = {
     "pulls_total": "Calls for rows, by table and status of gRPC",
-    "pull_seconds": "Time of a call in the service, without its transport",
+    "pull_seconds": "Time of a call in the service and of its wait for a thread, without transport",
     "ids_total": "Ids that were asked for",
     "found_total": "Ids that had a row",
     "recommends_total": "Calls for recommendations, by table and status of gRPC",
-    "recommend_seconds": "Time of a call for recommendations in the service, without its transport",
+    "recommend_seconds": "Time of a call for recommendations in the service and of its wait for a thread",
     "queries_total": "Queries of calls for recommendations",
     "version_step": "Step of training of the newest version",
     "staleness_seconds": "Time since the newest version was published",
@@ -26,6 +26,7 @@ HELP = {
     "warm_up_seconds": "Time for which the newest version was read before it was served",
     "warm_up_ids": "Ids that were looked up in that time",
     "warm_up_bytes": "Bytes of directories that were read in that time",
+    "is_behind": "1 if a newer version was refused and an older one is served",
     "layers": "Deltas over a full version, and that one",
     "mapped_bytes": "Bytes of mapped files of the newest version",
     "bytes_in_flight": "Bytes of requests and answers of calls under way",

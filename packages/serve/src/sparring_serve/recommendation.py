@@ -21,8 +21,16 @@ _NO_IDS = np.empty(0, np.int64)
 _BLOCK_ROWS = 4096
 
 
-def recommend(service: LookupService, content: Buffer, remaining_seconds: float) -> bytes:
+def recommend(
+    service: LookupService,
+    content: Buffer,
+    remaining_seconds: float,
+    *,
+    waited_seconds: float = 0.0,
+) -> bytes:
     """Answers a RecommendRequest with a RecommendAnswer.
+
+    The arguments are those of `LookupService.pull`.
 
     Raises:
         Refusal: with its status, as `lookup.proto` lists them.
@@ -51,7 +59,7 @@ def recommend(service: LookupService, content: Buffer, remaining_seconds: float)
         service.metrics.count_rejected(refusal.reason)
         raise
     finally:
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin + waited_seconds
         service.metrics.note_recommend(table, code, num_queries, seconds)
 
 

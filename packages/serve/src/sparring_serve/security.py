@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 from sparring.errors import ConfigError
 from sparring_serve.refusal import Refusal, Status
 
-__all__ = ["ROLES", "ChangingFile", "Tokens", "read_token"]
+__all__ = ["ROLES", "ChangingFile", "Tokens", "check_local", "read_token"]
 
 ROLES = ("pull", "push", "admin")
 """`pull`: rows and descriptions; `push`: gradients and flushes, and all that `pull` may; `admin`:
@@ -20,7 +21,31 @@ hints to refresh, saves, loads, and all."""
 _MOST_TOKENS = 1000
 _MOST_TOKEN = 4096
 
+_LOCAL_PEER = re.compile(
+    r"unix:|ipv4:127\.|ipv6:(\[|%5B)(::1|::ffff:127\.[0-9.]+)(\]|%5D):", re.IGNORECASE
+)
+
 _Value = TypeVar("_Value")
+
+
+def check_local(peer: str, role: str) -> None:
+    """Rejects calls from other machines that need more than lookups, on a server without tokens.
+
+    Args:
+        peer: address of the caller, as gRPC gives it.
+        role: that the call needs.
+
+    Raises:
+        Refusal: PERMISSION_DENIED.
+    """
+    if not _LOCAL_PEER.match(peer):
+        raise Refusal(
+            Status.PERMISSION_DENIED,
+            f"the call needs the role {role} and came from {peer}. A server without server.token_file "
+            "accepts pushes, flushes, saves, loads and refreshes from loopback addresses only; set "
+            "server.token_file on the server and client.token_file on the caller's side",
+            reason="no_tokens",
+        )
 
 
 class ChangingFile(Generic[_Value]):
@@ -81,8 +106,11 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         self._file = ChangingFile(path, lambda content: _tokens(path, content))
 
-    def check(self, metadata: Mapping[str, str | bytes], role: str) -> None:
+    def check(self, metadata: Mapping[str, str | bytes], role: str) -> str:
         """Refuses a call whose token is missing, unknown, or of another role.
+
+        Returns:
+            The role of the token and its line in the file, for the audit log.
 
         Raises:
             Refusal: UNAUTHENTICATED or PERMISSION_DENIED.
@@ -90,7 +118,7 @@ class Tokens:
         given = metadata.get("authorization", "")
         text = given if isinstance(given, str) else ""
         scheme, _, token = text.partition(" ")
-        found: str | None = None
+        found: tuple[str, int] | None = None
         # All are compared, each in constant time, so that no time tells how far one fits.
         for known, of_role in self._file.value.items():
             if hmac.compare_digest(known.encode(), token.encode(errors="replace")):
@@ -101,22 +129,25 @@ class Tokens:
                 "the call has no token that this server knows; set client.token_file",
                 reason="token",
             )
-        if ROLES.index(found) < ROLES.index(role):
+        found_role, line = found
+        if ROLES.index(found_role) < ROLES.index(role):
             raise Refusal(
                 Status.PERMISSION_DENIED,
-                f"this call needs a token of the role {role}, found one of the role {found}",
+                f"this call needs a token of the role {role}, found one of the role {found_role}",
                 reason="role",
             )
+        return f"{found_role} token of line {line}"
 
 
-def _tokens(path: Path, content: bytes) -> dict[str, str]:
+def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
+    """Token → its role and line."""
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(
             f"{path}: tokens must be ASCII; make them of letters and digits"
         ) from None
-    tokens: dict[str, str] = {}
+    tokens: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -126,7 +157,7 @@ def _tokens(path: Path, content: bytes) -> dict[str, str]:
                 f"{path}:{number}: must be a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}), a "
                 "blank, and a token of at least 16 characters"
             )
-        tokens[words[1]] = words[0]
+        tokens[words[1]] = words[0], number
     if not 1 <= len(tokens) <= _MOST_TOKENS:
         raise ConfigError(
             f"{path}: has {len(tokens):,} tokens, must have 1 to {_MOST_TOKENS:,}; add a line such as: "

@@ -87,17 +87,20 @@ class LookupService:
         """Whether pulls are answered."""
         return not self.is_draining
 
-    def pull(self, content: Buffer, remaining_seconds: float) -> bytes:
+    def pull(
+        self, content: Buffer, remaining_seconds: float, *, waited_seconds: float = 0.0
+    ) -> bytes:
         """Answers a PullRequest with a PullAnswer.
 
         Args:
             content: the request.
             remaining_seconds: until the caller's deadline.
+            waited_seconds: time that the call waited for a thread; it counts in `pull_seconds`.
 
         Raises:
             Refusal: with its status, as `lookup.proto` lists them.
         """
-        begin = time.perf_counter()
+        begin = time.perf_counter() - waited_seconds
         names: tuple[str, ...] = ()
         code, num_ids, num_found = "OK", 0, 0
         try:
@@ -269,6 +272,7 @@ class LookupService:
             self.limits.most_deadline_seconds,
             self.is_ready,
             self.parameters,
+            self.tables.not_fresh,
         )
 
     def age_of(self, looked: Looked) -> float:

@@ -116,6 +116,9 @@ class Scanned:
 class ServingTables(Protocol):
     """Tables of one folder of serving snapshots, in the versions that are kept."""
 
+    not_fresh: str
+    """Why the newest version is not served and an older one is; empty: the newest is served."""
+
     def shapes(self) -> Mapping[str, TableShape]:
         """The tables of the newest version, by name."""
 

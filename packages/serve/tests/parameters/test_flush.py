@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
 
+from sparring import (
+    StepContainer,
+    StorageChoice,
+    TableConfig,
+    hyper_from,
+    resolve_method,
+)
+from sparring.contracts import MethodChoice
 from sparring.errors import StorageIOError
-from sparring_serve import PushFailedError
+from sparring_serve import (
+    AsyncParameterClient,
+    LookupServer,
+    ParameterClient,
+    PushFailedError,
+    ServingConfig,
+    open_parameter_server,
+)
 from sparring_serve.client.transport import Send
 from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_window import Token
@@ -125,3 +143,122 @@ def test_a_push_that_was_sent_again_and_failed_again_is_one_failure() -> None:
     told = failures.tell("a", 0)
     assert told is not None
     assert (told.push, told.num_more) == (1, 1)
+
+
+# -- programs that end without a flush -------------------------------------------------
+
+
+@pytest.fixture
+def full_disk() -> Iterator[LookupServer]:
+    """A server that queues pushes and applies none."""
+    tables = {"item": {"dim": 4, "update_method": "adagrad"}}
+    config = ServingConfig.model_validate({"parameters": {"tables": tables, "start": None}})
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+
+        def fail(token: Token, pushed: object) -> bool:
+            raise StorageIOError("the disk is full")
+
+        server.service.tables.apply = fail
+        yield server
+
+
+PUSH = {"item": (np.arange(3), np.ones((3, 4), np.float32))}
+NOT_APPLIED = "push 1 was queued, and not applied: the disk is full"
+
+
+def test_closing_a_client_raises_failures_of_pushes_that_were_queued(
+    full_disk: LookupServer,
+) -> None:
+    client = ParameterClient(full_disk.address)
+    client.push(PUSH)
+    with pytest.raises(PushFailedError, match=NOT_APPLIED):
+        client.close()
+    client.close()  # it is closed, and says it once
+    with ParameterClient(full_disk.address) as told:
+        told.push(PUSH)
+        with pytest.raises(PushFailedError, match=NOT_APPLIED):
+            told.flush()
+
+
+def test_closing_an_asyncio_client_raises_failures_of_pushes_that_were_queued(
+    full_disk: LookupServer,
+) -> None:
+    async def push_and_end() -> None:
+        async with AsyncParameterClient(full_disk.address) as client:
+            await client.push(PUSH)
+
+    with pytest.raises(PushFailedError, match=NOT_APPLIED):
+        asyncio.run(push_and_end())
+
+
+def test_an_error_of_the_block_comes_before_failures_of_queued_pushes(
+    full_disk: LookupServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def push_and_fail() -> None:
+        with ParameterClient(full_disk.address) as client:
+            client.push(PUSH)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        push_and_fail()
+    assert NOT_APPLIED in caplog.text
+
+
+def test_closing_the_container_of_a_training_raises_failures_of_queued_pushes(
+    full_disk: LookupServer,
+) -> None:
+    options = {"target": full_disk.address, "role": "parameters", "wait": "queued"}
+    container = StepContainer()
+    container.declare(TableConfig("item", 4), StorageChoice("remote", options))
+    container.set_state("item", np.zeros(4, np.float32), "adagrad")
+    container.storage("item")
+    container.resources.give("item", *PUSH["item"])
+    method = resolve_method("adagrad")
+    container.apply_methods({"item": MethodChoice(method, hyper_from(method, {}), 1)})
+    with pytest.raises(PushFailedError, match=NOT_APPLIED):
+        container.close()
+
+
+DROPPED = """
+import sys
+import numpy as np
+from sparring_serve import ParameterClient
+
+def train(address):
+    client = ParameterClient(address)
+    client.push({"item": (np.arange(3), np.ones((3, 4), np.float32))})
+    if len(sys.argv) > 2:
+        client.close()
+
+train(sys.argv[1])
+print("trained")
+"""
+
+
+def test_a_program_that_drops_its_client_logs_failures_of_queued_pushes_when_it_ends(
+    full_disk: LookupServer,
+) -> None:
+    command = [sys.executable, "-c", DROPPED, full_disk.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "trained\n"
+    assert NOT_APPLIED in ended.stderr
+    raised = subprocess.run(
+        [*command, "close"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert raised.returncode == 1
+    assert NOT_APPLIED in raised.stderr
+
+
+def test_an_asyncio_program_that_drops_its_client_is_warned_when_it_ends(
+    full_disk: LookupServer,
+) -> None:
+    program = (
+        "import asyncio, sys\nimport numpy as np\nfrom sparring_serve import AsyncParameterClient\n"
+        "async def train():\n"
+        "    client = AsyncParameterClient(sys.argv[1])\n"
+        "    await client.push({'item': (np.arange(3), np.ones((3, 4), np.float32))})\n"
+        "asyncio.run(train())\n"
+    )
+    command = [sys.executable, "-c", program, full_disk.address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "queued pushes and was not flushed after them" in ended.stderr

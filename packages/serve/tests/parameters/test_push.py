@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.errors import InvalidArgumentError, UnknownTableError
+from sparring.errors import DeadlineError, InvalidArgumentError, UnknownTableError
 from sparring_serve import (
     AccessError,
     AsyncParameterClient,
@@ -18,6 +18,7 @@ from sparring_serve import (
     ParameterClient,
     PushFailedError,
     ServingConfig,
+    ShardRestartedError,
     TablePush,
     Token,
     open_parameter_server,
@@ -295,3 +296,23 @@ def test_tables_that_learn_give_no_recommendations(make_shards: MakeShards) -> N
         pytest.raises(InvalidArgumentError, match="or publish it and serve that"),
     ):
         client.recommend("item", np.ones((1, 4)))
+
+
+def test_a_shard_that_hung_and_restarted_is_reported_although_its_circuit_is_open(
+    make_shards: MakeShards,
+) -> None:
+    shards = make_shards(2)
+    faults = {"shard:1": ""}
+    with shards.client(lambda send: faults.get(send.address, "")) as client:
+        client.push(made_gradients(0), wait="applied")
+        faults["shard:1"] = "hang"
+        for _ in range(2):  # the second pull finds the circuit open
+            with pytest.raises(DeadlineError, match="shard 2: no replica answered"):
+                client.pull({"item": IDS})
+        shards.start(1)
+        faults["shard:1"] = ""
+        with pytest.raises(
+            ShardRestartedError, match="shard 2 at shard:1 restarted without pushes 1"
+        ):
+            client.push(made_gradients(1))
+        client.push(made_gradients(2), wait="applied")

@@ -304,6 +304,41 @@ def test_a_log_is_of_one_process(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("file", ["rows", "manifest"])
+def test_start_newest_begins_with_the_newest_intact_snapshot_and_rejects_saves(
+    make_service: Any, one_process: OneProcess, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    service = make_service(1)
+    with service.client() as client:
+        client.push(made_gradients(0))
+        one_process.push(made_gradients(0))
+        client.save("a", deadline_seconds=60)
+        client.push(made_gradients(1))
+        client.save("b", deadline_seconds=60)
+
+        def damage_newest(_: Path) -> None:
+            files = [each for each in (service.folder / "saved" / "b").rglob("*") if each.is_file()]
+            [path] = [each for each in files if each.name == "manifest.json"]
+            if file == "rows":
+                path = max(files, key=lambda each: each.stat().st_size)
+            path.chmod(0o644)
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+
+        service.restart(change=damage_newest)
+        assert "parameters.start=NAME" in caplog.text
+        server = service.servers[0]
+        assert server.metrics.gauges()["is_behind"] == 1
+        assert server.metrics.value("refreshes_total", result="refused") == 1
+        assert client.describe(deadline_seconds=30).shards[0].not_fresh
+        assert_same_rows(client, one_process)
+        with pytest.raises(SnapshotError, match="damaged"):
+            client.save("c", deadline_seconds=60)
+        with pytest.raises(ShardRestartedError):
+            client.flush(deadline_seconds=60)
+
+
 def test_start_null_replays_nothing_and_a_service_that_ended_as_asked_lost_nothing(
     make_service: Any, tmp_path: Path, one_process: OneProcess
 ) -> None:

@@ -46,27 +46,37 @@ class DatasetTests:
 
     @pytest.fixture
     def num_examples(self) -> int | None:
-        """Of both parts together; None where it is unknown."""
+        """Number of examples of all parts together; None if it is unknown."""
         return None
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        """Whether the section of the data set keeps examples for validation."""
+        return False
 
     def test_no_standard_test_is_removed_or_overridden_without_a_reason(self) -> None:
         violations = find_violations(type(self), DatasetTests)
         assert not violations, "\n".join(violations)
 
-    def test_batches_are_as_the_schema_says(self, open_dataset: OpenDataset) -> None:
-        data = open_dataset(DatasetRequest())
-        for batch in (*data.batches(0), *data.test_batches()):
-            _check_batch(batch, data.schema)
-
-    def test_every_example_comes_once(
-        self, open_dataset: OpenDataset, num_examples: int | None
+    def test_batches_are_as_the_schema_says(
+        self, open_dataset: OpenDataset, has_validation: bool
     ) -> None:
         data = open_dataset(DatasetRequest())
-        train, test = _examples(data.batches(0)), _examples(data.test_batches())
+        for part in (data.batches(0), *_held_out(data, has_validation)):
+            for batch in part:
+                _check_batch(batch, data.schema)
+
+    def test_every_example_comes_once(
+        self, open_dataset: OpenDataset, num_examples: int | None, has_validation: bool
+    ) -> None:
+        data = open_dataset(DatasetRequest())
+        train = _examples(data.batches(0))
+        held_out = [_examples(each) for each in _held_out(data, has_validation)]
         assert train, "there is no example to train on"
-        assert test, "there is no example for the test"
+        assert held_out[0], "there is no example for the test"
+        assert held_out[-1], "there is no example for validation"
         if num_examples is not None:
-            assert len(train) + len(test) == num_examples
+            assert len(train) + sum(map(len, held_out)) == num_examples
 
     def test_every_epoch_has_the_same_examples(self, open_dataset: OpenDataset) -> None:
         data = open_dataset(DatasetRequest())
@@ -79,9 +89,13 @@ class DatasetTests:
             assert _examples(first.batches(epoch)) == _examples(second.batches(epoch))
         assert _examples(first.test_batches()) == _examples(second.test_batches())
 
-    def test_the_test_part_has_one_order(self, open_dataset: OpenDataset) -> None:
+    def test_the_test_part_has_one_order(
+        self, open_dataset: OpenDataset, has_validation: bool
+    ) -> None:
         data = open_dataset(DatasetRequest())
-        assert _examples(data.test_batches()) == _examples(data.test_batches())
+        first, second = (_held_out(data, has_validation) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert _examples(one) == _examples(other)
 
     def test_steps_per_epoch_is_what_comes(self, open_dataset: OpenDataset) -> None:
         data = open_dataset(DatasetRequest())
@@ -90,15 +104,17 @@ class DatasetTests:
 
     @pytest.mark.parametrize("world_size", [2, 3, 8])
     def test_a_step_has_the_same_examples_at_every_number_of_ranks(
-        self, open_dataset: OpenDataset, world_size: int
+        self, open_dataset: OpenDataset, world_size: int, has_validation: bool
     ) -> None:
         alone = open_dataset(DatasetRequest())
         ranks = [open_dataset(DatasetRequest(3, each, world_size)) for each in range(world_size)]
         for epoch in (0, 1):
             steps = [_examples([batch]) for batch in alone.batches(epoch)]
             assert _steps_of([each.batches(epoch) for each in ranks]) == steps
-        test = [_examples([batch]) for batch in alone.test_batches()]
-        assert _steps_of([each.test_batches() for each in ranks]) == test
+        held_out = [_held_out(each, has_validation) for each in ranks]
+        for number, part in enumerate(_held_out(alone, has_validation)):
+            steps = [_examples([batch]) for batch in part]
+            assert _steps_of([each[number] for each in held_out]) == steps
 
     def test_labels_are_in_the_range_that_is_told(self, open_dataset: OpenDataset) -> None:
         data = open_dataset(DatasetRequest())
@@ -108,6 +124,11 @@ class DatasetTests:
         assert data.label_range.least == labels.min()
         assert data.label_range.most == labels.max()
         assert np.isclose(data.label_range.mean, labels.mean(dtype=np.float64), rtol=1e-5)
+
+
+def _held_out(data: Any, has_validation: bool) -> list[Iterable[Any]]:
+    """Batches of each part that is not trained on: of the test, and of validation if there is one."""
+    return [data.test_batches(), *([data.validation_batches()] if has_validation else [])]
 
 
 def _check_batch(batch: Any, schema: Any) -> None:

@@ -17,6 +17,7 @@ from sparring.errors import InvalidArgumentError
 __all__ = [
     "BinaryQuality",
     "CollectedPredictions",
+    "LOWER_IS_BETTER",
     "MeanLogLoss",
     "NumberQuality",
     "Quality",
@@ -27,7 +28,8 @@ __all__ = [
 ]
 
 
-_NO_SAMPLES = "there is no test row"
+LOWER_IS_BETTER = frozenset({"log_loss", "rmse"})
+"""Metrics of this package whose lower values are better."""
 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -174,8 +176,12 @@ class Quality(Protocol):
     def metrics(self) -> dict[str, float]:
         """Name → value over all samples."""
 
-    def why_undefined(self) -> str | None:
-        """The reason if the samples do not determine a metric, which is NaN then."""
+    def why_undefined(self, part: str) -> str | None:
+        """The reason if the samples do not determine a metric, which is NaN then.
+
+        Args:
+            part: name of the part of the data that they are of, for the message.
+        """
 
 
 class BinaryQuality:
@@ -193,13 +199,13 @@ class BinaryQuality:
         """``auc`` and ``log_loss``."""
         return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
 
-    def why_undefined(self) -> str | None:
+    def why_undefined(self, part: str) -> str | None:
         """See `Quality.why_undefined`."""
         num_samples, num_ones = self._collected.num_samples, self._collected.num_ones
         if not num_samples:
-            return _NO_SAMPLES
+            return f"there is no {part} row"
         if num_ones in (0, num_samples):
-            return f"all {num_samples:,} test rows have the label {int(num_ones > 0)}"
+            return f"all {num_samples:,} {part} rows have the label {int(num_ones > 0)}"
         return None
 
 
@@ -217,9 +223,9 @@ class NumberQuality:
         """``rmse``."""
         return {"rmse": self._error.value}
 
-    def why_undefined(self) -> str | None:
+    def why_undefined(self, part: str) -> str | None:
         """See `Quality.why_undefined`."""
-        return None if self._error.num_samples else _NO_SAMPLES
+        return None if self._error.num_samples else f"there is no {part} row"
 
 
 def _columns(

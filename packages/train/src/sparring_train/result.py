@@ -37,6 +37,10 @@ class TrainResult:
     peak_memory_bytes: int = 0
     """The most memory that a process of the run has had resident, the largest of all ranks; 0 where
     that is unknown."""
+    best_step: int | None = None
+    """The step that was the best on the validation samples; None without such samples."""
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """Metrics on the validation samples after `best_step`."""
     rank: int = 0
     """Rank that returns this result; all ranks have the same, and the first one shows it."""
 
@@ -62,8 +66,8 @@ class Progress(Protocol):
             samples: samples in this step.
         """
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The test samples were evaluated after `step`."""
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
+        """The test or the validation samples were evaluated after `step`; `part` names them."""
 
     def on_message(self, message: str) -> None:
         """One line that a person should read now."""
@@ -79,7 +83,7 @@ class SilentProgress:
 
     def on_step(self, step: int, loss: float, samples: int) -> None: ...
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None: ...
 
     def on_message(self, message: str) -> None: ...
 

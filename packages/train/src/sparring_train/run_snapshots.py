@@ -66,6 +66,7 @@ class RunSnapshots:
         self._saved_step = -1
         self._has_failed = False
         self._damaged: list[str] = []
+        self._pinned: list[str] = []
         self._task: Task[Saved] | None = None
         self.num_failed = 0
         """Saves that failed concurrently with steps."""
@@ -160,9 +161,22 @@ class RunSnapshots:
             return
         self._task = None
         try:
-            self.last_url = task.result().url
+            self._note_saved(task.result())
         except Exception as error:
             self._note_failure(task.name, error)
+
+    def _note_saved(self, saved: Saved) -> None:
+        self.last_url = saved.url
+        if saved.url in self._pinned:
+            self._pinned = [saved.url]
+
+    def pin(self, url: str) -> None:
+        """Keeps a snapshot of this run until another one that is pinned has been committed."""
+        self._pinned.append(url)
+
+    def unpin(self) -> None:
+        """Treats all snapshots alike again."""
+        self._pinned.clear()
 
     def _note_failure(self, name: str, error: Exception) -> None:
         self._has_failed = True
@@ -172,8 +186,24 @@ class RunSnapshots:
             "snapshot is tried"
         )
 
-    def save(self, step: int, states: Mapping[str, State], *, is_last: bool = False) -> None:
+    def save(
+        self,
+        step: int,
+        states: Mapping[str, State],
+        *,
+        is_last: bool = False,
+        is_pinned: bool = False,
+    ) -> str | None:
         """Saves the state after `step`, concurrently with later steps unless it is the last.
+
+        Args:
+            step: number of steps that were made.
+            states: state besides that of tables.
+            is_last: no step follows, so that the save is waited for.
+            is_pinned: see `pin`.
+
+        Returns:
+            The URL of the snapshot; None if the step was saved before, or the save could not begin.
 
         Raises:
             SnapshotError: the last one failed.
@@ -184,7 +214,7 @@ class RunSnapshots:
         self._container.saves.join(chosen.deadline_seconds)
         self.check()
         if self._saved_step == step and not self._has_failed_anywhere():
-            return
+            return None
         has_deltas = chosen.full_every > 1
         is_delta = has_deltas and self._since_full % chosen.full_every != 0
         self._since_full += 1
@@ -192,6 +222,8 @@ class RunSnapshots:
         self._last_save = time.monotonic()
         self._has_failed = False
         url = _free_url(chosen.url, f"step-{step:012d}")
+        if is_pinned:
+            self.pin(url)
         try:
             saved = self._container.save(
                 url,
@@ -200,7 +232,9 @@ class RunSnapshots:
                 states={RUN: State(self._described()), **self._embedding_parts(), **states},
                 options=SaveOptions(
                     deadline_seconds=chosen.deadline_seconds,
-                    retention=Retention(chosen.url, chosen.keep, tuple(self._damaged)),
+                    retention=Retention(
+                        chosen.url, chosen.keep, tuple(self._damaged), tuple(self._pinned)
+                    ),
                     is_base=has_deltas,
                     report_failure=False,
                 ),
@@ -210,11 +244,24 @@ class RunSnapshots:
             if is_last:
                 raise
             self._note_failure(f"save of {url}", error)
-            return
+            return None
         if isinstance(saved, Saved):
-            self.last_url = saved.url
+            self._note_saved(saved)
         else:
             self._task = saved
+        return url
+
+    def load(self, url: str) -> Loaded:
+        """Returns to a snapshot of this run; the next one that is saved is full, whatever its step.
+
+        Raises:
+            SnapshotError: it was not saved, or is damaged.
+        """
+        self._container.saves.join(self._chosen.deadline_seconds)
+        self.check()
+        loaded = self._container.load(url, is_base=self._chosen.full_every > 1)
+        self._since_full, self._saved_step = 0, -1
+        return loaded
 
     def _embedding_parts(self) -> dict[str, State]:
         parts = self._config.model.embedding_parts
@@ -232,11 +279,14 @@ class RunSnapshots:
         self._container.quiesce()
         return _any_says(self._container.collective, self._has_failed)
 
-    def end(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
-        """Training has ended: waits for the save that runs, and saves once more if so chosen."""
+    def end(
+        self, step: int, states: Callable[[], Mapping[str, State]], *, is_needed: bool = False
+    ) -> None:
+        """Training has ended: waits for the save that runs, and saves once more if so chosen or if
+        `is_needed`."""
         if self._chosen.url is None:
             return
-        if self._chosen.at_end:
+        if self._chosen.at_end or is_needed:
             self.save(step, states(), is_last=True)
         else:
             self._container.saves.join(self._chosen.deadline_seconds)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.errors import UnsupportedError
 from sparring_serve import Quality
+from sparring_train.config.kinds import METRICS
 from sparring_train.config.loader import load_config
 from sparring_train.config.run import StorageConfig
 from sparring_train.hookspecs import SavedModel
-from sparring_train.loop.column_source import MAIN_METRICS
 from sparring_train.loop.saved_model import evaluated
 from sparring_train.registered_kinds import trainer_of
 
@@ -42,5 +42,5 @@ def served_quality(
     chosen = config.model_copy(update={"storage": rows})
     with open_model(chosen, manager, SavedModel(snapshot_url, "storage")) as model:
         metrics = evaluated(model)
-    metric = MAIN_METRICS[config.model.loss]
+    metric = METRICS[config.model.loss][0]
     return Quality(metric, metrics[metric], is_higher_better=metric != "rmse")

@@ -233,6 +233,26 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     assert code == 0, said
 
 
+def test_an_erasure_is_audited_without_its_ids(trained_on_strings: Run) -> None:
+    run = trained_on_strings
+    Path("ids.txt").write_text(EMAIL, encoding="utf-8")
+    options = ("--keys", "ids.txt", "--snapshots", "runs", "--receipt")
+    code, _, said = run("erase", "who", *options, "done.json")
+    assert code == 0, said
+    receipt = json.loads(Path("done.json").read_text())
+    [line] = [each for each in said.splitlines() if each.startswith("audit: ")]
+    who = f"by '{receipt['user']}' on {receipt['host']}: "
+    assert line.startswith(f"audit: erase of 1 ids from table 'who' {who}done after ")
+    assert line.endswith(f" s, request id {receipt['request_id']}, receipt done.json")
+    # One that fails has a line, too, and no receipt.
+    code, _, said = run("erase", "nobody", *options, "failed.json")
+    assert code == 1, said
+    [line] = [each for each in said.splitlines() if each.startswith("audit: ")]
+    assert f"from table 'nobody' {who}failed after " in line
+    assert not Path("failed.json").exists()
+    assert EMAIL not in said
+
+
 @pytest.mark.parametrize("text", ["x", f"{2**64}"])
 def test_erase_rejects_a_string_if_the_ids_of_the_table_are_numbers(run: Run, text: str) -> None:
     Path("clicks.csv").write_text("clicked,who\n" + "1,7\n0,8\n" * 20)

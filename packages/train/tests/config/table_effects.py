@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as python_csv
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,11 @@ def _table(num_rows: int) -> Any:
     )
 
 
+def _write_lines(path: Path, rows: list[dict[str, Any]], delimiter: str) -> None:
+    lines = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
+    path.write_text("\n".join(map(delimiter.join, lines)))
+
+
 def _ran(runs: Runs, *overrides: str, ranks: int = 1) -> Ran:
     if not (runs.folder / "table.csv").exists():
         whole, fewer = _table(80), _table(48)
@@ -114,6 +120,37 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         assert _ran(runs).rows["tags"] == 9
         assert _ran(runs, "data.lists=[]").rows["tags"] > 9
         assert _ran(runs, 'data.separator="t"').rows["tags"] > 9
+
+    @effects.of("data:table.delimiter", "data:table.decimal", "data:table.missing_values")
+    def _(runs: Runs) -> None:
+        own = _ran(runs)
+        german = _table(80).to_pylist()
+        for row in german:
+            row["price"] = str(row["price"]).replace(".", ",")
+            row["tags"] = row["tags"] or "?"
+        _write_lines(runs.folder / "german.csv", german, ";")
+        keys = ["data.path=german.csv", 'data.delimiter=";"', 'data.decimal=","']
+        read = _ran(runs, *keys, "data.missing_values=['?']")
+        assert (read.losses, read.rows) == (own.losses, own.rows)
+        assert _ran(runs, *keys).rows["tags"] == own.rows["tags"] + 1
+        with pytest.raises(DataError, match=r"found one column, 'user;item;.*set data\.delim"):
+            _ran(runs, keys[0])
+        with pytest.raises(DataError, match=r"column 'price': found '.*,.*data\.decimal"):
+            _ran(runs, *keys[:2])
+
+    @effects.of("data:table.label_values")
+    def _(runs: Runs) -> None:
+        rows = _table(80).to_pylist()
+        for row in rows:
+            row["clicked"] = "yes" if row["clicked"] else "no"
+        _write_lines(runs.folder / "words.csv", rows, ",")
+        words = ("data.path=words.csv", "data.label_values={yes: 1, no: 0}")
+        assert _ran(runs, *words).losses == _ran(runs).losses
+        assert _ran(runs, words[0], "data.label_values={no: 1, yes: 0}").losses != _ran(runs).losses
+        with pytest.raises(
+            DataError, match=r"found 'no', expected one of 'yes', as data\.label_val"
+        ):
+            _ran(runs, words[0], "data.label_values={yes: 1}")
 
     @effects.of("data:table.required")
     def _(runs: Runs) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparring.errors import InvalidArgumentError
 from sparring_train.data.batches import RatingBatch, concatenate, rebatch, shuffled_batches, take
-from sparring_train.data.split import is_test_row, split_ratings
+from sparring_train.data.split import split_ratings, uniform_of_rows
 
 
 def ratings(count: int, start: int = 0) -> RatingBatch:
@@ -85,7 +85,7 @@ def test_a_fraction_outside_its_range_is_refused(fraction: float) -> None:
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(-(2**63), 2**63 - 1))
 def test_a_row_is_held_out_wherever_its_stream_is_cut(first: int, cut: int, seed: int) -> None:
     def held_out(begin: int, end: int) -> list[bool]:
-        rows = is_test_row(begin, end - begin, test_fraction=0.3, seed=seed)
+        rows = uniform_of_rows(begin, end - begin, seed=seed)
         return list(rows)
 
     end = first + 1000
@@ -95,7 +95,7 @@ def test_a_row_is_held_out_wherever_its_stream_is_cut(first: int, cut: int, seed
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 0.5, 0.9])
 def test_the_share_held_out_is_the_share_asked_for(fraction: float) -> None:
-    shares = [is_test_row(0, 100_000, test_fraction=fraction, seed=s).mean() for s in range(5)]
+    shares = [(uniform_of_rows(0, 100_000, seed=s) < fraction).mean() for s in range(5)]
     # Five standard deviations of a binomial share.
     assert shares == pytest.approx([fraction] * 5, abs=5 * (fraction / 100_000) ** 0.5)
     assert len({float(share) for share in shares}) == (1 if fraction == 0 else 5)

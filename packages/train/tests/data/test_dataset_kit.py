@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from sparring_testing import DatasetRequest, DatasetTests
-from sparring_train.config.data import MovieLensData, SyntheticCriteoData
-from sparring_train.data.clicks import SyntheticClickDataset
+from sparring_train.config.data import CriteoData, MovieLensData, SyntheticCriteoData
+from sparring_train.data.clicks import ClickDataset, SyntheticClickDataset
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import OpenRequest
+from sparring_train.data.planted_model import PlantedModel
 from sparring_train.data.ratings import RatingDataset
 from sparring_train.data.table.dataset import open_table
 
+from .criteo_files import write_synthetic
 from .table.table_files import click_log, section, write_files
 
 
@@ -36,6 +38,22 @@ class TestParquet(DatasetTests):
         return 400
 
 
+class TestParquetWithValidation(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        write_files(tmp_path, click_log(400))
+        data = section(tmp_path / "log.parquet", time="at", validation={"time": 0.2})
+        return lambda request: opened(data, request)
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 400
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        return True
+
+
 class TestCsv(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
@@ -47,23 +65,78 @@ class TestCsv(DatasetTests):
         return 400
 
 
+class TestCsvWithValidation(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        write_files(tmp_path, click_log(400))
+        data = section(tmp_path / "log.csv", validation={"fraction": 0.2})
+        return lambda request: opened(data, request)
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 400
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        return True
+
+
 class TestRatings(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
         path = tmp_path / "ratings.csv"
         rows = [f"{n % 17},{n % 23},{n % 9 / 2 + 0.5},{n}" for n in range(300)]
         path.write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
-        data = MovieLensData(kind="movielens", path=str(path), batch_size=64)
+        data = MovieLensData(
+            kind="movielens", path=str(path), validation_fraction=0.2, batch_size=64
+        )
         return lambda request: RatingDataset(data, OpenRequest(request.seed, "number"))
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 300
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        return True
 
 
 class TestSyntheticClicks(DatasetTests):
     @pytest.fixture
     def open_dataset(self) -> Any:
         data = SyntheticCriteoData(
-            kind="synthetic_criteo", samples=200, test_samples=50, batch_size=64, max_ids=40
+            kind="synthetic_criteo",
+            samples=200,
+            test_samples=50,
+            validation_samples=40,
+            batch_size=64,
+            max_ids=40,
         )
         return lambda request: SyntheticClickDataset(data, OpenRequest(request.seed, "binary"))
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 290
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        return True
+
+
+class TestClickFiles(DatasetTests):
+    @pytest.fixture
+    def open_dataset(self, tmp_path: Path) -> Any:
+        path, _ = write_synthetic(tmp_path, PlantedModel(seed=1, max_ids=40), 300, 1)
+        data = CriteoData(kind="criteo", path=str(path), validation_fraction=0.2, batch_size=64)
+        return lambda request: ClickDataset(data, OpenRequest(request.seed, "binary"))
+
+    @pytest.fixture
+    def num_examples(self) -> int:
+        return 300
+
+    @pytest.fixture
+    def has_validation(self) -> bool:
+        return True
 
 
 class _Broken:
@@ -96,11 +169,13 @@ class _Broken:
 
 
 BREAKS = {
-    "once": lambda kit, at: kit.test_every_example_comes_once(at, 400),
+    "once": lambda kit, at: kit.test_every_example_comes_once(at, 400, False),
     "epochs": lambda kit, at: kit.test_every_epoch_has_the_same_examples(at),
     "seed": lambda kit, at: kit.test_the_seed_repeats_every_order(at),
-    "ranks": lambda kit, at: kit.test_a_step_has_the_same_examples_at_every_number_of_ranks(at, 2),
-    "schema": lambda kit, at: kit.test_batches_are_as_the_schema_says(at),
+    "ranks": lambda kit, at: kit.test_a_step_has_the_same_examples_at_every_number_of_ranks(
+        at, 2, False
+    ),
+    "schema": lambda kit, at: kit.test_batches_are_as_the_schema_says(at, False),
     "steps": lambda kit, at: kit.test_steps_per_epoch_is_what_comes(at),
 }
 

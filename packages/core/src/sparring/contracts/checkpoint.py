@@ -41,6 +41,8 @@ class Retention:
     newest."""
     damaged: tuple[str, ...] = ()
     """URLs of those that are known to be damaged: neither counted nor removed."""
+    pinned: tuple[str, ...] = ()
+    """URLs of those that stay however old they are, with their bases."""
 
 
 EMBEDDING_PARTS = "embedding_parts"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from sparring.errors import PluginError, StorageIOError
 from sparring.runtime.metrics import MetricFamily, MetricRegistry
@@ -13,6 +18,9 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
 __all__ = ["MetricsExporter", "write_metrics_file"]
+
+_CONNECTION_SECONDS = 10.0
+"""Longest time of a connection, from its first byte to its last."""
 
 
 class MetricsExporter:
@@ -31,22 +39,62 @@ class MetricsExporter:
 
     def __init__(self, registry: MetricRegistry, host: str, port: int, option: str) -> None:
         collectors = _collectors(registry, option)
-        from prometheus_client import start_http_server
+        from prometheus_client import make_wsgi_app
 
         try:
-            self._server, self._thread = start_http_server(port, host, collectors)
+            self._server = make_server(
+                host, port, make_wsgi_app(collectors), _server_class(host), _TimedHandler
+            )
         except OSError as error:
             raise StorageIOError(
                 f"metrics: cannot listen on {host}:{port} ({error.strerror}); choose another {option}"
             ) from error
         self.port: int = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="sparring-metrics", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Stops listening. A second call does nothing."""
-        server: Any = self._server
-        server.shutdown()
-        server.server_close()
+        self._server.shutdown()
+        self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _ServerOfIPv6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_class(host: str) -> type[_Server]:
+    return _ServerOfIPv6 if ":" in host else _Server
+
+
+class _TimedHandler(WSGIRequestHandler):
+    """Closes a connection after `_CONNECTION_SECONDS`: one that says nothing would hold its thread for
+    ever."""
+
+    def setup(self) -> None:
+        super().setup()
+        self._timer = threading.Timer(_CONNECTION_SECONDS, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def finish(self) -> None:
+        self._timer.cancel()
+        with suppress(OSError):  # the connection was cut
+            super().finish()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named so by the base class
+        """Logs nothing."""
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # the client has closed it meanwhile
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def write_metrics_file(registry: MetricRegistry, path: Path, option: str) -> None:

@@ -70,6 +70,7 @@ def retain(
     *,
     newest: Sequence[str] = (),
     damaged: Iterable[str] = (),
+    pinned: Iterable[str] = (),
     stale_seconds: float = _STALE_SECONDS,
 ) -> list[str]:
     """Removes all but the newest snapshots, and the staging folders of dead attempts.
@@ -86,6 +87,7 @@ def retain(
             newest: those of a run that others share its folder with.
         damaged: URLs of readable ones of which a file was found damaged. They, and what is over them,
             are neither counted nor removed, nor are their bases.
+        pinned: URLs of those that are not removed, however old they are, nor are their bases.
         stale_seconds: an attempt that wrote nothing for so long is dead.
 
     Returns:
@@ -108,7 +110,8 @@ def retain(
     ranked = sorted(found, key=lambda each: order.get(each.name, -1))
     counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
     kept = counted[-keep:] + _of_another_full_one(counted, keep)
-    kept += [each for each in ranked if each not in counted]
+    pinned_names = set(_names_in(place, pinned))
+    kept += [each for each in ranked if each not in counted or each.name in pinned_names]
     needed = {name for each in kept for name in _names_of_chain(each)}
     removed = []
     # The newest first: no delta is ever seen without its base.

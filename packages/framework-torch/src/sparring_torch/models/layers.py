@@ -2,30 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.table_configs import table_features
 
-__all__ = ["mlp", "one_dim"]
+__all__ = ["MLP", "DenseArch", "OverArch", "one_dim"]
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 
 
-def mlp(
-    widths: Sequence[int],
-    *,
-    is_last_activated: bool,
-    device: torch.device | str | None = None,
-) -> nn.Sequential:
-    """Linear layers from each width to the next, with ReLU after each but perhaps the last."""
-    layers: list[nn.Module] = []
-    for below, above in pairwise(widths):
-        layers += [nn.Linear(below, above, device=device), nn.ReLU()]
-    return nn.Sequential(*(layers if is_last_activated else layers[:-1]))
+class _Activation(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self._function(values)
+
+
+class MLP(nn.Sequential):
+    """Linear layers, each followed by an activation: ``(b, in_size)`` → ``(b, layer_sizes[-1])``.
+
+    Args:
+        in_size: width of the input.
+        layer_sizes: widths of the layers.
+        bias: whether layers have a bias.
+        activation: ``relu``, ``sigmoid``, a module, or a function of a tensor; layers share a module.
+        device: where parameters are created.
+        dtype: of parameters.
+        activation_on_last: whether the last layer has the activation, too.
+
+    Raises:
+        InvalidArgumentError: if `activation` is another name.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        layer_sizes: Sequence[int],
+        bias: bool = True,
+        activation: str | nn.Module | Callable[[Tensor], Tensor] = "relu",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        activation_on_last: bool = True,
+    ) -> None:
+        layers: list[nn.Module] = []
+        for below, above in zip([in_size, *layer_sizes], layer_sizes, strict=False):
+            layers.append(nn.Linear(below, above, bias, device=device, dtype=dtype))
+            layers.append(_activation(activation))
+        super().__init__(*(layers if activation_on_last else layers[:-1]))
+
+
+class DenseArch(MLP):
+    """Layers over the numbers of an example: ``(b, in_features)`` → ``(b, layer_sizes[-1])``.
+
+    Args:
+        in_features: width of the input.
+        layer_sizes: widths of the layers; all have a ReLU.
+        device: where parameters are created.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        layer_sizes: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(in_features, layer_sizes, device=device)
+
+
+class OverArch(MLP):
+    """Layers over the interactions: ``(b, in_features)`` → logits ``(b, layer_sizes[-1])``.
+
+    Args:
+        in_features: width of the input.
+        layer_sizes: widths of the layers; all but the last have a ReLU.
+        device: where parameters are created.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        layer_sizes: Sequence[int],
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(in_features, layer_sizes, device=device, activation_on_last=False)
+
+
+def _activation(given: str | nn.Module | Callable[[Tensor], Tensor]) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    if not isinstance(given, str):
+        return _Activation(given)
+    if given not in _ACTIVATIONS:
+        raise InvalidArgumentError(
+            f"MLP: found activation {given!r}; give 'relu', 'sigmoid', a module or a function"
+        )
+    return _ACTIVATIONS[given]()
 
 
 def one_dim(collection: EmbeddingBagCollection, model: str) -> tuple[int, int]:

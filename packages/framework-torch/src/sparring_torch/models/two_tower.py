@@ -12,7 +12,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models.clicks import Batch
-from sparring_torch.models.layers import mlp
+from sparring_torch.models.layers import MLP
 from sparring_torch.table_configs import table_features
 
 __all__ = ["TwoTower", "TwoTowerTrainTask"]
@@ -53,9 +53,9 @@ class TwoTower(nn.Module):
             )
         self._query, self._candidate = (each[0] for each in features)
         self.ebc = embedding_bag_collection
-        query, candidate = ([config.embedding_dim, *layer_sizes] for config in configs)
-        self.query_proj = mlp(query, is_last_activated=True, device=device)
-        self.candidate_proj = mlp(candidate, is_last_activated=True, device=device)
+        query, candidate = (config.embedding_dim for config in configs)
+        self.query_proj = MLP(query, layer_sizes, device=device)
+        self.candidate_proj = MLP(candidate, layer_sizes, device=device)
 
     def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """Vectors of queries and of candidates, each ``(b, layer_sizes[-1])``."""

@@ -155,9 +155,10 @@ def _pooled(node: Node, handle: str) -> _Bound:
     names, dims = "\n".join(tables), [dim_of[each] for each in tables]
     if isinstance(module, EmbeddingCollection):
         assert isinstance(places, Sequence)
+        *of_outputs, num_features = places
         return _Bound(
             torch.ops.sparring_program.flat_lookup.default,
-            (handle, names, dims, ids, bags, places, len(set(places)), num_bags),
+            (handle, names, dims, ids, bags, of_outputs, num_features, num_bags),
             module.agent.output_dtype,
         )
     if isinstance(module, EmbeddingBag):
@@ -166,6 +167,8 @@ def _pooled(node: Node, handle: str) -> _Bound:
         )
     elif isinstance(module, EmbeddingBagCollection):
         form = _LENGTHS
+        assert isinstance(places, Sequence)
+        places = list(places[:-1])
     else:
         raise UnsupportedError(
             f"a program cannot look up as {type(module).__name__} does; use Embedding, EmbeddingBag, "

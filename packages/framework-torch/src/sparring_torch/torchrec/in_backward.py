@@ -17,7 +17,7 @@ from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged_tensor import JaggedTensor
 from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.optimizer import Optimizer, method_of
 from sparring_torch.row_gradients import Anchor
 from sparring_torch.table_module import TableModule, table_modules, untraced
 
@@ -118,6 +118,7 @@ def apply_optimizer_in_backward(
             such an optimizer already.
     """
     modules = table_modules(_modules_of(params))
+    optimizer_class = method_of(optimizer_class)
     for module in modules:
         if module in _OF_MODULES:
             raise InvalidArgumentError(

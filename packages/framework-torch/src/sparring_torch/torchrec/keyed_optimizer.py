@@ -1,8 +1,8 @@
-"""`KeyedOptimizerWrapper`: an optimizer of torch whose state has the names of parameters."""
+"""`KeyedOptimizer` and `KeyedOptimizerWrapper`: optimizers whose state has the names of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,26 +11,96 @@ from torch import Tensor
 from sparring.errors import InvalidArgumentError
 from sparring_torch.row_gradients import Anchor
 
-__all__ = ["KeyedOptimizerWrapper"]
+__all__ = ["KeyedOptimizer", "KeyedOptimizerWrapper"]
 
 
-class KeyedOptimizerWrapper(torch.optim.Optimizer):
-    """Ordinary parameters by name, and the optimizer that a function makes for them.
+class KeyedOptimizer(torch.optim.Optimizer):
+    """Base of optimizers of ordinary parameters by name; a subclass defines `step`.
 
     Args:
-        params: name → parameter, as ``dict(model.named_parameters())``; what stands for rows is
-            left out.
-        optim_factory: makes an optimizer of a list of parameters.
+        params: name → parameter; those that stand for rows are left out.
+        state: parameter → its state; kept, not copied.
+        param_groups: as torch has them.
     """
 
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        optim_factory: Callable[[list[Tensor]], torch.optim.Optimizer],
+        state: Mapping[Any, Any],
+        param_groups: Collection[Mapping[str, Any]],
     ) -> None:
         self.params = {name: each for name, each in params.items() if not isinstance(each, Anchor)}
-        self._inner = optim_factory(list(self.params.values()))
-        super().__init__(self._inner.param_groups, self._inner.defaults)
+        super().__init__([dict(each) for each in param_groups] or [{"params": []}], {})
+        self.state = state  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> Any:
+        """Steps the parameters.
+
+        Raises:
+            NotImplementedError: unless a subclass defines it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define step")
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with names in place of numbers."""
+        names, plain = self._names(), super().state_dict()
+        return {
+            "state": {names[number]: each for number, each in plain["state"].items()},
+            "param_groups": [
+                {**group, "params": [names[number] for number in group["params"]]}
+                for group in plain["param_groups"]
+            ],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned.
+
+        Raises:
+            InvalidArgumentError: if it is of other parameters; nothing is changed.
+        """
+        super().load_state_dict(self._numbered(state_dict))
+
+    def _numbered(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        numbers = {name: number for number, name in enumerate(self._names())}
+        found = {name for group in state_dict["param_groups"] for name in group["params"]}
+        if found != numbers.keys():
+            raise InvalidArgumentError(
+                f"this state_dict is of parameters {sorted(found)}, the optimizer of "
+                f"{sorted(numbers)}; make it for the same parameters"
+            )
+        return {
+            "state": {numbers[name]: each for name, each in state_dict["state"].items()},
+            "param_groups": [
+                {**group, "params": [numbers[name] for name in group["params"]]}
+                for group in state_dict["param_groups"]
+            ],
+        }
+
+    def _names(self) -> list[str]:
+        """Names in the order in which the optimizer numbers its parameters."""
+        by_id = {id(each): name for name, each in self.params.items()}
+        return [by_id[id(each)] for group in self.param_groups for each in group["params"]]
+
+
+class KeyedOptimizerWrapper(KeyedOptimizer):
+    """Ordinary parameters by name, and the optimizer that a function creates for them.
+
+    Args:
+        params: name → parameter, such as ``dict(model.named_parameters())``; those that stand for rows
+            are left out.
+        optim_factory: creates an optimizer of a list of parameters.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        optim_factory: Callable[[Any], torch.optim.Optimizer],
+    ) -> None:
+        ordinary = [each for each in params.values() if not isinstance(each, Anchor)]
+        # A model whose parameters all are rows leaves none; torch refuses an empty list.
+        self._inner = optim_factory(ordinary or [{"params": []}])
+        super().__init__(params, self._inner.state, self._inner.param_groups)
+        self.defaults = self._inner.defaults
         self._share()
 
     def _share(self) -> None:
@@ -44,42 +114,7 @@ class KeyedOptimizerWrapper(torch.optim.Optimizer):
         """As the optimizer's."""
         self._inner.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
-        """As the optimizer's, with names in place of numbers."""
-        names, plain = self._names(), self._inner.state_dict()
-        return {
-            "state": {names[number]: each for number, each in plain["state"].items()},
-            "param_groups": [
-                {**group, "params": [names[number] for number in group["params"]]}
-                for group in plain["param_groups"]
-            ],
-        }
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
-
-        Raises:
-            InvalidArgumentError: it is of other parameters; nothing is changed.
-        """
-        numbers = {name: number for number, name in enumerate(self._names())}
-        found = {name for group in state_dict["param_groups"] for name in group["params"]}
-        if found != numbers.keys():
-            raise InvalidArgumentError(
-                f"this state_dict is of parameters {sorted(found)}, the optimizer of "
-                f"{sorted(numbers)}; make it for the same parameters"
-            )
-        self._inner.load_state_dict(
-            {
-                "state": {numbers[name]: each for name, each in state_dict["state"].items()},
-                "param_groups": [
-                    {**group, "params": [numbers[name] for name in group["params"]]}
-                    for group in state_dict["param_groups"]
-                ],
-            }
-        )
+        """As of the base."""
+        self._inner.load_state_dict(self._numbered(state_dict))
         self._share()
-
-    def _names(self) -> list[str]:
-        """Names in the order in which the optimizer numbers its parameters."""
-        by_id = {id(each): name for name, each in self.params.items()}
-        return [by_id[id(each)] for group in self.param_groups for each in group["params"]]

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from sparring.adapter import PlanLike
-from sparring.contracts import ShardingPlan
+from sparring import contracts
+from sparring.adapter import PlanLike, StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch import distributed_model_parallel
 from sparring_torch.combined_optimizer import CombinedOptimizer
 from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.table_module import agents_of
+from sparring_torch.table_module import TableModule, agents_of
+from sparring_torch.torchrec.fused_params import apply_fused_params
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
-from sparring_torch.torchrec.names import WORDS
-from sparring_torch.torchrec.sharding_plan import check_sharders
+from sparring_torch.torchrec.names import ENV, PLAN
+from sparring_torch.torchrec.sharding_plan import (
+    ParameterSharding,
+    ShardingPlan,
+    check_sharders,
+)
+from sparring_torch.torchrec.wire import exchange_of
 from sparring_torch.train_pipeline import In, Out, TrainPipeline
 
 __all__ = ["DistributedModelParallel", "TrainPipelineSparseDist"]
@@ -32,7 +39,8 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         device: where ordinary parameters go. Tables stay where their collection said.
         plan: of `EmbeddingShardingPlanner`, or table → its sharding, or ``auto``, as for
             `sparring_torch.DistributedModelParallel`; None: rows are spread over ranks by their ids.
-        sharders: those of `get_default_sharders`, or None; tables are sharded either way.
+        sharders: those of `get_default_sharders`, or None; tables are sharded either way. Their
+            `fused_params` and `qcomm_codecs_registry` are used.
         **settings: those of `sparring_torch.DistributedModelParallel`, as ``exchange``.
 
     Raises:
@@ -49,11 +57,13 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         sharders: Sequence[Any] | None = None,
         **settings: Any,
     ) -> None:
-        is_foreign = plan is not None and not isinstance(plan, (ShardingPlan, Mapping, str))
+        is_foreign = plan is not None and not isinstance(
+            plan, (contracts.ShardingPlan, Mapping, str)
+        )
         check_sharders(module, sharders)
-        for name, given in (("env", env), ("plan", is_foreign)):
+        for name, given, words in (("env", env, ENV), ("plan", is_foreign, PLAN)):
             if given:
-                raise InvalidArgumentError(f"DistributedModelParallel: {name}: {WORDS[name]}")
+                raise InvalidArgumentError(f"DistributedModelParallel: {name}: {words}")
         empty = [name for name, each in dense_parameters(module) if each.is_meta]
         if empty:
             raise InvalidArgumentError(
@@ -62,6 +72,15 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
             )
         if device is not None:
             module.to(device)
+        exchange = exchange_of([each.qcomm_codecs_registry for each in sharders or ()])
+        if exchange is not None and settings.setdefault("exchange", exchange) != exchange:
+            raise InvalidArgumentError(
+                "DistributedModelParallel: found an exchange and sharders with a qcomm_codecs_registry "
+                "that differs; give one of the two"
+            )
+        for each in sharders or ():
+            if each.fused_params:
+                apply_fused_params(module, each.module_type, each.fused_params)
         super().__init__(module, plan=plan, **settings)
         self._in_backward = in_backward_optimizers(module)
 
@@ -70,6 +89,23 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         """Table → the kind of its sharding, as ``row_wise``."""
         names = [name for agent in agents_of(self.module) for name in agent.table_names]
         return {name: self.container.layout(name).kind for name in names}
+
+    @property
+    def _plan(self) -> ShardingPlan:
+        """The plan by module and table, under TorchRec's name."""
+        container = self.container
+        return ShardingPlan(
+            {
+                path: {
+                    name: ParameterSharding.of(
+                        _sharding_of(container, name), container.collective.world_size
+                    )
+                    for name in each.agent.table_names
+                }
+                for path, each in self.module.named_modules()
+                if isinstance(each, TableModule)
+            }
+        )
 
     @property
     def fused_optimizer(self) -> torch.optim.Optimizer:
@@ -86,6 +122,15 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         if len(self._in_backward) == 1:
             return self._in_backward[0]
         return CombinedOptimizer(self._in_backward)
+
+
+def _sharding_of(container: StepContainer, table: str) -> contracts.TableSharding:
+    layout = container.layout(table)
+    blocks = np.atleast_2d(layout.owners)
+    # Of each block the ranks in the order of its partitions.
+    ranks = [rank for block in blocks for rank in dict.fromkeys(block.tolist())]
+    columns = layout.num_blocks if layout.num_blocks > 1 else None
+    return contracts.TableSharding(layout.kind, tuple(ranks), layout.transfer, columns)
 
 
 class TrainPipelineSparseDist(TrainPipeline[In, Out]):
@@ -106,6 +151,24 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         device: torch.device | str,
         execute_all_batches: bool = True,
     ) -> None:
+        self._optimizer = optimizer
         # Now, so that all tables join one container before the pipeline asks for it.
         in_backward_optimizers(model)
         super().__init__(model, optimizer, device, execute_all_batches=execute_all_batches)
+
+    @property
+    def _connected(self) -> bool:
+        """Whether a batch was taken from the iterator before its turn, under TorchRec's name.
+
+        To set False drops that batch, so that the next call begins with the first of its iterator.
+        """
+        return self._waiting is not None
+
+    @_connected.setter
+    def _connected(self, value: bool) -> None:
+        if value:
+            raise InvalidArgumentError(
+                "TrainPipelineSparseDist: found _connected = True; set only False, which drops the batch "
+                "that waits"
+            )
+        self.drop_waiting()

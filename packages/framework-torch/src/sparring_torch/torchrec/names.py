@@ -1,26 +1,31 @@
-"""Names of TorchRec that have no counterpart of their name, and what to write in their place."""
+"""Names of TorchRec that have no counterpart of their name, and what to write in their place.
+
+They can be imported and subclassed, and annotations may name them. To use one raises `UnsupportedError`.
+"""
 
 from __future__ import annotations
 
-__all__ = ["WORDS"]
+from typing import Any
 
-_PLAN = (
+from sparring.errors import UnsupportedError
+
+__all__ = ["ENV", "PLAN", "SHARDERS", "WORDS", "unsupported"]
+
+ENV = "leave it out: the job is found by torch.distributed or the launcher"
+
+PLAN = (
     "make it by EmbeddingShardingPlanner of sparring_torch.torchrec; or write "
     "DistributedModelParallel(plan='auto'), or {'user': 'table_wise'} by hand or from `sparring plan`"
 )
-_SHARDER = (
-    "leave sharders out: the optimizer of fused_params is given to apply_optimizer_in_backward, and "
-    "the precision of the wire to DistributedModelParallel(exchange=ExchangeOptions(…))"
-)
-_WIRE = (
-    "write DistributedModelParallel(model, exchange=ExchangeOptions(row_wire_dtype='bfloat16', "
-    "gradient_wire_dtype='bfloat16')); ExchangeOptions is in sparring and in sparring_torch.torchrec"
+SHARDERS = (
+    "leave sharders out, or give those of get_default_sharders; a module of your own is no table that "
+    "can be sharded"
 )
 _DATA = (
     "make batches of your own: any iterator of Batch(dense_features, sparse_features, labels) will do; "
     "`sparring train` reads logs in Criteo format and MovieLens ratings by itself"
 )
-_QUANTISED = (
+_QUANTIZED = (
     "write quantize_embeddings(module, torch.qint8): it returns a module of the same classes whose "
     "tables are quantized"
 )
@@ -37,25 +42,27 @@ _ARCH = (
     "nn.Module around an EmbeddingBagCollection"
 )
 _PIPELINE = "write TrainPipelineSparseDist(model, optimizer, device)"
+_SERVING = (
+    "write export_program(model, inputs, bundle, served=…) for C++ without Python, or "
+    "inference_module(model, storage); both are in sparring_torch"
+)
+_STATE = (
+    "save snapshots by container.save, and write rows for an index by `sparring export`; ordinary "
+    "parameters are in model.state_dict()"
+)
+_FUSED = "write apply_optimizer_in_backward(optimizer_class, model.parameters(), {'lr': …})"
+_SCHEDULER = "use a scheduler of torch.optim.lr_scheduler, such as LinearLR, on the optimizer"
 _METHOD = (
     "give the name of an update method: 'lamb', 'partial_rowwise_adam', 'rowwise_adagrad' and others "
     "of sparring.updates"
 )
 
 WORDS = {
-    "env": "leave it out: the job is found by torch.distributed or the launcher",
-    "plan": _PLAN,
-    "sharders": _SHARDER,
     "HeteroEmbeddingShardingPlanner": "write EmbeddingShardingPlanner",
-    "ModuleSharder": _SHARDER,
-    **dict.fromkeys(("CommType", "QCommsConfig", "get_qcomm_codecs_registry"), _WIRE),
     **dict.fromkeys(
         (
-            "DEFAULT_CAT_NAMES",
-            "DEFAULT_INT_NAMES",
-            "DEFAULT_RATINGS_COLUMN_NAMES",
+            "BinaryCriteoUtils",
             "InMemoryBinaryCriteoIterDataPipe",
-            "RandomRecDataset",
             "criteo_kaggle",
             "criteo_terabyte",
             "movielens_20m",
@@ -63,12 +70,52 @@ WORDS = {
         ),
         _DATA,
     ),
-    **dict.fromkeys(("QuantEmbeddingBagCollection", "QuantEmbeddingCollection"), _QUANTISED),
     **dict.fromkeys(
-        ("MetricsConfig", "RecMetricModule", "RecTaskInfo", "generate_metric_module"), _METRICS
+        (
+            "QuantEmbeddingBagCollection",
+            "QuantEmbeddingBagCollectionSharder",
+            "QuantEmbeddingCollection",
+            "QuantEmbeddingCollectionSharder",
+        ),
+        _QUANTIZED,
     ),
     **dict.fromkeys(
         (
+            "PredictFactory",
+            "PredictFactoryPackager",
+            "PredictModule",
+            "load_pickle_config",
+        ),
+        _SERVING,
+    ),
+    **dict.fromkeys(("state_dict_gather", "state_dict_to_device"), _STATE),
+    **dict.fromkeys(
+        (
+            "FusedEmbeddingBagCollection",
+            "FusedEmbeddingBagCollectionSharder",
+            "FusedEmbeddingCollection",
+            "FusedEmbeddingCollectionSharder",
+            "FusedOptimizer",
+            "fuse_embedding_optimizer",
+        ),
+        _FUSED,
+    ),
+    **dict.fromkeys(
+        (
+            "MetricsConfig",
+            "RecMetricModule",
+            "RecTaskInfo",
+            "ThroughputMetric",
+            "generate_metric_module",
+        ),
+        _METRICS,
+    ),
+    **dict.fromkeys(
+        (
+            "DistanceLFU_EvictionPolicy",
+            "HashZchEvictionConfig",
+            "HashZchEvictionPolicyName",
+            "HashZchManagedCollisionModule",
             "ManagedCollisionCollection",
             "ManagedCollisionEmbeddingBagCollection",
             "ManagedCollisionEmbeddingCollection",
@@ -85,37 +132,51 @@ WORDS = {
         ),
         _PIPELINE,
     ),
-    **dict.fromkeys(
-        ("EmbOptimType", "LAMB", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"), _METHOD
-    ),
+    **dict.fromkeys(("LarsSGD", "PartialRowWiseLAMB"), _METHOD),
     **dict.fromkeys(
         (
-            "CrossNet",
-            "DenseArch",
             "EmbeddingTower",
             "EmbeddingTowerCollection",
-            "InteractionArch",
-            "InteractionDCNArch",
-            "OverArch",
+            "FactorizationMachine",
         ),
         _ARCH,
-    ),
-    "FusedOptimizer": "write apply_optimizer_in_backward",
-    "KeyedOptimizer": (
-        "write KeyedOptimizerWrapper for ordinary parameters; rows are updated by "
-        "apply_optimizer_in_backward, or by sparring_torch.Optimizer"
     ),
     "FeatureProcessedEmbeddingBagCollection": (
         "call an EmbeddingBagCollection(is_weighted=True) with what PositionWeightedModuleCollection "
         "returns"
     ),
-    "GradientClippingOptimizer": (
-        "call torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) before the step of a "
-        "sparring_torch.Optimizer: it clips rows and ordinary parameters by one norm"
-    ),
-    "ShardingEnv": "leave it out: the job is found by torch.distributed or the launcher",
-    "WarmupOptimizer": "take a scheduler of torch.optim.lr_scheduler, as LinearLR, on the optimizer",
-    "apply_overlapped_optimizer": "write apply_optimizer_in_backward, with the same arguments",
+    "ShardingEnv": ENV,
+    **dict.fromkeys(("WarmupOptimizer", "WarmupPolicy", "WarmupStage"), _SCHEDULER),
     "shard": "write DistributedModelParallel(model)",
     "shard_modules": "write DistributedModelParallel(model)",
 }
+
+
+class _Unsupported(type):
+    """Class of names that raise when they are used."""
+
+    words: str
+
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        raise _refusal(cls)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _refusal(cls)
+
+    def __getitem__(cls, _: Any) -> Any:
+        return cls  # an annotation
+
+
+def unsupported(name: str) -> Any:
+    """Returns what stands for a name of `WORDS`: a class that raises when it is called or read.
+
+    A subclass of it can be defined; it raises when it is called.
+    """
+    return _Unsupported(name, (), {"words": WORDS[name]})
+
+
+def _refusal(kind: type) -> UnsupportedError:
+    base = next(each for each in kind.__mro__ if "words" in vars(each))
+    return UnsupportedError(f"{base.__name__} of TorchRec: {vars(base)['words']}")

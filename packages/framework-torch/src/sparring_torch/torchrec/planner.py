@@ -30,14 +30,19 @@ from sparring.contracts import (
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring_torch.table_module import TableModule, table_modules
 from sparring_torch.table_workloads import workloads_of
+from sparring_torch.torchrec.reservations import (
+    FixedPercentageStorageReservation,
+    host_memory_bytes,
+)
 from sparring_torch.torchrec.sharding_plan import (
     ParameterSharding,
     ShardingPlan,
+    ShardingType,
     check_sharders,
     kind_of,
 )
 
-__all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "Topology"]
+__all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "Topology", "get_local_size"]
 
 _GIB = 1 << 30
 _GBIT_PER_BYTES_A_MS = 8 * 1000 / 1e9
@@ -71,7 +76,6 @@ _WORDS_OF_PLANNER = {
     "callbacks": _SEARCH,
     "timeout_seconds": "the search is limited by steps, not by seconds, so that it repeats",
     "plan_loader": "give a plan that was kept to DistributedModelParallel(plan=…)",
-    "storage_reservation": "give Topology the memory that tables may use: hbm_cap or ddr_cap",
 }
 _STORAGE = "where rows are kept is the storage of the collection: EmbeddingBagCollection(storage=…)"
 _WORDS_OF_CONSTRAINTS = {
@@ -85,6 +89,7 @@ _WORDS_OF_CONSTRAINTS = {
     "bounds_check_mode": "ids may be any int64, so no bound is checked",
     "use_virtual_table": "every table grows as ids come",
     "batch_sizes": "the planner has one batch_size",
+    "feature_names": "the table's configuration has them",
 }
 
 _log = logging.getLogger(__name__)
@@ -159,12 +164,11 @@ class ParameterConstraints:
 
     Args:
         sharding_types: values of `ShardingType` that it may have; None: any.
-        compute_kernels: None, ``["fused"]`` or ``["dense"]``, which change nothing.
+        compute_kernels: ``["dense"]``: the table is ``data_parallel``; ``["fused"]``: it is not; None or
+            both: as `sharding_types` says.
         pooling_factors: ids of a bag, on average, feature by feature; one number stands for all.
         num_poolings: bags of a sample, feature by feature; None: one.
         is_weighted: ids have weights.
-        feature_names: accepted: the table's configuration has them.
-
     The others are TorchRec's, and mean nothing here.
 
     Raises:
@@ -197,6 +201,28 @@ class ParameterConstraints:
                 f"ParameterConstraints: leave compute kernels {sorted(others)} out: {_STORAGE}"
             )
 
+    def kinds(self) -> tuple[str, ...]:
+        """Sharding kinds that the table may have; none: any.
+
+        Raises:
+            InvalidArgumentError: if the kernels leave none.
+        """
+        found = tuple(map(kind_of, self.sharding_types or ()))
+        kernels = set(self.compute_kernels or ())
+        if len(kernels) != 1:
+            return found
+        is_dense = kernels == {"dense"}
+        given = found or tuple(kind_of(each) for each in ShardingType)
+        kept = tuple(kind for kind in given if (kind == "data_parallel") == is_dense)
+        if not kept:
+            raise InvalidArgumentError(
+                f"ParameterConstraints: compute_kernels {sorted(kernels)} leave none of sharding_types "
+                f"{list(self.sharding_types or ())}; the kernel of data_parallel is 'dense', that of all "
+                "others 'fused'"
+            )
+        # Without sharding types, 'fused' is what tables have unless something else is said.
+        return kept if found or is_dense else ()
+
 
 class EmbeddingShardingPlanner:
     """Plans how the tables of a module are sharded.
@@ -212,6 +238,7 @@ class EmbeddingShardingPlanner:
     Args:
         topology: the ranks; None: those that torchrun or mpiexec started.
         batch_size: samples of a rank's batch; TorchRec's default is 512.
+        storage_reservation: memory that is left free.
         constraints: table → what a user says of it.
         debug: the plan is written by the logger of this module, at level INFO.
         **others: of TorchRec, which mean nothing here.
@@ -225,6 +252,7 @@ class EmbeddingShardingPlanner:
         topology: Topology | None = None,
         batch_size: int | None = None,
         *,
+        storage_reservation: FixedPercentageStorageReservation | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         debug: bool = True,
         **others: Any,
@@ -232,6 +260,7 @@ class EmbeddingShardingPlanner:
         _refuse("EmbeddingShardingPlanner", _WORDS_OF_PLANNER, others)
         self._topology = topology
         self._samples = 512 if batch_size is None else batch_size
+        self._reservation = storage_reservation
         self._constraints = dict(constraints or {})
         self._is_logged = debug
 
@@ -256,7 +285,7 @@ class EmbeddingShardingPlanner:
                 topology.world_size,
                 topology.local_world_size,
                 self._samples,
-                topology.memory_bytes,
+                self._memory_bytes(topology, module),
                 topology.near_gbit,
                 topology.far_gbit,
             )
@@ -325,6 +354,15 @@ class EmbeddingShardingPlanner:
             }
         )
 
+    def _memory_bytes(self, topology: Topology, module: nn.Module) -> int | None:
+        """Memory of a rank for tables; None: the planner's share of this machine."""
+        if self._reservation is None:
+            return topology.memory_bytes
+        found = topology.memory_bytes
+        if found is None:
+            found = host_memory_bytes() // topology.local_world_size
+        return self._reservation.left_bytes(found, module)
+
     def _constrained(self, workloads: Sequence[TableWorkload]) -> list[TableWorkload]:
         names = [each.table.name for each in workloads]
         for name in self._constraints:
@@ -350,7 +388,7 @@ def _with_constraints(
         FeatureWorkload(each.pooling, factor * number, constraints.is_weighted)
         for each, factor, number in zip(workload.features, ids, bags, strict=True)
     )
-    kinds = tuple(map(kind_of, constraints.sharding_types or ()))
+    kinds = constraints.kinds()
     if workload.kinds and kinds:
         kinds = tuple(kind for kind in kinds if kind in workload.kinds)
         if not kinds:
@@ -373,13 +411,28 @@ def _of_features(given: Sequence[float], count: int, table: str, name: str) -> S
     return given if len(given) == count else list(given) * count
 
 
+def get_local_size(world_size: int | None = None) -> int:
+    """Ranks of this node, as the launcher says.
+
+    Args:
+        world_size: ranks of the job; None: those of `torch.distributed` or the launcher. If the
+            launcher's number does not divide it, all ranks are taken to be on this node.
+    """
+    ranks = _world_size() if world_size is None else world_size
+    per_node = _membership().local_world_size
+    return per_node if ranks % per_node == 0 else ranks
+
+
 def _found_topology() -> Topology:
     """The ranks that this process is one of."""
-    found = _membership()
-    world_size, per_node = found.world_size, found.local_world_size
-    if dist.is_available() and dist.is_initialized():
-        world_size = dist.get_world_size()
+    world_size, per_node = _world_size(), _membership().local_world_size
     return Topology(world_size, local_world_size=per_node if world_size % per_node == 0 else 1)
+
+
+def _world_size() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return _membership().world_size
 
 
 def _membership() -> Membership:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from types import NoneType
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import nn
 
-from sparring import contracts
+from sparring import ExchangeOptions, contracts
 from sparring.contracts import TableSharding
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.torchrec.names import WORDS
+from sparring_torch.torchrec.fused_params import check_fused_params
+from sparring_torch.torchrec.names import SHARDERS
 
 __all__ = [
     "EmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder",
+    "EmbeddingComputeKernel",
+    "ModuleSharder",
     "ParameterSharding",
     "ShardingPlan",
     "ShardingType",
@@ -26,6 +30,22 @@ __all__ = [
     "get_default_sharders",
     "kind_of",
 ]
+
+
+Sharded = TypeVar("Sharded", bound=nn.Module)
+
+
+class EmbeddingComputeKernel(Enum):
+    """Kernels by TorchRec's names; where rows are kept is the storage of a collection."""
+
+    DENSE = "dense"
+    FUSED = "fused"
+    FUSED_UVM = "fused_uvm"
+    FUSED_UVM_CACHING = "fused_uvm_caching"
+    QUANT = "quant"
+    QUANT_UVM = "quant_uvm"
+    QUANT_UVM_CACHING = "quant_uvm_caching"
+    KEY_VALUE = "key_value"
 
 
 class ShardingType(Enum):
@@ -65,7 +85,7 @@ class ParameterSharding:
 
     Args:
         sharding_type: a value of `ShardingType`.
-        compute_kernel: ``fused``, or ``dense`` of ``data_parallel``; no other means anything here.
+        compute_kernel: ``fused``, or ``dense`` of ``data_parallel``; others are rejected.
         ranks: that own rows, all of them; None: the kind chooses. TorchRec names the first rank of a
             node for ``table_row_wise``, and here each is named.
         transfer: ``rows``, or ``pooled``: owners pool bags, as TorchRec's always do.
@@ -77,6 +97,14 @@ class ParameterSharding:
     ranks: Sequence[int] | None = None
     transfer: Literal["rows", "pooled"] = "rows"
     columns: int | None = None
+
+    def __post_init__(self) -> None:
+        is_dense = self.compute_kernel == "dense" and self.sharding_type == "data_parallel"
+        if self.compute_kernel != "fused" and not is_dense:
+            raise UnsupportedError(
+                f"ParameterSharding: found compute_kernel {self.compute_kernel!r} of sharding type "
+                f"{self.sharding_type!r}; give 'fused', or 'dense' of 'data_parallel'"
+            )
 
     def sharding(self) -> TableSharding:
         """As the engine takes it."""
@@ -154,56 +182,71 @@ def _ranks_text(ranks: Sequence[int] | None) -> str:
     return "chosen by the kind" if ranks is None else ", ".join(map(str, ranks))
 
 
-class _Sharder:
-    """Base of sharders: here they say only that tables of a module type are sharded, which all are."""
+class ModuleSharder(Generic[Sharded]):
+    """Base of sharders: tables of a type of module are sharded, as all are without it.
+
+    Args:
+        fused_params: the optimizer of the rows, such as ``{"optimizer":
+            EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02}``: `DistributedModelParallel` gives
+            it to `apply_optimizer_in_backward`.
+        qcomm_codecs_registry: of `get_qcomm_codecs_registry`: the precision of the wire.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: if `fused_params` has no counterpart, or
+            `qcomm_codecs_registry` is something else.
+    """
 
     module_type: ClassVar[type[nn.Module]]
 
-    def __init__(self, fused_params: Any = None, qcomm_codecs_registry: Any = None) -> None:
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: ExchangeOptions | None = None,
+    ) -> None:
         name = type(self).__name__
-        if fused_params:
-            raise UnsupportedError(f"{name}: fused_params: {WORDS['sharders']}")
-        if qcomm_codecs_registry:
-            words = WORDS["get_qcomm_codecs_registry"]
-            raise UnsupportedError(f"{name}: qcomm_codecs_registry: {words}")
+        self.fused_params = dict(fused_params or {})
+        if self.fused_params:
+            check_fused_params(name, self.fused_params)
+        if not isinstance(qcomm_codecs_registry, (ExchangeOptions, NoneType)):
+            raise UnsupportedError(
+                f"{name}: qcomm_codecs_registry: found {type(qcomm_codecs_registry).__name__}; import "
+                "get_qcomm_codecs_registry from sparring_torch.torchrec, and give what it returns"
+            )
+        self.qcomm_codecs_registry = qcomm_codecs_registry
 
     def sharding_types(self, compute_device_type: str = "cpu") -> list[str]:
-        """Values of `ShardingType`."""
+        """Values of `ShardingType`, which are the same for tables in host memory and on a GPU.
+
+        Raises:
+            InvalidArgumentError: if `compute_device_type` is neither ``cpu`` nor ``cuda``.
+        """
+        if compute_device_type not in ("cpu", "cuda"):
+            raise InvalidArgumentError(
+                f"sharding_types: found compute_device_type {compute_device_type!r}; give 'cpu' or 'cuda'"
+            )
         return [each.value for each in ShardingType]
 
 
-class EmbeddingBagCollectionSharder(_Sharder):
-    """Says that tables of an `EmbeddingBagCollection` are sharded, as they are without it.
-
-    Args:
-        fused_params: None; the optimizer is given to `apply_optimizer_in_backward`.
-        qcomm_codecs_registry: None; `DistributedModelParallel` has ``exchange``.
-
-    Raises:
-        UnsupportedError: one of them was given.
-    """
+class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
+    """`ModuleSharder` of `EmbeddingBagCollection`."""
 
     module_type = EmbeddingBagCollection
 
 
-class EmbeddingCollectionSharder(_Sharder):
-    """Says that tables of an `EmbeddingCollection` are sharded, as they are without it.
+class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
+    """`ModuleSharder` of `EmbeddingCollection`.
 
     Args:
-        fused_params: None; the optimizer is given to `apply_optimizer_in_backward`.
-        qcomm_codecs_registry: None; `DistributedModelParallel` has ``exchange``.
+        fused_params, qcomm_codecs_registry: as of `ModuleSharder`.
         use_index_dedup: accepted: ids that repeat in a batch always travel once.
-
-    Raises:
-        UnsupportedError: one of the first two was given.
     """
 
     module_type = EmbeddingCollection
 
     def __init__(
         self,
-        fused_params: Any = None,
-        qcomm_codecs_registry: Any = None,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: ExchangeOptions | None = None,
         use_index_dedup: bool = False,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
@@ -223,9 +266,9 @@ def check_sharders(module: nn.Module, sharders: Sequence[Any] | None) -> None:
     if not sharders:
         return
     for each in sharders:
-        if not isinstance(each, _Sharder):
+        if not isinstance(each, ModuleSharder):
             raise InvalidArgumentError(
-                f"sharders: found {type(each).__name__}; {WORDS['sharders']}. Or import "
+                f"sharders: found {type(each).__name__}; {SHARDERS}. Or import "
                 "get_default_sharders from sparring_torch.torchrec"
             )
     types = tuple(each.module_type for each in sharders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import socket
@@ -21,9 +22,12 @@ from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.server.lookup_server import LookupServer, open_server
 from sparring_serve.service import Place
 
-__all__ = ["add_serve"]
+__all__ = ["EXIT_STUCK", "add_serve"]
 
 _log = logging.getLogger("sparring_serve")
+
+EXIT_STUCK = 70
+"""Exit code of a server whose threads were all stuck."""
 
 
 def add_serve(application: typer.Typer) -> None:
@@ -112,12 +116,13 @@ def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server_config = config.server
-    if server_config.metrics_port:
-        # Each process counts for itself, so each has a port.
-        port = server_config.metrics_port + worker
-        server_config = server_config.model_copy(update={"metrics_port": port})
+    # Each process counts for itself, and is healthy for itself, so each has ports of its own.
+    for name in ("metrics_port", "health_port"):
+        if port := getattr(server_config, name):
+            server_config = server_config.model_copy(update={name: port + worker})
     own = config.model_copy(update={"server": server_config})
     server = opened(own, shard=place.shard, address=address)
+    server.on_stuck = _end_at_once
     tables = server.service.tables
     newest = tables.versions()[0]
     served = ", ".join(
@@ -129,12 +134,20 @@ def _run(
         server.address, newest.step, newest.hash or "none", place.shard + 1,
         place.shards.num_shards, served,
     )  # fmt: skip
+    if server.service.tables.not_fresh:
+        _log.warning("not fresh: %s", server.service.tables.not_fresh)
     # In turns: a signal that another thread was chosen for does not wake this one.
     while not stop.wait(0.5):
         continue
     _log.info("draining")
     server.close()
     _log.info("ended")
+
+
+def _end_at_once() -> None:
+    """Ends the process without draining, because its threads are stuck."""
+    logging.shutdown()
+    os._exit(EXIT_STUCK)
 
 
 def _run_workers(

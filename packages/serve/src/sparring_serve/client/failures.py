@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from sparring.errors import DeadlineError, InvalidArgumentError, SparringError, StorageIOError
@@ -44,6 +45,9 @@ class StaleRowsError(SparringError):
     """All replicas serve rows older than was asked: see why nothing newer is published."""
 
 
+# Of gRPC's messages for a connection or a name that could not be had.
+_NOT_CONNECTED = re.compile("failed to connect|refused|resol|DNS", re.IGNORECASE)
+
 _OF_REPLICA = frozenset(
     {
         "UNAVAILABLE",
@@ -72,14 +76,26 @@ def failure_of_replicas(shard: int, reasons: Mapping[str, Outcome]) -> SparringE
     message = f"shard {shard + 1}: no replica answered ({listed})"
     details = {"shard": shard, "reasons": dict(reasons)}
     if not reasons or statuses == {"DEADLINE_EXCEEDED"}:
-        return DeadlineError(f"{message}; allow a longer deadline, or see what is slow", **details)
+        return DeadlineError(
+            f"{message}; set a longer client.deadline_seconds, or see why these servers do not answer",
+            **details,
+        )
     if "NOT_FOUND" in statuses:
         return VersionGoneError(f"{message}; ask for the newest version", **details)
     if "FAILED_PRECONDITION" in statuses:
         return StaleRowsError(f"{message}; publish a version, or allow a greater age", **details)
-    return ReplicasFailedError(
-        f"{message}; start one, or see whether the addresses are right", **details
-    )
+    return ReplicasFailedError(f"{message}; {_advice(reasons)}", **details)
+
+
+def _advice(reasons: Mapping[str, Outcome]) -> str:
+    if any(each.status == "RESOURCE_EXHAUSTED" for each in reasons.values()):
+        return (
+            "the servers have too many calls at once: raise server.threads or add replicas, send fewer "
+            "calls at once with more ids each, or set a longer client.deadline_seconds"
+        )
+    if any(_NOT_CONNECTED.search(each.message) for each in reasons.values()):
+        return "start one, or see whether the addresses in shards are right"
+    return "see the logs of these servers"
 
 
 def refusal_error(address: str, outcome: Outcome) -> SparringError:

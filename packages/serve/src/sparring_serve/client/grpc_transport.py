@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from sparring.errors import ConfigError
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
 from sparring_serve.refusal import SHARD_MAP_METADATA
 from sparring_serve.security import ChangingFile, read_token
@@ -115,7 +116,7 @@ class GrpcTransport:
 
     def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
         metadata = self._connections.metadata
-        if len(sends) == 1:
+        if len(sends) == 1 and sends[0].on_late is None:
             # A call that waits for its answer itself is quicker than one that others wait for.
             [send] = sends
             call = self._connections.call(send)
@@ -135,12 +136,22 @@ class GrpcTransport:
 
     def _in_turn(self, sends: Sequence[Send], under_way: Sequence[Any]) -> Iterator[Outcome]:
         """Outcomes as they come: rows of the first are put in place while others travel."""
+        begin = time.monotonic()
         try:
             for send, each in zip(sends, under_way, strict=True):
-                yield self._ended(send, each.result)
+                if send.on_late is None:
+                    yield self._ended(send, each.result)
+                    continue
+                left = max(0.0, begin + PROBE_SECONDS - time.monotonic())
+                try:
+                    yield self._ended(send, partial(each.result, left))
+                except grpc.FutureTimeoutError:
+                    each.add_done_callback(partial(_note_late, send.on_late))
+                    yield NO_ANSWER_YET
         finally:
-            for each in under_way:
-                each.cancel()  # nothing, for one that has ended
+            for send, each in zip(sends, under_way, strict=True):
+                if send.on_late is None:
+                    each.cancel()  # nothing, for one that has ended
 
     def _ended(self, send: Send, result: Callable[[], bytes]) -> Outcome:
         try:
@@ -166,10 +177,27 @@ class AsyncGrpcTransport:
 
     def __init__(self, config: ClientConfig) -> None:
         self._connections = _Connections(config, grpc.aio)
+        self._probes: set[asyncio.Task[Outcome]] = set()
 
     async def exchange(self, sends: Sequence[Send]) -> Sequence[Outcome]:
         metadata = self._connections.metadata
-        return await asyncio.gather(*(self._one(each, metadata) for each in sends))
+        return await asyncio.gather(
+            *(
+                self._one(each, metadata) if each.on_late is None else self._probe(each, metadata)
+                for each in sends
+            )
+        )
+
+    async def _probe(self, send: Send, metadata: tuple[tuple[str, str], ...] | None) -> Outcome:
+        assert send.on_late is not None
+        task = asyncio.ensure_future(self._one(send, metadata))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+        await asyncio.wait({task}, timeout=PROBE_SECONDS)
+        if task.done():
+            return task.result()
+        task.add_done_callback(partial(_note_late, send.on_late))
+        return NO_ANSWER_YET
 
     async def _one(self, send: Send, metadata: tuple[tuple[str, str], ...] | None) -> Outcome:
         call = self._connections.call(send)
@@ -193,8 +221,19 @@ class AsyncGrpcTransport:
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
+        for task in self._probes:
+            task.cancel()
         for each in self._connections.take_all():
             await each.close()
+
+
+def _note_late(note: Callable[[], None], ended: Any) -> None:
+    """Calls `note` if an attempt that nobody waited for was answered."""
+    if ended.cancelled() or ended.exception() is not None:
+        return
+    result = ended.result()
+    if not isinstance(result, Outcome) or result.answer is not None:
+        note()
 
 
 def _failed(error: Any) -> Outcome:

@@ -1,12 +1,28 @@
-"""Which replica of a shard is asked first, and which are left for later because they failed."""
+"""Which replica of a shard is asked first, which are left for later because they failed, and pauses."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-__all__ = ["ReplicaOrder"]
+from sparring_serve.client.circuit_breaker import CircuitBreaker
+
+__all__ = ["ReplicaOrder", "pauses"]
+
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.01, 0.1
+
+
+def pauses() -> Iterator[float]:
+    """Seconds before each further attempt of a call: 10 ms, then twice as long each time, at most 100 ms.
+
+    Each is shortened by a random part of up to a half, so that clients do not repeat calls together.
+    """
+    seconds = _FIRST_RETRY_SECONDS
+    while True:
+        yield seconds * random.uniform(0.5, 1.0)
+        seconds = min(2 * seconds, _LONGEST_RETRY_SECONDS)
+
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -26,6 +42,7 @@ class ReplicaOrder:
         self._home = random.Random(seed).randrange(1 << 30)
         self._lock = threading.Lock()
         self._failed: dict[str, tuple[float, float]] = {}
+        self.breaker = CircuitBreaker()
 
     def of(self, replicas: Sequence[str], now: float) -> list[str]:
         """All `replicas`, the one to ask first in front."""

@@ -2,29 +2,31 @@
 
 In the first round each call goes to one replica of its shard; in the next, calls that failed go to the
 next one. Each attempt has its part of the time that is left, so that all replicas have their turn before
-the deadline. Where none could be reached, a patient caller spends the rest of the time on waiting for
-their connections: a replica may just be starting again.
+the deadline. If all replicas of a shard failed in a way that may pass, such as too many calls or a lost
+connection, they are asked again after a pause, until the deadline. A replica that does not answer is left
+out meanwhile by the `CircuitBreaker`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparring.errors import SparringError
+from sparring_serve.client.circuit_breaker import CircuitState
 from sparring_serve.client.failures import failure_of_replicas, is_of_replica, refusal_error
-from sparring_serve.client.replicas import ReplicaOrder
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.replicas import ReplicaOrder, pauses
+from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.wire.fields import MessageError
 
 __all__ = ["Exchange", "Rounds", "ShardMapMovedError"]
 
-Exchange = Generator[list[Send], Iterable[Outcome], None]
-"""Yields attempts to make at once, takes how they ended."""
+Exchange = Generator[list[Send] | Pause, Iterable[Outcome], None]
+"""Yields attempts to make at once, and takes their outcomes; or yields a pause."""
 
-
-_MOST_WAITS = 3
-"""How often a connection is waited for: it may be one that is just being lost."""
+_PASSING = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
+"""Statuses of failures that may pass before the deadline."""
 
 
 class ShardMapMovedError(Exception):
@@ -41,19 +43,36 @@ class _Call:
     shard: int
     request: bytes
     replicas: list[str]
-    """Those that were not asked yet."""
+    """Those that are asked next, in this order."""
+    last: str = ""
+    """The replica that was asked last."""
     reasons: dict[str, Outcome] = field(default_factory=dict)
     is_done: bool = False
-    num_waits: int = 0
+    num_repeats: int = 0
 
-    def begin_again(self) -> bool:
-        """Whether all replicas are to be asked once more, and waited for."""
-        if self.is_done or self.num_waits == _MOST_WAITS or self.replicas:
+    def repeat(self, *, is_patient: bool) -> bool:
+        """Whether replicas are asked once more.
+
+        Args:
+            is_patient: otherwise lost connections are tried once more only.
+        """
+        if self.is_done or not {each.status for each in self.reasons.values()} & _PASSING:
             return False
-        if {each.status for each in self.reasons.values()} != {"UNAVAILABLE"}:
-            return False
-        self.num_waits, self.replicas = self.num_waits + 1, list(self.reasons)
-        return True
+        if any(not is_of_replica(each) for each in self.reasons.values()):
+            return False  # their answer stands
+        self.replicas = [
+            address
+            for address, each in self.reasons.items()
+            if each.status == "RESOURCE_EXHAUSTED"
+            or (each.status == "UNAVAILABLE" and (is_patient or not self.num_repeats))
+        ]
+        self.num_repeats += 1
+        return bool(self.replicas)
+
+    def waits(self, address: str, *, is_patient: bool) -> bool:
+        """Whether an attempt waits for a connection, because there was none before."""
+        before = self.reasons.get(address)
+        return is_patient and before is not None and before.status == "UNAVAILABLE"
 
 
 class Rounds:
@@ -63,7 +82,8 @@ class Rounds:
         method: of the service.
         calls: shard and request of each.
         accept: takes the number of a call and its answer; raises `MessageError` if it is none.
-        is_patient: waits for connections until the deadline, rather than to give up before it.
+        is_patient: waits for connections until the deadline. Otherwise a lost or refused connection is
+            tried once more.
     """
 
     def __init__(
@@ -105,37 +125,63 @@ class Rounds:
         """
         for each in self._calls:
             each.replicas = order.of(shards[each.shard], clock())
-        is_first = True
+        pause = pauses()
         while True:
-            remaining = deadline - clock()
-            due = [each for each in self._calls if not each.is_done and each.replicas]
+            now = clock()
+            remaining = deadline - now
             if remaining <= 0:
                 return
-            if not due:
-                if not self._is_patient or not self._begin_again():
-                    return
+            due = [each for each in self._calls if not each.is_done and each.replicas]
+            if due:
+                yield from self._round(due, order, clock, deadline, longest_seconds)
                 continue
-            self.num_failovers += 0 if is_first else len(due)
-            is_first = False
-            sends = [
-                Send(
-                    each.replicas[0],
-                    self._method,
-                    each.request,
-                    min(remaining / len(each.replicas), longest_seconds),
-                    each.num_waits > 0,
-                )
-                for each in due
-            ]
-            for each in due:
-                del each.replicas[0]
-            outcomes = yield sends
-            for call, send, outcome in zip(due, sends, outcomes, strict=True):
-                self._take(call, send, outcome, order, clock())
+            repeated = [each.repeat(is_patient=self._is_patient) for each in self._calls]
+            if not any(repeated):
+                return
+            yield Pause(min(next(pause), remaining))
 
-    def _begin_again(self) -> bool:
-        begun = [each.begin_again() for each in self._calls]
-        return any(begun)
+    def _round(
+        self,
+        due: Sequence[_Call],
+        order: ReplicaOrder,
+        clock: Callable[[], float],
+        deadline: float,
+        longest_seconds: float,
+    ) -> Exchange:
+        """One attempt of each call that is due."""
+        now = clock()
+        sent: list[_Call] = []
+        sends: list[Send] = []
+        probed: set[str] = set()
+        for call in due:
+            address = call.replicas[0]
+            if address in probed:
+                continue  # it waits for what becomes of the probe
+            seconds = min((deadline - now) / len(call.replicas), longest_seconds)
+            state = order.breaker.state(address, now, seconds)
+            del call.replicas[0]
+            if state is CircuitState.OPEN:
+                call.reasons[address] = order.breaker.outcome(address, now)
+                continue
+            note = None
+            if state is CircuitState.HALF_OPEN:
+                probed.add(address)
+                note = partial(self._note_late, address, order, clock)
+            waits = call.waits(address, is_patient=self._is_patient)
+            sends.append(Send(address, self._method, call.request, seconds, waits, note))
+            sent.append(call)
+            self.num_failovers += call.last not in ("", address)
+            call.last = address
+        if not sends:
+            return
+        outcomes = yield sends
+        for call, send, outcome in zip(sent, sends, outcomes, strict=True):
+            self._take(call, send, outcome, order, (now, clock()))
+
+    @staticmethod
+    def _note_late(address: str, order: ReplicaOrder, clock: Callable[[], float]) -> None:
+        order.note_success(address)
+        order.breaker.note_answer(address, clock())
 
     def failures(self) -> list[tuple[int, SparringError]]:
         """Numbers of calls that no replica answered, and the error of each."""
@@ -155,8 +201,18 @@ class Rounds:
         )
 
     def _take(
-        self, call: _Call, send: Send, outcome: Outcome, order: ReplicaOrder, now: float
+        self,
+        call: _Call,
+        send: Send,
+        outcome: Outcome,
+        order: ReplicaOrder,
+        times: tuple[float, float],
     ) -> None:
+        began, now = times
+        if outcome.status != "DEADLINE_EXCEEDED":
+            order.breaker.note_answer(send.address, now)
+        elif not send.waits:
+            order.breaker.note_deadline(send.address, began, send.timeout_seconds)
         if outcome.answer is not None:
             try:
                 self._accept(call.number, outcome.answer)
@@ -166,7 +222,7 @@ class Rounds:
                 order.note_success(send.address)
                 call.is_done = True
                 return
-        if not (call.num_waits and outcome.status == "DEADLINE_EXCEEDED"):
+        if not (send.waits and outcome.status == "DEADLINE_EXCEEDED"):
             # Otherwise there is still no connection, and the reason was told before.
             call.reasons[send.address] = outcome
         if is_of_replica(outcome):

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["AsyncTransport", "Outcome", "Pause", "Send", "Transport"]
+__all__ = [
+    "NO_ANSWER_YET",
+    "PROBE_SECONDS",
+    "AsyncTransport",
+    "Outcome",
+    "Pause",
+    "Send",
+    "Transport",
+]
+
+PROBE_SECONDS = 0.05
+"""How long a caller waits for an attempt with `Send.on_late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,8 @@ class Send:
         request: its message.
         timeout_seconds: for this attempt.
         waits: for a connection, where there is none now; otherwise the attempt fails at once.
+        on_late: the caller waits for `PROBE_SECONDS` only. The attempt continues until its timeout, and
+            this is called if an answer comes later.
     """
 
     address: str
@@ -26,6 +39,7 @@ class Send:
     request: bytes
     timeout_seconds: float
     waits: bool = False
+    on_late: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,12 @@ class Outcome:
     status: str = "OK"
     message: str = ""
     shard_map: bytes = b""
+
+
+NO_ANSWER_YET = Outcome(
+    None, "DEADLINE_EXCEEDED", f"it still does not answer, after {1000 * PROBE_SECONDS:.0f} ms"
+)
+"""Of an attempt with `Send.on_late` that continues."""
 
 
 class Transport(Protocol):

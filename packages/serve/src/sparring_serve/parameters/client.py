@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.arguments import by_table, checked_text, whole_number
+from sparring_serve.client.failures import ShardRestartedError
 from sparring_serve.client.lookup_client import (
     AsyncLookupClient,
     Client,
@@ -31,9 +33,12 @@ from sparring_serve.parameters.pushing import (
     pushing,
     snapshotting,
 )
+from sparring_serve.parameters.unflushed import add_unflushed, discard_unflushed
 from sparring_serve.wire.messages import Wait
 
 __all__ = ["AsyncParameterClient", "ParameterClient"]
+
+_log = logging.getLogger(__name__)
 
 Gradients = TablePush | Sequence[npt.ArrayLike]
 
@@ -71,6 +76,9 @@ def _wait(given: str) -> Wait:
 class _Pushing(Client):
     """The part that both clients share: tokens are the name of a client, and numbers from 1."""
 
+    _close_at_exit: Callable[[], object]
+    """Called when the program ends and has not flushed after pushes that were queued."""
+
     def __init__(
         self,
         targets: Targets,
@@ -85,6 +93,8 @@ class _Pushing(Client):
         self._incarnations = Incarnations()
         self._heard: dict[str, int] = {}
         """Of each address the failure that its last flush told."""
+        self._has_queued = False
+        """Whether pushes were queued since the last flush."""
 
     def _pushing(
         self,
@@ -109,15 +119,40 @@ class _Pushing(Client):
             seconds = self._session.config.push_deadline_seconds
         deadline = self._session.deadline(seconds)
         token = token or Token(self.name, next(self._numbers))
-        return pushing(self._session, pushes, token, waits, deadline, self._incarnations)
+        steps = pushing(self._session, pushes, token, waits, deadline, self._incarnations)
+        return self._queueing(steps) if waits == Wait.QUEUED else steps
+
+    def _queueing(self, steps: Steps[Pushed]) -> Steps[Pushed]:
+        """Notes that a push was queued. After other errors the caller knows that it was not."""
+        try:
+            pushed = yield from steps
+        except ShardRestartedError:
+            self._note_queued()
+            raise
+        self._note_queued()
+        return pushed
+
+    def _note_queued(self) -> None:
+        self._has_queued = True
+        add_unflushed(self.name, self._close_at_exit)
 
     def _flushing(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
         deadline = self._session.deadline(deadline_seconds)
+        # Whatever it finds is raised, so the end of the client does not ask again.
+        self._forget_queued()
         return flushing(self._session, self.name, self._heard, deadline, self._incarnations)
+
+    def _forget_queued(self) -> None:
+        self._has_queued = False
+        discard_unflushed(self.name)
 
 
 class ParameterClient(LookupClient, _Pushing):
-    """A `LookupClient` that changes tables, too. Any thread may call any method."""
+    """A `LookupClient` that changes tables, too. Any thread may call any method.
+
+    Close it, or use it in a ``with`` block: `close` raises failures of pushes that were queued. If the
+    program ends without that, it flushes then, and logs them.
+    """
 
     def push(
         self,
@@ -222,6 +257,34 @@ class ParameterClient(LookupClient, _Pushing):
         """
         return self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))
 
+    def close(self) -> None:
+        """Flushes if pushes were queued since the last flush, and ends the connections.
+
+        A second call does nothing; any other call then raises.
+
+        Raises:
+            PushFailedError: as `flush`, within `ClientConfig.push_deadline_seconds`. The client is
+                closed.
+        """
+        try:
+            if self._has_queued and not self._is_closed:
+                self.flush(deadline_seconds=self.config.push_deadline_seconds)
+        finally:
+            self._forget_queued()
+            super().close()
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self.close()
+        except SparringError as failure:
+            if not any(raised):
+                raise
+            # The error of the block is the one to raise.
+            _log.error("%s", failure)
+
+    def _close_at_exit(self) -> None:
+        self.close()
+
 
 class AsyncParameterClient(AsyncLookupClient, _Pushing):
     """`ParameterClient` for asyncio; of the event loop that first uses it."""
@@ -266,3 +329,28 @@ class AsyncParameterClient(AsyncLookupClient, _Pushing):
     ) -> ServiceSnapshot:
         """As `ParameterClient.load`."""
         return await self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))
+
+    async def close(self) -> None:
+        """As `ParameterClient.close`."""
+        try:
+            if self._has_queued and not self._is_closed:
+                await self.flush(deadline_seconds=self.config.push_deadline_seconds)
+        finally:
+            self._forget_queued()
+            await super().close()
+
+    async def __aexit__(self, *raised: object) -> None:
+        try:
+            await self.close()
+        except SparringError as failure:
+            if not any(raised):
+                raise
+            _log.error("%s", failure)
+
+    def _close_at_exit(self) -> None:
+        # The event loop that its connections belong to is gone.
+        _log.error(
+            "at exit: client %s queued pushes and was not flushed after them, so failures of them are "
+            "not known; await its flush() or close() before the program ends",
+            self.name,
+        )

@@ -16,7 +16,7 @@ from sparring import suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.arguments import checked_seconds, checked_text
 from sparring_serve.client.failures import is_of_replica, refusal_error
-from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.replicas import ReplicaOrder, pauses
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import Outcome, Pause, Send
@@ -52,7 +52,6 @@ __all__ = [
     "snapshotting",
 ]
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.25
 _SHORTEST_ATTEMPT_SECONDS = 1.0
 ASK_SECONDS = 5.0
 """How long a save or load waits for a shard that is starting again."""
@@ -324,7 +323,7 @@ def attempts(
     longest_seconds: float,
 ) -> Steps[None]:
     """Sends to each shard until it has answered, refused, or the time is over."""
-    pause, shards = _FIRST_PAUSE_SECONDS, session.shards
+    pause, shards = pauses(), session.shards
     while True:
         remaining = deadline - session.clock()
         due = [
@@ -355,8 +354,7 @@ def attempts(
         if moved is not None:
             raise ShardMapMovedError(moved)
         if any(each.answer is None for _, each in due):
-            yield Pause(min(pause, max(0.0, deadline - session.clock())))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            yield Pause(min(next(pause), max(0.0, deadline - session.clock())))
 
 
 def raise_failed(

@@ -101,6 +101,12 @@ class ParameterService:
                 _log.info("replayed the log of %d pushes, step %d", resumed.num_pushes, shard.steps)
             if resumed.lost:
                 shard.note_loss(resumed.lost)
+            elif resumed.num_pushes:
+                shard.not_fresh = ""  # the log had everything since the snapshot before
+        if shard.not_fresh:
+            shard.note_loss(f"the newest snapshot is damaged: {shard.not_fresh}")
+        for _ in range(shard.num_skipped):
+            self.lookups.metrics.count_refresh("refused")
         shard.known_at_start = shard.windows.newest()
         self.lookups.parameters = shard.describe()
 
@@ -133,8 +139,6 @@ class ParameterService:
         Raises:
             Refusal: no row has changed by this call; with DEADLINE_EXCEEDED the push waits still.
         """
-        lookups = self.lookups
-        lookups.check_deadline(remaining_seconds)
         request: PushRequest = decoded(PushRequest, content)
         token, wait = _token(request), _wait(request)
         pushed = self._checked(request, wait)
@@ -179,7 +183,6 @@ class ParameterService:
     def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a FlushRequest with a FlushAnswer."""
         request: FlushRequest = decoded(FlushRequest, content)
-        self.check_long_deadline(remaining_seconds)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
         shard = self.shard
         known = shard.known_at_start.get(request.client, 0)
@@ -190,24 +193,19 @@ class ParameterService:
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """As `Changes.methods`."""
         snapshots = self._snapshots
-        long: dict[str, Callable[[bytes, float], bytes]] = {
-            "Save": snapshots.save,
-            "Load": snapshots.load,
-            "SavePart": snapshots.save_part,
-            "LoadPart": snapshots.load_part,
-        }
         return {
             "Push": ("push", self.push),
             "Flush": ("push", self.flush),
-            **{name: ("admin", self._long(answer)) for name, answer in long.items()},
+            "Save": ("admin", snapshots.save),
+            "Load": ("admin", snapshots.load),
+            "SavePart": ("admin", snapshots.save_part),
+            "LoadPart": ("admin", snapshots.load_part),
         }
 
-    def _long(self, answer: Callable[[bytes, float], bytes]) -> Callable[[bytes, float], bytes]:
-        def answered(content: bytes, seconds: float) -> bytes:
-            self.check_long_deadline(seconds)
-            return answer(content, seconds)
-
-        return answered
+    def check_deadline(self, method: str, remaining_seconds: float) -> None:
+        """As `Changes.check_deadline`."""
+        check = self.lookups.check_deadline if method == "Push" else self.check_long_deadline
+        check(remaining_seconds)
 
     def close(self) -> None:
         """Applies what waits."""

@@ -22,15 +22,18 @@ from sparring import (
     StepContainer,
     Storage,
     Task,
-    latest_snapshot,
+    list_snapshots,
     open_snapshot,
+    unreadable_snapshots,
 )
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
 from sparring.errors import (
     InterruptedLoadError,
     InvalidArgumentError,
     PartialStepError,
+    SnapshotDamagedError,
     SnapshotError,
+    SparringError,
     UnsupportedError,
 )
 from sparring_serve.parameters.declaration import ParametersConfig
@@ -92,6 +95,10 @@ class ParameterShard:
         self.incarnation = new_incarnation()
         self.began_with = ""
         """URL of the snapshot that the server began with; empty: no rows."""
+        self.not_fresh = ""
+        """Why the server did not begin with the newest snapshot; empty: it did."""
+        self.num_skipped = 0
+        """Damaged snapshots that were skipped at the start."""
         self.lost = ""
         """Why acknowledged pushes may be missing, until a snapshot is loaded or the loss is accepted."""
         self.is_settled = False
@@ -130,21 +137,56 @@ class ParameterShard:
         if start is None:
             return
         if start == "newest":
-            newest = latest_snapshot(folder)
-            if newest is None:
-                return
-            start = newest.url
+            self._start_with_newest(folder)
+            return
         url = start if "/" in start else f"{folder.rstrip('/')}/{start}"
         try:
-            loaded = self.load(url)
+            self._begin_with(url)
         except (SnapshotError, InvalidArgumentError) as error:
-            raise SnapshotError(
-                f"parameters.start={self.config.start}, which is {url}: {error}. Or name another as "
-                "parameters.start; with null a service begins without rows",
-                url=url,
-            ) from error
+            raise self._start_error(url, error) from error
+
+    def _start_error(self, url: str, error: SparringError) -> SnapshotError:
+        return SnapshotError(
+            f"parameters.start={self.config.start}, which is {url}: {error}. Or name another as "
+            "parameters.start; with null a service begins without rows",
+            url=url,
+        )
+
+    def _begin_with(self, url: str) -> None:
+        loaded = self.load(url)
         self.began_with = loaded.url
         _log.info("began with %s, step %d", loaded.url, loaded.step)
+
+    def _start_with_newest(self, folder: str) -> None:
+        """Begins with the newest intact snapshot; damaged ones are skipped with a warning."""
+        urls = list_snapshots(folder)
+        # The step of one whose manifest cannot be read is not known: it counts as newer if its name
+        # comes later, as for servers of the role `inference`.
+        unreadable = unreadable_snapshots(folder)
+        skipped: dict[str, SparringError] = {}
+        for url in reversed(urls):
+            try:
+                self._begin_with(url)
+                break
+            except SnapshotDamagedError as error:
+                skipped[url] = error
+            except (SnapshotError, InvalidArgumentError) as error:
+                raise self._start_error(url, error) from error
+        skipped |= {
+            url: error for url, error in unreadable.items() if url > (self.began_with or "")
+        }
+        if not skipped:
+            return
+        self.num_skipped = len(skipped)
+        self.not_fresh = "; ".join(map(str, skipped.values()))
+        if not self.began_with:
+            url, newest = next(iter(skipped.items()))
+            raise self._start_error(url, newest) from newest
+        _log.warning(
+            "the newest snapshot is not intact: %s. The server began with %s; parameters.start=NAME "
+            "begins with another",
+            self.not_fresh, self.began_with,
+        )  # fmt: skip
 
     @property
     def steps(self) -> int:
@@ -163,7 +205,7 @@ class ParameterShard:
 
     def settle(self) -> None:
         """Notes that a snapshot was loaded, or that the loss was accepted."""
-        self.lost, self.is_settled = "", True
+        self.lost, self.is_settled, self.not_fresh = "", True, ""
 
     def describe(self) -> ParametersMessage:
         """Methods of the tables, and what clients check before they push."""
@@ -225,6 +267,7 @@ class ParameterShard:
         counters = self._container.counters
         return {
             "pushed_steps": float(self.steps),
+            "is_behind": float(bool(self.not_fresh)),
             "rows_updated": float(counters.rows_updated),
             "gradients_not_admitted": float(counters.gradients_not_admitted),
         }

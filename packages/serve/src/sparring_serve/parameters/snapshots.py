@@ -22,9 +22,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sparring import locate, open_place, open_snapshot
-from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
+from sparring import open_snapshot
+from sparring.errors import SnapshotError, SparringError
 from sparring_serve.client.transport import Outcome, Send, Transport
+from sparring_serve.parameters.allowed_folders import snapshot_url
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.pushing import ASK_SECONDS, said
@@ -73,6 +74,8 @@ class ShardSnapshots:
         request: SnapshotRequest = decoded(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"save of {request.url or 'all tables'}"):
+            if request.url:
+                self._url(request.url)  # refused before any shard is asked
             self._check_complete(request.accepts_loss)
             asks = PartRequest(asks=True, accepts_loss=request.accepts_loss)
             asked = self._ask("SavePart", asks, "save", seconds)
@@ -286,29 +289,7 @@ class ShardSnapshots:
             )
 
     def _url(self, url: str) -> str:
-        """The URL of a snapshot in one of the folders of the service."""
-        folders = self._shard.config.folders
-        if url in (".", "..") or "\0" in url:
-            raise Refusal(
-                Status.INVALID_ARGUMENT,
-                f"{url!r} is no name of a snapshot; give one of letters and digits, or a URL",
-                reason="url",
-            )
-        if url and "/" not in url:
-            return f"{folders[0].rstrip('/')}/{url}"
-        try:
-            place, name = locate(url)
-            known = [open_place(each).url for each in folders]
-        except (InvalidArgumentError, SparringError) as error:
-            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="url") from None
-        if place.url not in known:
-            raise Refusal(
-                Status.INVALID_ARGUMENT,
-                f"{url!r} is in none of the folders that this service saves to and loads from "
-                f"({', '.join(known)}); name a snapshot there, or add its folder to parameters.folders",
-                reason="url",
-            )
-        return place.url_of(name)
+        return snapshot_url(url, self._shard.config.folders)
 
 
 def _failure(part: Future[PartAnswer]) -> BaseException | None:

@@ -1,11 +1,20 @@
-"""The methods of the port, as generic handlers of gRPC: bytes in, bytes out, no generated code."""
+"""The methods of the port, as a generic handler of gRPC: bytes in, bytes out, no generated code.
+
+A method is called when the headers of a call have arrived. It checks the token and the deadline, and then
+reads the one message itself, so that a call that sends no message holds a thread until its deadline at
+most.
+Health probes have threads of their own.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -14,7 +23,10 @@ from sparring.errors import DeadlineError
 from sparring_serve import inference
 from sparring_serve.recommendation import recommend
 from sparring_serve.refusal import SHARD_MAP_METADATA, Refusal, Status
-from sparring_serve.security import Tokens
+from sparring_serve.security import Tokens, check_local
+from sparring_serve.server.audit import AUDITED, AuditLine
+from sparring_serve.server.call_lane import CallLane
+from sparring_serve.server.call_watch import CallWatch
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, decoded, version_message
 from sparring_serve.wire.fields import encode
@@ -30,11 +42,23 @@ from sparring_serve.wire.open_inference import (
     ServingStatus,
 )
 
-__all__ = ["Changes", "Methods", "make_handlers"]
+__all__ = [
+    "Changes",
+    "Method",
+    "Methods",
+    "make_handler",
+    "make_probe_handler",
+    "table_of_methods",
+]
 
 _log = logging.getLogger(__name__)
 
 _Answer = Callable[[bytes, Any], bytes]
+_CheckDeadline = Callable[[float], None]
+_NoteRefused = Callable[[str, float], None]
+
+_PROBE_MESSAGE_SECONDS = 1.0
+"""How long the message of a health probe may take."""
 
 
 class Changes(Protocol):
@@ -43,8 +67,14 @@ class Changes(Protocol):
     def methods(self) -> Mapping[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """Method → the role that it needs, and what answers it."""
 
+    def check_deadline(self, method: str, remaining_seconds: float) -> None:
+        """Raises `Refusal` if a call of a method has no deadline, or one that is too far."""
+
     def close(self) -> None: ...
 
+
+_LIVENESS = "liveness"
+"""Name in a health call that asks whether the server answers, whether or not it is ready."""
 
 _CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
 
@@ -72,23 +102,33 @@ class Methods:
     Args:
         service: answers pulls.
         refresher: takes newer versions.
-        tokens: who may call; None: everyone.
+        tokens: who may call; None: everyone may look up, and callers on this machine may do everything.
         changes: of tables that learn; None: they are read only.
+        watch: knows the calls that hold threads of `calls`.
+        calls: threads of all calls except health probes.
+        probes: threads of health probes.
+        rejections: threads that reject calls for which a lane has no room.
     """
 
     service: LookupService
     refresher: Refresher
     tokens: Tokens | None = None
     changes: Changes | None = None
+    watch: CallWatch = field(default_factory=CallWatch)
+    calls: CallLane = field(default_factory=lambda: CallLane("calls", 1, 16))
+    probes: CallLane = field(default_factory=lambda: CallLane("probes", 1, 16))
+    rejections: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def pull(self, content: bytes, context: Any) -> bytes:
-        return self.service.pull(content, context.time_remaining())
+        waited = self.watch.waited_seconds()
+        return self.service.pull(content, context.time_remaining(), waited_seconds=waited)
 
     def scan(self, content: bytes, context: Any) -> bytes:
         return self.service.scan(content, context.time_remaining())
 
     def recommend(self, content: bytes, context: Any) -> bytes:
-        return recommend(self.service, content, context.time_remaining())
+        waited = self.watch.waited_seconds()
+        return recommend(self.service, content, context.time_remaining(), waited_seconds=waited)
 
     def describe(self, content: bytes, context: Any) -> bytes:
         decoded(DescribeRequest, content)
@@ -110,10 +150,15 @@ class Methods:
         )
 
     def infer(self, content: bytes, context: Any) -> bytes:
-        return inference.infer(self.service, content, context.time_remaining())
+        waited = self.watch.waited_seconds()
+        return inference.infer(
+            self.service, content, context.time_remaining(), waited_seconds=waited
+        )
 
     def health(self, content: bytes, context: Any) -> bytes:
         request: HealthRequest = decoded(HealthRequest, content)
+        if request.service == _LIVENESS:
+            return encode(HealthAnswer(ServingStatus.SERVING))
         if request.service not in ("", SERVICE, INFERENCE):
             raise Refusal(
                 Status.NOT_FOUND, f"service {request.service!r} is not known; ask for {SERVICE!r}"
@@ -132,56 +177,139 @@ class Methods:
         return encode(Ready(self.service.is_ready))
 
 
-def make_handlers(methods: Methods) -> list[grpc.GenericRpcHandler]:
-    """Handlers of all services of the port. Probes of health need no token."""
-    service, tokens = methods.service, methods.tokens
-    of_models: dict[str, _Answer] = {
-        "ModelInfer": methods.infer,
-        "ModelMetadata": lambda content, _: inference.model_metadata(service, content),
-        "ModelReady": lambda content, _: inference.model_ready(service, content),
-        "ServerMetadata": lambda *_: inference.server_metadata(),
+def table_of_methods(methods: Methods) -> dict[str, Method]:
+    """All methods of the port, by path. Probes of health need no token."""
+    service, metrics = methods.service, methods.service.metrics
+
+    def note_pull(code: str, seconds: float) -> None:
+        metrics.note_pull(("",), code, (0, 0), seconds)
+
+    def note_recommend(code: str, seconds: float) -> None:
+        metrics.note_recommend("", code, 0, seconds)
+
+    deadline = service.check_deadline
+    handlers = {
+        f"/{SERVICE}/Pull": Method(methods.pull, "pull", deadline, note_pull),
+        f"/{SERVICE}/Scan": Method(methods.scan, "pull", deadline),
+        f"/{SERVICE}/Recommend": Method(methods.recommend, "pull", deadline, note_recommend),
+        f"/{SERVICE}/Describe": Method(methods.describe, "pull"),
+        f"/{SERVICE}/Refresh": Method(methods.refresh, "admin", deadline),
+        **{f"/{SERVICE}/{name}": each for name, each in _changes(methods).items()},
+        f"/{INFERENCE}/ModelInfer": Method(methods.infer, "pull", None, note_pull),
+        f"/{INFERENCE}/ModelMetadata": Method(
+            lambda content, _: inference.model_metadata(service, content), "pull"
+        ),
+        f"/{INFERENCE}/ModelReady": Method(
+            lambda content, _: inference.model_ready(service, content), "pull"
+        ),
+        f"/{INFERENCE}/ServerMetadata": Method(lambda *_: inference.server_metadata(), "pull"),
+        f"/{INFERENCE}/ServerLive": Method(methods.live),
+        f"/{INFERENCE}/ServerReady": Method(methods.ready),
+        f"/{HEALTH}/Check": Method(methods.health),
     }
-    probes: dict[str, _Answer] = {"ServerLive": methods.live, "ServerReady": methods.ready}
-    lookups: dict[str, _Answer] = {
-        "Pull": methods.pull,
-        "Scan": methods.scan,
-        "Recommend": methods.recommend,
-        "Describe": methods.describe,
-    }
-    table: dict[str, dict[str, grpc.RpcMethodHandler]] = {
-        SERVICE: {
-            **{name: _handler(each, tokens, "pull") for name, each in lookups.items()},
-            "Refresh": _handler(methods.refresh, tokens, "admin"),
-            **_changes(methods),
-        },
-        INFERENCE: {
-            **{name: _handler(each, tokens, "pull") for name, each in of_models.items()},
-            **{name: _handler(each, None, "") for name, each in probes.items()},
-        },
-        HEALTH: {"Check": _handler(methods.health, None, "")},
-    }
-    return [grpc.method_handlers_generic_handler(name, each) for name, each in table.items()]
+    return handlers
 
 
-def _changes(methods: Methods) -> dict[str, grpc.RpcMethodHandler]:
-    if methods.changes is None:
-        return {name: _handler(_refuse_change(name), methods.tokens, "pull") for name in _CHANGES}
+def make_handler(methods: Methods) -> grpc.GenericRpcHandler:
+    """Handler of all services of the port."""
+    return _Handlers(methods, table_of_methods(methods))
+
+
+def make_probe_handler(methods: Methods) -> grpc.GenericRpcHandler:
+    """Handler of the probes alone, which need no token."""
+    table = table_of_methods(methods)
+    return _Handlers(methods, {path: each for path, each in table.items() if not each.role})
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the port."""
+
+    answer: _Answer
+    role: str = ""
+    """The role that it needs; empty for probes, which need none."""
+    check_deadline: _CheckDeadline | None = None
+    """Rejects deadlines; None accepts calls without one, whose message must come soon."""
+    note_refused: _NoteRefused | None = None
+    """Counts a call that is rejected before its message is read: its status and its seconds."""
+
+
+def _changes(methods: Methods) -> dict[str, Method]:
+    changes = methods.changes
+    if changes is None:
+        return {name: Method(_refuse_change(name), "pull") for name in _CHANGES}
     return {
-        name: _handler(_timed(answer), methods.tokens, role)
-        for name, (role, answer) in methods.changes.methods().items()
+        name: Method(_timed(answer), role, partial(changes.check_deadline, name))
+        for name, (role, answer) in changes.methods().items()
     }
 
 
-def _handler(answer: _Answer, tokens: Tokens | None, role: str) -> grpc.RpcMethodHandler:
-    def handle(content: bytes, context: Any) -> bytes:
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    """Finds the method of a call when its headers arrive."""
+
+    def __init__(self, methods: Methods, table: Mapping[str, Method]) -> None:
+        self._methods, self._table = methods, table
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
+        method = self._table.get(details.method)
+        if method is None:
+            return None
+        methods = self._methods
+        lane = methods.calls if method.role else methods.probes
+        call = _Call(methods, method, details.method.rpartition("/")[2], time.monotonic())
+        # grpc runs a handler on the threads in this attribute.
+        behavior: Any
+        if lane.enter():
+            behavior = partial(_in_lane, call, lane)
+            behavior.experimental_thread_pool = lane.threads
+        else:
+            behavior = partial(_reject, call, lane)
+            behavior.experimental_thread_pool = methods.rejections
+        return grpc.stream_unary_rpc_method_handler(behavior)
+
+
+def _in_lane(call: _Call, lane: CallLane, messages: Iterator[bytes], context: Any) -> bytes:
+    try:
+        return call.handle(messages, context)
+    finally:
+        lane.leave()
+
+
+def _reject(call: _Call, lane: CallLane, _: Iterator[bytes], context: Any) -> bytes:
+    refusal = Refusal(
+        Status.RESOURCE_EXHAUSTED,
+        f"{call.name}: this server answers or queues {lane.max_calls} calls already (16 for each of "
+        "server.threads); ask another replica, ask again later, or raise server.threads",
+        reason="calls",
+    )
+    call.count(refusal)
+    return call.abort(refusal, context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call."""
+
+    methods: Methods
+    method: Method
+    name: str
+    arrived: float
+    """Time of `time.monotonic` at which its headers arrived."""
+
+    def handle(self, messages: Iterator[bytes], context: Any) -> bytes:
+        """Answers the call."""
+        audit = AuditLine(self.name, context) if self.name in AUDITED else None
+        outcome, answer = "failed", b""
         try:
-            if tokens is not None:
-                tokens.check(dict(context.invocation_metadata()), role)
-            return answer(content, context)
+            answer = self._answer(messages, context, audit)
+            outcome = "done"
+            return answer
         except Refusal as refusal:
-            if refusal.shard_map:
-                context.set_trailing_metadata(((SHARD_MAP_METADATA, refusal.shard_map),))
-            context.abort(getattr(grpc.StatusCode, refusal.status.value), str(refusal))
+            outcome = refusal.status.value
+            self.abort(refusal, context)
+        except _CallEndedError:
+            outcome = "CANCELLED"
+            context.abort(grpc.StatusCode.CANCELLED, "the call ended before its message came")
         except Exception as error:
             # Of a bug the caller learns the kind, and the log of this server the rest.
             number = threading.get_ident()
@@ -190,6 +318,87 @@ def _handler(answer: _Answer, tokens: Tokens | None, role: str) -> grpc.RpcMetho
                 grpc.StatusCode.INTERNAL,
                 f"{type(error).__name__} in this server, thread {number}; its log has the traceback",
             )
+        finally:
+            if audit is not None:
+                audit.write(outcome, answer)
         raise AssertionError("abort raises")
 
-    return grpc.unary_unary_rpc_method_handler(handle)
+    def _answer(self, messages: Iterator[bytes], context: Any, audit: AuditLine | None) -> bytes:
+        method = self.method
+        try:
+            self._check_caller(context, audit)
+            seconds = context.time_remaining()
+            if method.check_deadline is not None:
+                method.check_deadline(seconds)
+        except Refusal as refusal:
+            self.count(refusal)
+            raise
+        if not method.role:
+            return method.answer(self._message(messages, context), context)
+        with self.methods.watch.call(self.arrived, seconds):
+            content = self._message(messages, context)
+            if audit is not None:
+                audit.note_request(content)
+            return method.answer(content, context)
+
+    def _check_caller(self, context: Any, audit: AuditLine | None) -> None:
+        role, tokens = self.method.role, self.methods.tokens
+        if role and tokens is not None:
+            token = tokens.check(dict(context.invocation_metadata()), role)
+            if audit is not None:
+                audit.note_caller(token)
+        elif role not in ("", "pull"):
+            check_local(context.peer(), role)
+
+    def _message(self, messages: Iterator[bytes], context: Any) -> bytes:
+        """Waits for the message of the call, until its deadline.
+
+        Raises:
+            Refusal: if the caller sent none.
+            _CallEndedError: if the call ended meanwhile.
+        """
+        timer = None
+        if self.method.check_deadline is None:  # it may have no deadline
+            limits = self.methods.service.limits
+            seconds = limits.most_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
+            timer = threading.Timer(seconds, context.cancel)
+            timer.daemon = True
+            timer.start()
+        try:
+            return next(messages)
+        except StopIteration:
+            refusal = Refusal(
+                Status.INVALID_ARGUMENT,
+                f"{self.name}: the call has no message; send one request",
+                reason="no_message",
+            )
+            self.count(refusal)
+            raise refusal from None
+        except grpc.RpcError:
+            self._note("CANCELLED")
+            raise _CallEndedError from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def count(self, refusal: Refusal) -> None:
+        """Counts the call if it is rejected before its method is asked."""
+        self.methods.service.metrics.count_rejected(refusal.reason)
+        self._note(refusal.status.value)
+
+    def _note(self, code: str) -> None:
+        if self.method.note_refused is not None:
+            waited = self.methods.watch.waited_seconds() or time.monotonic() - self.arrived
+            self.method.note_refused(code, waited)
+
+    @staticmethod
+    def abort(refusal: Refusal, context: Any) -> bytes:
+        """Ends the call with a status; raises, because gRPC does."""
+        if refusal.shard_map:
+            context.set_trailing_metadata(((SHARD_MAP_METADATA, refusal.shard_map),))
+        context.abort(getattr(grpc.StatusCode, refusal.status.value), str(refusal))
+        raise AssertionError("abort raises")
+
+
+class _CallEndedError(Exception):
+    """The caller went away, or its deadline passed, before the message came."""

@@ -10,20 +10,37 @@ import grpc
 
 from sparring import MetricsExporter
 from sparring.errors import StorageIOError
-from sparring_serve.config import ServingConfig, TlsFiles, check_plain_text, split_address
+from sparring_serve.config import (
+    ServingConfig,
+    TlsFiles,
+    check_plain_text,
+    is_loopback,
+    split_address,
+)
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.security import Tokens
-from sparring_serve.server.grpc_methods import Changes, Methods, make_handlers
+from sparring_serve.server.call_lane import CallLane
+from sparring_serve.server.call_watch import CallWatch
+from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
+from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, Place
 from sparring_serve.tables import ServingTables
-from sparring_serve.transport_options import CHANNEL_OPTIONS
+from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
 
 __all__ = ["LookupServer", "open_server"]
 
 _log = logging.getLogger(__name__)
+
+_PROBE_THREADS, _MAX_PROBES = 8, 32
+_CALLS_PER_THREAD = 16
+"""Calls that are answered or wait for a thread, per thread."""
+
+
+def _do_nothing() -> None:
+    """What a server within a program does if it is stuck; the program may set `on_stuck`."""
 
 
 class LookupServer:
@@ -73,14 +90,32 @@ class LookupServer:
             self.metrics,
         )
         self.metrics.add_gauges(self._gauges)
+        if tables.not_fresh and changes is None:
+            self.metrics.count_refresh("refused")
         self.changes = None if changes is None else changes(self.service)
         self._drain_seconds = server.drain_seconds
-        self._executor = ThreadPoolExecutor(server.threads, "sparring-serve")
+        self._calls = CallLane("sparring-serve", server.threads, _CALLS_PER_THREAD * server.threads)
+        self._probes = CallLane("sparring-serve-probes", _PROBE_THREADS, _MAX_PROBES)
+        self._rejections = ThreadPoolExecutor(1, "sparring-serve-rejections")
+        self.on_stuck: Callable[[], None] = _do_nothing
+        """Called once if all threads hold calls long after their deadlines."""
+        self.watch = CallWatch()
+        longest_seconds = server.most_deadline_seconds
+        if changes is not None and config.parameters is not None:
+            longest_seconds = max(longest_seconds, config.parameters.save_seconds)
+            if tokens is None and not is_loopback(host):
+                _log.warning(
+                    "this server has no server.token_file, so it accepts pushes, flushes, saves and "
+                    "loads from loopback addresses only, and lookups from everywhere"
+                )
+        # The lanes limit the calls: a limit of gRPC's would reject health probes of a busy server, too.
         self._grpc = grpc.server(
-            self._executor,
-            options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", int(server.workers > 1))],
-            # More than these are answered RESOURCE_EXHAUSTED at once, not queued.
-            maximum_concurrent_rpcs=16 * server.threads,
+            self._calls.threads,
+            options=[
+                *CHANNEL_OPTIONS,
+                *server_options(longest_seconds),
+                ("grpc.so_reuseport", int(server.workers > 1)),
+            ],
         )
         try:
             self.port = (
@@ -102,6 +137,9 @@ class LookupServer:
                 self.metrics.registry, host, server.metrics_port, "server.metrics_port"
             )
         )
+        self.health_port = (
+            None if server.health_port is None else HealthPort(host, server.health_port)
+        )
         # Its thread begins here: what is refused is refused before.
         self.refresher = Refresher(
             tables,
@@ -109,10 +147,22 @@ class LookupServer:
             # Tables of a backend follow its notes by themselves.
             None if server.pin is not None or config.tables else server.poll_seconds,
         )
-        methods = Methods(self.service, self.refresher, tokens, self.changes)
-        self._grpc.add_generic_rpc_handlers(tuple(make_handlers(methods)))
+        methods = Methods(
+            self.service,
+            self.refresher,
+            tokens,
+            self.changes,
+            self.watch,
+            self._calls,
+            self._probes,
+            self._rejections,
+        )
+        if self.health_port is not None:
+            self.health_port.start(methods)
+        self._grpc.add_generic_rpc_handlers((make_handler(methods),))
         self._is_closed = False
         self._grpc.start()
+        self.watch.start(server.threads, lambda: self.on_stuck())  # noqa: PLW0108 - it is set later
 
     def close(self) -> None:
         """Drains: is not ready, lets calls under way end, and closes the tables."""
@@ -121,12 +171,17 @@ class LookupServer:
         self._is_closed = True
         self.service.is_draining = True
         self._grpc.stop(self._drain_seconds).wait()
-        self._executor.shutdown(wait=True)
+        self._calls.close()
+        self._probes.close()
+        self._rejections.shutdown(wait=True)
+        self.watch.close()
         self.refresher.close()
         if self.changes is not None:
             self.changes.close()
         if self.exporter is not None:
             self.exporter.close()
+        if self.health_port is not None:
+            self.health_port.close()
         self.service.tables.close()
 
     def __enter__(self) -> LookupServer:

@@ -7,7 +7,9 @@ What is told is read from ``wire/*.proto``, so that no generated file can be old
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -17,6 +19,8 @@ import grpc
 from sparring.errors import PluginError
 
 __all__ = ["PROTO_FILES", "ProtoField", "ProtoFile", "add_reflection", "read_proto"]
+
+_STREAM_THREADS, _STREAM_SECONDS = 2, 10.0
 
 PROTO_FILES = ("lookup.proto", "open_inference.proto", "health.proto")
 
@@ -115,7 +119,38 @@ def add_reflection(server: grpc.Server) -> None:
         pool.AddSerializedFile(_described(descriptor_pb2, proto))
         services.append(proto.service)
     pool.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
-    reflection.enable_server_reflection(services, server, pool=pool)
+    answer = reflection.ReflectionServicer(services, pool=pool).ServerReflectionInfo
+    method = grpc.stream_stream_rpc_method_handler(
+        _bounded(answer),
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                reflection.SERVICE_NAME, {"ServerReflectionInfo": method}
+            ),
+        )
+    )
+
+
+def _bounded(answer: Callable[[Iterator[Any], Any], Iterator[Any]]) -> Any:
+    """Gives the streams of a method a thread of their own and a longest time: they need no token."""
+
+    def answered(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        timer = threading.Timer(_STREAM_SECONDS, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield from answer(requests, context)
+        finally:
+            timer.cancel()
+
+    # grpc runs a handler on the threads in this attribute.
+    answered.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
+        _STREAM_THREADS, "sparring-serve-reflection"
+    )
+    return answered
 
 
 def _described(descriptor_pb2: Any, proto: ProtoFile) -> bytes:

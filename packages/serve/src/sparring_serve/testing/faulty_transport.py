@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.recommendation import recommend
 from sparring_serve.refusal import Refusal
@@ -88,6 +88,8 @@ class FaultyTransport:
         if fault == "busy":
             return Outcome(None, "RESOURCE_EXHAUSTED", "too much in flight"), 0.001
         if fault == "hang":
+            if send.on_late is not None:
+                return NO_ANSWER_YET, min(PROBE_SECONDS, send.timeout_seconds)
             return Outcome(None, "DEADLINE_EXCEEDED", "deadline"), send.timeout_seconds
         service = self.services[send.address]
         try:

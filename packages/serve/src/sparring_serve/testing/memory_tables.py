@@ -37,6 +37,8 @@ class MemoryTables:
         keep: versions that a lookup may name.
     """
 
+    not_fresh = ""
+
     def __init__(
         self,
         tables: Sequence[TableConfig],

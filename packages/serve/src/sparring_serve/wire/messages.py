@@ -211,6 +211,7 @@ class DescribeAnswer:
     most_deadline_seconds: float = real(8)
     is_ready: bool = flag(9)
     parameters: ParametersMessage = one(10, ParametersMessage)
+    not_fresh: str = text(11)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -112,14 +119,16 @@ def erase(
     if target.exists():
         raise InvalidArgumentError(f"erase: {target} exists already; name another --receipt")
     # Storages first: their places are known by the newest snapshot.
-    storages, traces = _from_storages(run, table, wanted, ranks, manager)
-    rewritten = [_from_folder(folder, table, wanted, traces) for folder in folders]
-    strings = [_from_dictionary(folder, wanted, features) for folder in folders]
-    files = _files_with(listed, run, folders)
+    with _audited(table, len(set(listed.values())), target) as audit:
+        storages, traces = _from_storages(run, table, wanted, ranks, manager)
+        rewritten = [_from_folder(folder, table, wanted, traces) for folder in folders]
+        strings = [_from_dictionary(folder, wanted, features) for folder in folders]
+        files = _files_with(listed, run, folders)
     report = {
         "table": table,
         "num_keys": len(set(listed.values())),
         "time": began.isoformat(timespec="seconds"),
+        **audit,
         "sparring": __version__,
         "storages": storages,
         "snapshots": rewritten,
@@ -144,6 +153,31 @@ def erase(
                 f"{each['path']}: still contains {each['num_ids']:,} of the strings; {_DELETE}"
             )
     typer.echo(f"receipt: {target}; it lists what was not searched")
+
+
+@contextmanager
+def _audited(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, str]]:
+    """Writes a line to standard error: who erased what, and the outcome; it contains no id.
+
+    Yields:
+        The part of it that the receipt has, too.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the system has no name for the user
+        user = f"uid {os.getuid()}"
+    who = {"user": user, "host": socket.gethostname(), "request_id": secrets.token_hex(8)}
+    began, outcome = time.monotonic(), "failed"
+    try:
+        yield who
+        outcome = "done"
+    finally:
+        seconds = time.monotonic() - began
+        typer.echo(
+            f"audit: erase of {num_ids:,} ids from table {table!r} by {user!r} on {who['host']}: "
+            f"{outcome} after {seconds:.3f} s, request id {who['request_id']}, receipt {receipt}",
+            err=True,
+        )
 
 
 def _ids_in(path: Path) -> dict[int, str]:

@@ -7,30 +7,26 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import numpy as np
-import pyarrow
 import typer
-from pyarrow import types
 
 from sparring import closest_name
-from sparring.errors import ConfigError, DataError
+from sparring.errors import DataError
+from sparring_train.cli.init_label import ChosenLabel, choose_label
 from sparring_train.cli.init_ranking import (
     RankingKind,
     has_user_and_item,
     ranked_columns,
     ranking_lines,
 )
-from sparring_train.cli.init_text import id_columns, yaml_name
+from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines, yaml_name
+from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words
+from sparring_train.column_names import ITEMS, USERS, first_named
 from sparring_train.config.loader import parse_config
-from sparring_train.data.table.look import ColumnLook, Look, Role, look_at
+from sparring_train.data.table.look import ColumnLook, Look, look_at
+from sparring_train.data.table.sample import ReadingOptions
 
 __all__ = ["add_init"]
 
-_ROLES: dict[str, Role] = {
-    "categorical": "categorical",
-    "numeric": "numeric",
-    "time": "time",
-    "skip": "left out",
-}
 _RARE_SHARE = 0.1
 """Of values that occur once, from which on rare ids are worth keeping out."""
 
@@ -44,12 +40,13 @@ def init(
         str,
         typer.Argument(metavar="FILE", help="A CSV or Parquet file, a folder, a pattern or a URL."),
     ],
-    roles: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ROLE=COLUMN",
-            help="What columns are, where the guess is wrong: label=clicked, weight=w, time=at, "
-            "categorical=a,b, numeric=c, skip=d.",
+            metavar="ROLE=COLUMN | KEY=VALUE",
+            help="Roles of columns, if the guess is wrong: label=clicked, weight=w, time=at, "
+            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: those of data by their name, "
+            "such as bad_rows=skip, others dotted, such as training.epochs=3.",
             show_default=False,
         ),
     ] = None,
@@ -62,61 +59,71 @@ def init(
     ] = None,
 ) -> None:
     """Look at files of examples, and print a configuration that trains on them."""
-    given = _given(roles or ())
-    look = look_at(path)
-    text, unsure = _configuration(path, look, given, model)
+    given = parse_words(words or ())
+    look = look_at(path, _options(given))
+    lines, unsure = _configuration(path, look, given, model)
+    text = "\n".join(apply_keys(lines, given.keys)) + "\n"
     # What is printed trains: what it says is checked as `sparring train` checks it.
     parse_config(text, source="the configuration of sparring init")
     typer.echo(text, nl=False)
     for each in unsure:
         typer.echo(f"unsure: {each}", err=True)
+    if look.num_bad:
+        typer.echo(f"bad rows: {look.num_bad:,}; the first: {look.first_bad}", err=True)
 
 
-def _given(words: Sequence[str]) -> dict[str, list[str]]:
-    known = ("label", "weight", *_ROLES)
-    given: dict[str, list[str]] = {}
-    for word in words:
-        role, _, columns = word.partition("=")
-        if role not in known or not columns:
-            meant = closest_name(role, known)
-            hint = f"; did you mean {meant}?" if meant else ""
-            raise ConfigError(f"{word}: expected ROLE=COLUMN with one of {', '.join(known)}{hint}")
-        given.setdefault(role, []).extend(columns.split(","))
-    return given
+def _options(given: Words) -> ReadingOptions:
+    data = given.data
+    assert data is not None
+    return ReadingOptions(
+        data.delimiter,
+        data.decimal if given.has("decimal") else None,
+        data.missing_values if given.has("missing_values") else None,
+        data.separator,
+    )
 
 
 def _configuration(
-    path: str, look: Look, given: dict[str, list[str]], model: RankingKind | None
-) -> tuple[str, list[str]]:
-    """The text, and what is unsure about it."""
+    path: str, look: Look, given: Words, model: RankingKind | None
+) -> tuple[list[str], list[str]]:
+    """The lines, and what is unsure about them."""
     by_name = {each.name: each for each in look.columns}
-    for names in given.values():
+    for role, names in given.columns.items():
         for name in names:
             if name not in by_name:
                 meant = closest_name(name, by_name)
                 hint = f"; did you mean {meant}?" if meant else f", found {', '.join(by_name)}"
                 raise DataError(f"{path}: has no column {name!r}{hint}", path=path, column=name)
-    for key, role in _ROLES.items():
-        for name in given.get(key, ()):
+            if name in look.sample.unusable and role != "skip":
+                reason = look.sample.unusable[name]
+                raise DataError(
+                    f"{path}: column {name!r} cannot be used: {reason}", path=path, column=name
+                )
+    for key, role in ROLES.items():
+        for name in given.columns.get(key, ()):
             by_name[name].role, by_name[name].unsure = role, None
-    unsure: list[str] = []
-    label = _label(path, look, given, unsure)
+    unsure: list[str] = list(look.sample.unsure)
+    label = choose_label(path, look, given, unsure, may_guess=model is None)
     if label is None and model is None and not has_user_and_item(look.columns):
+        usable = [each.name for each in look.columns if each.name not in look.sample.unusable]
         raise DataError(
             f"{path}: found no column that is called as labels are; say label=COLUMN, one of "
-            f"{', '.join(each.name for each in look.columns)}; or --model two_towers, where each row is "
+            f"{', '.join(usable)}; or --model two_towers, where each row is "
             "something that a user did with an item",
             path=path,
         )
-    weight = given.get("weight", [None])[0]
-    columns = [each for each in look.columns if each.name not in (label, weight)]
+    weight = given.columns.get("weight", [None])[0]
+    name = None if label is None else label.name
+    columns = [each for each in look.columns if each.name not in (name, weight)]
     for role in ("numeric", "categorical"):
         for each in columns:
-            if each.role == "time" and each.name in given.get(role, ()):
-                each.role = _ROLES[role]
-    look.choose_one_separator([each for each in columns if each.role == "categorical"])
+            if each.role == "time" and each.name in given.columns.get(role, ()):
+                each.role = ROLES[role]
+    ids = [each for each in columns if each.role == "categorical"]
+    look.choose_one_separator(ids)
+    look.choose_types(ids)
     unsure += [f"{each.name}: {each.unsure}" for each in columns if each.unsure]
-    if not any(each.role == "categorical" for each in columns):
+    if not ids:
         raise DataError(
             f"{path}: found no column of ids; say categorical=COLUMN, one of "
             f"{', '.join(each.name for each in columns)}",
@@ -127,38 +134,13 @@ def _configuration(
         used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
         used |= set() if found.time is None else {found.time.name}
         left = [each.name for each in columns if each.name not in used]
-        lines = [*_head(path, look, unsure), *ranking_lines(path, look, found, weight, left)]
-        return "\n".join(lines) + "\n", unsure
+        return [*_head(path, look, unsure), *ranking_lines(path, look, found, weight, left)], unsure
     lines = [*_head(path, look, unsure), *_data(path, look, columns, label, weight)]
-    lines += _model(look, columns, label, path)
-    return "\n".join(lines) + "\n", unsure
-
-
-def _label(path: str, look: Look, given: dict[str, list[str]], unsure: list[str]) -> str | None:
-    label = given["label"][0] if "label" in given else look.likely_label()
-    if label is None:
-        return None
-    if "label" not in given:
-        unsure.append(f"{label}: taken for the label, by its name")
-    kind = look.values[label].type
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        found = look.values[label].unique().to_pylist()[:4]
-        raise DataError(
-            f"{path}: the label {label} is {kind} ({', '.join(map(repr, found))}, …), expected 0 and "
-            "1, booleans, or numbers; write it as these",
-            path=path,
-            column=label,
-        )
-    return label
-
-
-def _is_binary(look: Look, label: str) -> bool:
-    values = look.values[label].drop_null().unique()
-    return set(values.cast(pyarrow.float64()).to_pylist()) <= {0.0, 1.0}
+    return [*lines, *_model(columns, label, path)], unsure
 
 
 def _head(path: str, look: Look, unsure: Sequence[str]) -> Iterator[str]:
-    about = "" if look.is_exact else "about "
+    about = "" if look.sample.is_exact else "about "
     yield f"# Written by `sparring init {path}`."
     yield f"# It looked at {look.num_sampled:,} of {about}{look.num_rows:,} rows."
     for each in unsure:
@@ -168,7 +150,7 @@ def _head(path: str, look: Look, unsure: Sequence[str]) -> Iterator[str]:
 
 
 def _data(
-    path: str, look: Look, columns: Sequence[ColumnLook], label: str, weight: str | None
+    path: str, look: Look, columns: Sequence[ColumnLook], label: ChosenLabel, weight: str | None
 ) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     numbers = [each for each in columns if each.role == "numeric"]
@@ -177,11 +159,13 @@ def _data(
     yield "data:"
     yield "  kind: table"
     yield f"  path: {json.dumps(path)}"
-    yield f"  label: {yaml_name(label)}"
-    yield from id_columns(ids)
-    if not _is_binary(look, label):
-        names = ", ".join(map(yaml_name, _user_and_item(ids, label, path)))
-        yield f"  required: [{names}]  # a row without an id of these is refused"
+    yield from label_lines(label)
+    yield from id_columns(ids, look.sample)
+    required: tuple[str, ...] = ()
+    if not label.is_binary:
+        required = _user_and_item(ids, label.name, path)
+        names = ", ".join(map(yaml_name, required))
+        yield f"  required: [{names}]  # a row without an id of these is a bad row"
     if numbers:
         yield f"  numeric: [{', '.join(yaml_name(each.name) for each in numbers)}]"
         skewed = [yaml_name(each.name) for each in numbers if each.is_skewed]
@@ -198,21 +182,24 @@ def _data(
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
         yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
+    used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
+    must = [label.name, weight, *(each.name for each in times[:1]), *required]
+    yield from bad_row_lines(look, used, must)
     size = 2 ** int(np.clip(np.log2(max(look.num_rows, 1) / 200), 4, 12))
     yield f"  batch_size: {size}"
 
 
-def _model(look: Look, columns: Sequence[ColumnLook], label: str, path: str) -> Iterator[str]:
+def _model(columns: Sequence[ColumnLook], label: ChosenLabel, path: str) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     yield ""
     yield "model:"
-    if _is_binary(look, label):
+    if label.is_binary:
         yield "  kind: dlrm              # a probability of 1, from ids and numbers"
         yield "  embedding_dim: 16"
         yield "  bottom_mlp: [64, 32]"
         yield "  top_mlp: [64, 32]"
     else:
-        user, item = _user_and_item(ids, label, path)
+        user, item = _user_and_item(ids, label.name, path)
         yield "  kind: matrix_factorization  # a number, from two ids"
         yield "  dim: 32"
         yield f"  user: {yaml_name(user)}"
@@ -230,7 +217,7 @@ def _model(look: Look, columns: Sequence[ColumnLook], label: str, path: str) -> 
     yield "  dense: {name: adam, lr: 0.001}"
     yield ""
     yield "training:"
-    yield "  epochs: 1" if _is_binary(look, label) else "  epochs: 12"
+    yield "  epochs: 1" if label.is_binary else "  epochs: 12"
     yield ""
     yield "snapshots:"
     yield "  url: run                # the trained model, for sparring evaluate, predict, recommend"
@@ -246,5 +233,7 @@ def _user_and_item(ids: Sequence[ColumnLook], label: str, path: str) -> tuple[st
             path=path,
             column=label,
         )
-    user = next((name for name in single if "user" in name.lower()), single[0])
-    return user, next(name for name in single if name != user)
+    item = first_named(single, ITEMS)
+    user = first_named((name for name in single if name != item), USERS)
+    user = user or next(name for name in single if name != item)
+    return user, item or next(name for name in single if name != user)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow
 
 from sparring.errors import DataError
-from sparring_train.cli.init_text import id_columns, yaml_name
+from sparring_train.cli.init_label import ChosenLabel
+from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines, yaml_name
 from sparring_train.column_names import ITEMS, SESSIONS, USERS, words_of
 from sparring_train.data.table.look import ColumnLook, Look
 
@@ -31,7 +32,7 @@ class RankedColumns:
     """Further features of the user."""
     of_item: Sequence[ColumnLook]
     time: ColumnLook | None
-    label: str | None
+    label: ChosenLabel | None
     positive: float | None
     """Of the label, from which on a row counts."""
 
@@ -46,7 +47,7 @@ def ranked_columns(
     path: str,
     look: Look,
     columns: Sequence[ColumnLook],
-    label: str | None,
+    label: ChosenLabel | None,
     kind: RankingKind | None,
     unsure: list[str],
 ) -> RankedColumns:
@@ -93,11 +94,10 @@ def ranked_columns(
         of_item, of_user = [], []
     positive = None
     if label is not None:
-        values = look.values[label].drop_null().cast(pyarrow.float64()).to_numpy()
-        is_click = set(np.unique(values).tolist()) <= {0.0, 1.0}
-        positive = 1.0 if is_click else float(np.quantile(values, 0.5, method="higher"))
-        if not is_click:
-            unsure.append(f"{label}: rows of {positive:g} and more count, half of them")
+        values = look.values[label.name].drop_null().cast(pyarrow.float64()).to_numpy()
+        positive = 1.0 if label.is_binary else float(np.quantile(values, 0.5, method="higher"))
+        if not label.is_binary:
+            unsure.append(f"{label.name}: rows of {positive:g} and more count, half of them")
     time = times[0] if times and repeats else None
     return RankedColumns(chosen, user, item, of_user, of_item, time, label, positive)
 
@@ -120,11 +120,11 @@ def ranking_lines(
     yield "  kind: table"
     yield f"  path: {json.dumps(path)}"
     if found.label is not None:
-        yield f"  label: {yaml_name(found.label)}"
-    yield from id_columns([found.user, found.item, *found.of_user, *found.of_item])
+        yield from label_lines(found.label)
+    yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], look.sample)
     # A sequence is asked without a user.
     required = item if found.kind == "sequence" else f"{user}, {item}"
-    yield f"  required: [{required}]  # a row without an id of these is refused"
+    yield f"  required: [{required}]  # a row without an id of these is a bad row"
     if weight is not None:
         yield f"  weight: {yaml_name(weight)}"
     if left:
@@ -136,6 +136,10 @@ def ranking_lines(
         yield f"  split: {{leave_one_out: {user}}}  # the last row of each is the test"
     else:
         yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
+    label = None if found.label is None else found.label.name
+    time = None if found.time is None else found.time.name
+    must = [found.item.name, None if found.kind == "sequence" else found.user.name]
+    yield from bad_row_lines(look, [label, weight, time], [label, weight, time, *must])
     yield "  dictionary: true        # answers are the strings of the file, where it has strings"
     size = 2 ** int(np.clip(np.log2(max(look.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"

@@ -4,18 +4,60 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from typing import TYPE_CHECKING
 
-from sparring_train.data.table.look import ColumnLook
+from sparring_train.config.table import is_table_name
+from sparring_train.data.table.look import ColumnLook, Look
+from sparring_train.data.table.sample import Sample
 
-__all__ = ["column_words", "id_columns", "yaml_name"]
+if TYPE_CHECKING:
+    from sparring_train.cli.init_label import ChosenLabel
+
+__all__ = ["bad_row_lines", "column_words", "id_columns", "label_lines", "yaml_name"]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
-def id_columns(ids: Sequence[ColumnLook]) -> Iterator[str]:
-    """Lines of `data` for columns of ids."""
+def label_lines(label: ChosenLabel) -> Iterator[str]:
+    """Lines of `data` for the label."""
+    yield f"  label: {yaml_name(label.name)}"
+    if label.values:
+        pairs = ", ".join(f"{yaml_name(text)}: {each:g}" for text, each in label.values.items())
+        yield f"  label_values: {{{pairs}}}"
+
+
+def bad_row_lines(
+    look: Look, columns: Sequence[str | None], required: Sequence[str | None]
+) -> Iterator[str]:
+    """Lines of `data` for rows that cannot be used.
+
+    Args:
+        look: columns of the files.
+        columns: columns of numbers, labels, weights and times; None is ignored.
+        required: columns that must have a value; None is ignored.
+    """
+    names, must = ([each for each in given if each is not None] for given in (columns, required))
+    look.find_bad_rows(names, must)
+    if look.num_bad:
+        total = look.num_sampled + look.sample.num_broken
+        yield f"  # {look.num_bad:,} of the {total:,} rows that were read are bad; the first:"
+        yield f"  # {look.first_bad}"
+        yield "  bad_rows: skip          # leaves them out; refuse ends the run at the first one"
+
+
+def id_columns(ids: Sequence[ColumnLook], sample: Sample) -> Iterator[str]:
+    """Lines of `data` for columns of ids, and how values are read."""
+    if sample.delimiter is not None:
+        yield f"  delimiter: {json.dumps(sample.delimiter)}"
+    if sample.decimal != ".":
+        yield f"  decimal: {json.dumps(sample.decimal)}"
+    if sample.missing_values:
+        texts = ", ".join(json.dumps(each) for each in sample.missing_values)
+        yield f"  missing_values: [{texts}]"
     yield "  categorical:            # columns of ids: each has a table of embeddings"
     yield from (f"    - {yaml_name(each.name)}  # {column_words(each)}" for each in ids)
     if any(each.is_list for each in ids):
@@ -24,6 +66,31 @@ def id_columns(ids: Sequence[ColumnLook]) -> Iterator[str]:
         separator = next((each.separator for each in ids if each.separator), None)
         if separator is not None:
             yield f"  separator: {json.dumps(separator)}"
+    if tables := _table_names(ids):
+        names = ", ".join(f"{yaml_name(name)}: {table}" for name, table in tables.items())
+        yield f"  share_tables: {{{names}}}  # names of tables have letters of ASCII, digits and _ . -"
+    if types := ", ".join(f"{yaml_name(each.name)}: {each.type}" for each in ids if each.type):
+        yield f"  types: {{{types}}}    # the first rows do not show it"
+
+
+def _table_names(ids: Sequence[ColumnLook]) -> dict[str, str]:
+    """Returns a table name for each column whose own name cannot be one."""
+    used = {each.name for each in ids}
+    found: dict[str, str] = {}
+    for each in ids:
+        if is_table_name(each.name):
+            continue
+        letters = unicodedata.normalize("NFKD", each.name).encode("ascii", "ignore").decode()
+        words = re.sub(r"[^A-Za-z0-9]+", "_", letters).strip("_")[:190]
+        wanted = words if is_table_name(words) else f"column_{words}".strip("_")
+        name = next(one for one in chain([wanted], _numbered(wanted)) if one not in used)
+        used.add(name)
+        found[each.name] = name
+    return found
+
+
+def _numbered(name: str) -> Iterator[str]:
+    return (f"{name}_{number}" for number in count(2))
 
 
 def column_words(column: ColumnLook) -> str:

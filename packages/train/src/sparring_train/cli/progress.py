@@ -104,8 +104,8 @@ class BarProgress:
             rate=self._meter.samples_per_second,
         )
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.on_message(f"step {step:,}  test {format_metrics(metrics)}")
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
+        self.on_message(f"step {step:,}  {part} {format_metrics(metrics)}")
 
     def on_message(self, message: str) -> None:
         self._console.print(Text(message), soft_wrap=True)
@@ -142,8 +142,8 @@ class LineProgress:
             f"{self._meter.samples_per_second} samples/s"
         )
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.on_message(f"step {step:,}  test {format_metrics(metrics)}")
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
+        self.on_message(f"step {step:,}  {part} {format_metrics(metrics)}")
 
     def on_message(self, message: str) -> None:
         self._console.print(Text(message), soft_wrap=True)

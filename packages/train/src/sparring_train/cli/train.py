@@ -96,11 +96,15 @@ def train(
         memory = {"peak_memory_bytes": peak} if peak else {}
         why = result.extra.get("undefined_metrics")
         undefined = {"undefined_metrics": why} if why else {}
+        best = {} if result.best_step is None else {"best_step": result.best_step}
+        validation = {"validation": result.validation} if result.validation else {}
         resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
         print_json(
             {
                 "metrics": result.metrics,
                 **undefined,
+                **validation,
+                **best,
                 "rows": result.rows,
                 **not_admitted,
                 **result.skipped,
@@ -137,6 +141,10 @@ def _print_result(console: Console, result: TrainResult) -> None:
         shown.add(f"best_{name}")
         remark = f"best reachable {best:.4f}" if isinstance(best, (int, float)) else ""
         table.add_row(f"test {name}", f"{value:.4f}", remark)
+    for name, value in result.validation.items():
+        table.add_row(
+            f"validation {name}", f"{value:.4f}", f"after step {result.best_step:,}, the best"
+        )
     if len(result.rows) <= _MOST_TABLES_SHOWN:
         for name, count in result.rows.items():
             table.add_row(f"rows of {name}", f"{count:,}", "")

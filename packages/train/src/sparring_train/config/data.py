@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt
@@ -30,6 +31,11 @@ class MovieLensData(DataSection):
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the ratings, drawn by `seed`, that is kept for the test."
     )
+    validation_fraction: OpenFraction | None = Field(
+        None,
+        description="The part of the other ratings, drawn by `seed`, that is kept for validation; null "
+        "keeps none.",
+    )
     batch_size: PositiveInt = Field(
         1024, description="Ratings in a step, over all ranks and micro-batches."
     )
@@ -37,6 +43,10 @@ class MovieLensData(DataSection):
     @property
     def columns(self) -> Schema:
         return _RATINGS
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_fraction is not None
 
 
 class CriteoData(DataSection):
@@ -56,6 +66,16 @@ class CriteoData(DataSection):
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
     )
+    validation_path: str | None = Field(
+        None,
+        min_length=1,
+        description=f"A file or folder for validation. {_PATH}",
+    )
+    validation_fraction: OpenFraction | None = Field(
+        None,
+        description="The part of the samples that are not for the test, drawn by `seed`, that is kept "
+        "for validation; null keeps none.",
+    )
     batch_size: PositiveInt = Field(
         4096, description="Samples in a step, over all ranks and micro-batches."
     )
@@ -63,6 +83,24 @@ class CriteoData(DataSection):
     @property
     def columns(self) -> Schema:
         return _CLICKS
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_fraction is not None or self.validation_path is not None
+
+    @model_validator(mode="after")
+    def _has_one_validation(self) -> CriteoData:
+        if self.validation_path is not None and self.validation_fraction is not None:
+            raise PydanticCustomError(
+                "validation_ways",
+                "takes one source of samples for validation",
+                {
+                    "path": ("data", "validation_fraction"),
+                    "found": "data.validation_path, too",
+                    "expected": "one of them",
+                },
+            )
+        return self
 
 
 class SyntheticCriteoData(DataSection):
@@ -74,6 +112,9 @@ class SyntheticCriteoData(DataSection):
     kind: Literal["synthetic_criteo"]
     samples: PositiveInt = Field(400_000, description="Samples to train on.")
     test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
+    validation_samples: PositiveInt | None = Field(
+        None, description="Samples for validation; null draws none."
+    )
     batch_size: PositiveInt = Field(
         4096, description="Samples in a step, over all ranks and micro-batches."
     )
@@ -96,3 +137,7 @@ class SyntheticCriteoData(DataSection):
     @property
     def columns(self) -> Schema:
         return _CLICKS
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_samples is not None

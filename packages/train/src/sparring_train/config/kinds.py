@@ -10,10 +10,17 @@ from sparring.contracts import TableConfig
 from sparring_train.config.section import PositiveInt, Section
 from sparring_train.data.columns import Label, Schema
 
-__all__ = ["DataSection", "Loss", "ModelSection", "Ranking"]
+__all__ = ["METRICS", "DataSection", "Loss", "ModelSection", "Ranking"]
 
 Loss = Literal["log_loss", "squared_error", "ranking"]
 """Aim of a model: clicks, numbers, or that each example outranks others."""
+
+METRICS: dict[Loss, tuple[str, ...]] = {
+    "log_loss": ("auc", "log_loss"),
+    "squared_error": ("rmse",),
+    "ranking": ("recall@10", "ndcg@10", "mrr@10", "hit_rate@10"),
+}
+"""Loss → the metrics of its models; models are compared by the first."""
 
 _LABELS: dict[str, Label | None] = {
     "log_loss": "binary",
@@ -55,6 +62,11 @@ class DataSection(Section):
     @abstractmethod
     def columns(self) -> Schema:
         """Columns of its examples, by what the section says alone; no file is read."""
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether some examples are kept for validation: `Dataset.validation_batches` returns them."""
+        return False
 
     @property
     def labels(self) -> tuple[Label | None, ...]:

@@ -13,7 +13,7 @@ from sparring import closest_name
 from sparring.contracts import TableConfig
 from sparring_train.config.change_notes import ChangeNotesConfig
 from sparring_train.config.exchange import ExchangeConfig
-from sparring_train.config.kinds import DataSection, ModelSection
+from sparring_train.config.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.logging import LoggingConfig
 from sparring_train.config.metrics import MetricsConfig
 from sparring_train.config.optimizer import OptimizerConfig
@@ -251,6 +251,39 @@ def _check_micro_batches(
         )
 
 
+def _check_validation(
+    training: TrainingConfig, model: ModelSection, data: DataSection
+) -> Iterator[PydanticCustomError]:
+    if not data.has_validation:
+        for name in ("watch", "patience", "min_improvement"):
+            if getattr(training, name) != TrainingConfig.model_fields[name].default:
+                known = [each for each in type(data).model_fields if each.startswith("validation")]
+                places = " or ".join(f"data.{each}" for each in known)
+                yield PydanticCustomError(
+                    "validation_rows",
+                    "needs rows for validation, and the data keep none",
+                    {
+                        "path": ("training", name),
+                        "found": f"data.kind: {data.kind}"
+                        + ("" if known else ", which has no validation"),
+                        "expected": places or "another kind of data",
+                    },
+                )
+        return
+    known = METRICS[model.loss]
+    if training.watch is not None and training.watch not in known:
+        yield PydanticCustomError(
+            "watched_metric",
+            "the model has no such metric",
+            {
+                "path": ("training", "watch"),
+                "found": repr(training.watch),
+                "expected": ", ".join(known),
+                "suggestion": closest_name(training.watch, known),
+            },
+        )
+
+
 def _check_table_names(
     model: ModelSection, data: DataSection, tables: TablesConfig
 ) -> Iterator[PydanticCustomError]:
@@ -309,6 +342,7 @@ def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomErr
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError]]], ...] = (
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
+    (("training", "model", "data"), _check_validation),
     (("model", "data", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),

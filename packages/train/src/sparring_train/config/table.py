@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from sparring import TableConfig
+from sparring.errors import InvalidArgumentError
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt, Section
 from sparring_train.data.columns import Feature, Label, Schema
 
-__all__ = ["SplitConfig", "TableData"]
+__all__ = ["SplitConfig", "SplitWays", "TableData", "ValidationConfig", "is_table_name"]
 
 _Name = Annotated[str, Field(min_length=1)]
 _Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
@@ -28,8 +30,8 @@ def _as_text(value: Any) -> Any:
 _Text = Annotated[str, BeforeValidator(_as_text)]
 
 
-class SplitConfig(Section):
-    """Which rows are kept for the test: one of five ways. Without any, `fraction: 0.1`."""
+class SplitWays(Section):
+    """One of five ways to choose rows."""
 
     fraction: OpenFraction | None = Field(
         None, description="This part of the rows, drawn by `seed` and a row's place in the files."
@@ -42,12 +44,7 @@ class SplitConfig(Section):
         description="Rows whose `data.time` is this or later: `2024-01-31 12:00`, or a number "
         "where times are numbers.",
     )
-    column: _Name | None = Field(
-        None, description="The column that says it: rows where it has the value `test`."
-    )
-    test: _Text = Field(
-        "test", description="The value of `column` of rows that are kept for the test."
-    )
+    column: _Name | None = Field(None, description="The column whose value says it.")
     leave_one_out: _Name | None = Field(
         None,
         description="The column of users: the last row of each user by `data.time`, or without it "
@@ -60,21 +57,41 @@ class SplitConfig(Section):
         return tuple(name for name in (self.column, self.leave_one_out) if name is not None)
 
     @property
+    def given_ways(self) -> list[str]:
+        """Names of the ways that are given."""
+        ways = ("fraction", "time", "time_from", "column", "leave_one_out")
+        return [name for name in ways if getattr(self, name) is not None]
+
+
+class SplitConfig(SplitWays):
+    """Which rows are kept for the test: one of five ways. Without any, `fraction: 0.1`."""
+
+    test: _Text = Field(
+        "test", description="The value of `column` of rows that are kept for the test."
+    )
+
+    @property
+    def marked(self) -> str:
+        """The value of `column` of rows that are chosen."""
+        return self.test
+
+    @property
     def test_fraction(self) -> float:
         """Of a split by chance."""
         return 0.1 if self.fraction is None else self.fraction
 
-    @model_validator(mode="after")
-    def _is_one_way(self) -> SplitConfig:
-        ways = ("fraction", "time", "time_from", "column", "leave_one_out")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise PydanticCustomError(
-                "split_ways",
-                "takes one way",
-                {"path": ("data", "split"), "found": ", ".join(given), "expected": "one of them"},
-            )
-        return self
+
+class ValidationConfig(SplitWays):
+    """Which of the rows that are not for the test are kept for validation: one of five ways."""
+
+    value: _Text = Field(
+        "validation", description="The value of `column` of rows that are kept for validation."
+    )
+
+    @property
+    def marked(self) -> str:
+        """The value of `column` of rows that are chosen."""
+        return self.value
 
 
 class HistoryConfig(Section):
@@ -119,6 +136,28 @@ class TableData(DataSection):
     separator: str | None = Field(
         None, min_length=1, max_length=8, description="What is between the ids of a list in CSV."
     )
+    delimiter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="The character between the values of a row in CSV. Without it a comma, and a tab in "
+        "files whose name ends in `.tsv`.",
+    )
+    decimal: Literal[".", ","] = Field(
+        ".",
+        description="The decimal sign of numbers in CSV. With `,`, points are accepted between groups "
+        "of three digits: `1.234,5`.",
+    )
+    missing_values: Annotated[tuple[_Text, ...], Field(strict=False, max_length=100)] = Field(
+        (),
+        description="Texts in CSV that mean a missing value, in every column: `[NA, '-', '?']`. The "
+        "empty text always is a missing value, and `NA`, `N/A`, `NULL` and `NaN` are among numbers.",
+    )
+    label_values: dict[str, Annotated[float, Field(strict=False)]] = Field(
+        default_factory=dict,
+        description="Text of `label` → the number that it means: `{yes: 1, no: 0}`. A row with another "
+        "text is a bad row. Without it, labels are numbers, `true` and `false`.",
+    )
     share_tables: dict[_Name, _Name] = Field(
         default_factory=dict,
         description="Column of `categorical` → the table of its embeddings, where that is not its "
@@ -149,6 +188,10 @@ class TableData(DataSection):
         "its column; for models of sequences. 32 bytes of each row are kept in memory.",
     )
     split: SplitConfig = Field(SplitConfig(), description="Which rows are kept for the test.")
+    validation: ValidationConfig | None = Field(
+        None,
+        description="Which of the other rows are kept for validation: `{fraction: 0.1}`; null: none.",
+    )
     shuffle: bool = Field(
         True,
         description="Each epoch has an order of its own, drawn by `seed`. False: in the order of "
@@ -205,6 +248,10 @@ class TableData(DataSection):
         )
 
     @property
+    def has_validation(self) -> bool:
+        return self.validation is not None
+
+    @property
     def labels(self) -> tuple[Label | None, ...]:
         return (None,) if self.label is None else ("binary", "number", None)
 
@@ -237,11 +284,51 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
             yield key, "names a column twice", twice[0], "each column once"
     if data.label is not None and data.label in (*data.categorical, *data.numeric):
         yield "label", "is also a column to predict from", data.label, "a column of its own"
+    yield from _csv_problems(data)
+    yield from _table_name_problems(data)
     if data.history is not None:
         yield from _history_problems(data, data.history)
-    split = data.split
-    if (split.time is not None or split.time_from is not None) and data.time is None:
-        yield "time", "is what data.split needs to know", "null", "the column of times"
+    for key, ways, fewest in (("split", data.split, 0), ("validation", data.validation, 1)):
+        if ways is None:
+            continue
+        if not fewest <= len(ways.given_ways) <= 1:
+            found = ", ".join(ways.given_ways) or "none"
+            yield (
+                key,
+                "takes one way",
+                found,
+                "one of fraction, time, time_from, column, leave_one_out",
+            )
+        if (ways.time is not None or ways.time_from is not None) and data.time is None:
+            yield "time", f"is what data.{key} needs to know", "null", "the column of times"
+
+
+def is_table_name(name: str) -> bool:
+    """Returns whether a table may have this name."""
+    try:
+        TableConfig(name, 1)
+    except InvalidArgumentError:
+        return False
+    return True
+
+
+def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+    for name in data.categorical:
+        table = data.share_tables.get(name, name)
+        if not is_table_name(table):
+            yield (
+                "categorical" if table == name else "share_tables",
+                "names a column that cannot be the name of a table; name its table in data.share_tables",
+                table,
+                "letters of ASCII, digits, and _ . -, with a letter or underscore first",
+            )
+
+
+def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+    if data.delimiter is not None and data.delimiter in '"\r\n':
+        yield "delimiter", "is a character of CSV itself", repr(data.delimiter), "another character"
+    if data.label_values and data.label is None:
+        yield "label_values", "has no label", "data.label: null", "the column of labels"
 
 
 def _history_problems(

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sparring_train.config.section import PositiveFloat, PositiveInt, Section
+from sparring_train.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 __all__ = ["TrainingConfig"]
 
@@ -29,8 +29,29 @@ class TrainingConfig(Section):
     )
     evaluation_interval_steps: PositiveInt | None = Field(
         None,
-        description="Evaluate after every so many steps; null evaluates at the end only, which "
-        "is done in any case.",
+        description="Evaluate after every so many steps: on the validation rows if the data keep some, "
+        "otherwise on the test rows. Null: on the validation rows at the end of each epoch. At the end "
+        "of training both are evaluated.",
+    )
+    watch: str | None = Field(
+        None,
+        min_length=1,
+        description="The metric of the validation rows that says which step is best. Null: `auc`, `rmse` "
+        "or `recall@10`, by the model.",
+    )
+    patience: PositiveInt | None = Field(
+        None,
+        description="Stop if so many evaluations in a row have not improved `watch`; null does not stop "
+        "early. It needs validation rows.",
+    )
+    min_improvement: NonNegativeFloat = Field(
+        0.0, description="The least change of `watch` that counts as an improvement."
+    )
+    keep_best: bool = Field(
+        True,
+        description="With validation rows: save a snapshot whenever `watch` has improved, and return to "
+        "the best one at the end. It is what is tested, reported and saved as the newest snapshot. "
+        "False: the last step is.",
     )
     log_interval_seconds: PositiveFloat = Field(
         5.0, description="Time between two lines of progress where there is no terminal."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.data.criteo import read_clicks
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import PlantedModel
+from sparring_train.data.split import Part
 from sparring_train.quality import auc, log_loss
 
 __all__ = ["ClickDataset", "SyntheticClickDataset", "read_examples"]
@@ -35,24 +36,33 @@ class ClickDataset:
         """The training part of the log."""
         return self._read(self._data.path, "train", self._data.batch_size)
 
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """The validation part of the log, or the log of the validation."""
+        path = self._data.validation_path
+        if path is None:
+            return self._read(self._data.path, "validation", _EVALUATION_BATCH_SIZE)
+        clicks = read_clicks(path, _EVALUATION_BATCH_SIZE)
+        return (_columns(batch, self.schema) for batch in clicks)
+
     def test_batches(self) -> Iterator[ColumnBatch]:
         """The test part of the log, or the log of the test."""
-        path = self._data.test_path or self._data.path
-        return self._read(path, "test", _EVALUATION_BATCH_SIZE)
+        path = self._data.test_path
+        if path is None:
+            return self._read(self._data.path, "test", _EVALUATION_BATCH_SIZE)
+        return (_columns(batch, self.schema) for batch in read_clicks(path, _EVALUATION_BATCH_SIZE))
 
     def extra(self) -> Mapping[str, Any]:
         """Nothing: the best AUC that can be reached is unknown."""
         return {}
 
-    def _read(
-        self, path: str, part: Literal["train", "test"], batch_size: int
-    ) -> Iterator[ColumnBatch]:
+    def _read(self, path: str, part: Part, batch_size: int) -> Iterator[ColumnBatch]:
         data = self._data
         clicks = read_clicks(
             path,
             batch_size,
-            part=part if data.test_path is None else "all",
-            test_fraction=data.test_fraction,
+            part=part,
+            test_fraction=data.test_fraction if data.test_path is None else 0.0,
+            validation_fraction=data.validation_fraction or 0.0,
             seed=self._seed,
         )
         return (_columns(batch, self.schema) for batch in clicks)
@@ -87,6 +97,12 @@ class SyntheticClickDataset:
     def test_batches(self) -> Iterator[ColumnBatch]:
         """The test part."""
         clicks = rebatch((chunk.batch for chunk in self._test), _EVALUATION_BATCH_SIZE)
+        return (_columns(batch, self.schema) for batch in clicks)
+
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """The validation part, which is drawn again each time."""
+        chunks = self._planted.chunks(self._data.validation_samples or 0, "validation")
+        clicks = rebatch((chunk.batch for chunk in chunks), _EVALUATION_BATCH_SIZE)
         return (_columns(batch, self.schema) for batch in clicks)
 
     def extra(self) -> Mapping[str, Any]:

@@ -17,20 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from sparring.errors import DataError, InvalidArgumentError
 from sparring_train.data.batches import ClickBatch, check_batch_size, rebatch, take
 from sparring_train.data.criteo_parquet import read_parquet_rows
 from sparring_train.data.criteo_text import read_text_rows
-from sparring_train.data.split import check_test_fraction, is_test_row
+from sparring_train.data.split import Part, check_test_fraction, uniform_of_rows
 
-__all__ = ["SUFFIXES", "Part", "criteo_files", "read_clicks"]
+__all__ = ["SUFFIXES", "criteo_files", "read_clicks"]
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".gz", ".parquet")
 """Suffixes of the files in a folder that are read."""
-
-Part = Literal["all", "train", "test"]
 
 
 def criteo_files(path: str | PathLike[str]) -> tuple[Path, ...]:
@@ -65,8 +63,9 @@ def read_clicks(
     path: str | PathLike[str],
     batch_size: int,
     *,
-    part: Part = "all",
+    part: Part | Literal["all"] = "all",
     test_fraction: float = 0.1,
+    validation_fraction: float = 0.0,
     seed: int = 0,
 ) -> Iterator[ClickBatch]:
     """Batches of a file or folder in file order; batches run over the borders of files.
@@ -76,9 +75,10 @@ def read_clicks(
     Args:
         path: see `criteo_files`.
         batch_size: rows of each batch; the last one may be smaller.
-        part: ``train`` or ``test`` keeps only the rows of that part. A row's place in the whole
-            stream and the seed decide (`sparring_train.data.split.is_test_row`).
+        part: ``train``, ``test`` or ``validation`` keeps only the rows of that part. A row's place in
+            the whole stream and the seed decide (`sparring_train.data.split.uniform_of_rows`).
         test_fraction: the share of rows in the test part, at least 0 and below 1.
+        validation_fraction: the share of the other rows in the validation part, likewise.
         seed: of the split; any 64-bit number.
 
     Raises:
@@ -88,11 +88,13 @@ def read_clicks(
     """
     check_batch_size(batch_size)
     check_test_fraction(test_fraction)
-    if part not in ("all", "train", "test"):
-        raise InvalidArgumentError(f"part: found {part!r}, must be 'all', 'train' or 'test'")
+    check_test_fraction(validation_fraction)
+    if part not in ("all", *get_args(Part)):
+        names = ", ".join(repr(each) for each in ("all", *get_args(Part)))
+        raise InvalidArgumentError(f"part: found {part!r}, must be one of {names}")
     rows = _read_rows(path)
     if part != "all":
-        rows = _keep(rows, part == "test", test_fraction, seed)
+        rows = _keep(rows, part, (test_fraction, validation_fraction), seed)
     return rebatch(rows, batch_size)
 
 
@@ -108,10 +110,14 @@ def _read_rows(path: str | PathLike[str]) -> Iterator[ClickBatch]:
 
 
 def _keep(
-    batches: Iterator[ClickBatch], is_test: bool, test_fraction: float, seed: int
+    batches: Iterator[ClickBatch], part: Part, fractions: tuple[float, float], seed: int
 ) -> Iterator[ClickBatch]:
+    test, validation = fractions
+    end = test + validation * (1 - test)
+    bounds = {"test": (0.0, test), "validation": (test, end), "train": (end, 1.0)}
+    least, most = bounds[part]
     first_row = 0
     for batch in batches:
-        chosen = is_test_row(first_row, len(batch), test_fraction=test_fraction, seed=seed)
-        yield take(batch, chosen if is_test else ~chosen)
+        uniform = uniform_of_rows(first_row, len(batch), seed=seed)
+        yield take(batch, (least <= uniform) & (uniform < most))
         first_row += len(batch)

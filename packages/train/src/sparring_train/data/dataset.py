@@ -66,6 +66,13 @@ class Dataset(Protocol):
     def test_batches(self) -> Iterator[ColumnBatch]:
         """All test examples once, always in the same order. Raises as `batches`."""
 
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """All examples for validation once, always in the same order: none of them is among those of
+        `batches` or `test_batches`.
+
+        It is called only if `DataSection.has_validation` is true. Raises as `batches`.
+        """
+
     def extra(self) -> Mapping[str, Any]:
         """Further results worth showing a person, JSON types only: best AUC, …
 

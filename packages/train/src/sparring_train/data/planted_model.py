@@ -30,7 +30,7 @@ __all__ = ["CHUNK_ROWS", "PlantedModel", "SyntheticPart"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-SyntheticPart = Literal["train", "test"]
+SyntheticPart = Literal["train", "test", "validation"]
 
 CHUNK_ROWS = 1 << 15
 """Rows that are drawn together; each chunk has random numbers of its own."""
@@ -48,7 +48,7 @@ _VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.82, 0.14, 0.0
 _LOGIT_DEVIATION = 1.7
 _CLICK_RATE = 0.25
 _CALIBRATION_ROWS = 1 << 15
-_STREAMS = {"parameters": 0, "calibration": 1, "train": 2, "test": 3}
+_STREAMS = {"parameters": 0, "calibration": 1, "train": 2, "test": 3, "validation": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PlantedModel:
         self._calibrate()
 
     def chunks(self, num_rows: int, part: SyntheticPart = "train") -> Iterator[ClickLog]:
-        """The first `num_rows` rows of one of two logs, `CHUNK_ROWS` at a time.
+        """The first `num_rows` rows of one of three logs, `CHUNK_ROWS` at a time.
 
         The rows of a longer log start with those of a shorter one.
         """

@@ -30,9 +30,18 @@ class RatingDataset:
         self._seed = request.seed % 2**64
         self._batch_size = data.batch_size
         split = split_ratings(
-            read_ratings(data.path), test_fraction=data.test_fraction, seed=self._seed
+            read_ratings(data.path),
+            test_fraction=data.test_fraction,
+            validation_fraction=data.validation_fraction or 0.0,
+            seed=self._seed,
         )
-        self._train, self._test = split.train, split.test
+        self._train, self._test, self._validation = split.train, split.test, split.validation
+        if data.has_validation and not len(split.validation):
+            raise DataError(
+                f"{data.path}: found too few ratings to keep data.validation_fraction="
+                f"{data.validation_fraction} of them for validation; raise it, or leave it out",
+                path=data.path,
+            )
         if not len(split.train) or not len(split.test):
             raise DataError(
                 f"{data.path}: found {len(split.train) + len(split.test)} ratings, too few to hold "
@@ -58,6 +67,10 @@ class RatingDataset:
     def test_batches(self) -> Iterator[ColumnBatch]:
         """All test ratings, in one batch."""
         yield _columns(self._test)
+
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """All ratings for validation, in one batch."""
+        yield _columns(self._validation)
 
     def extra(self) -> Mapping[str, Any]:
         """Nothing: the best RMSE that can be reached is unknown."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from sparring import StepContainer, StorageChoice
 from sparring.errors import UnsupportedError
-from sparring_train.config.kinds import Loss
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch, Label, Schema
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
-from sparring_train.loop.ranking_evaluation import RankingEvaluation, with_both
+from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, with_both
 from sparring_train.quality import BinaryQuality, NumberQuality, Quality
 from sparring_train.ranks import Ranks
 from sparring_train.registered_kinds import data_kinds
@@ -25,14 +24,7 @@ from sparring_train.report.slices import SliceQuality
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["MAIN_METRICS", "ColumnSource", "Observe"]
-
-MAIN_METRICS: Mapping[Loss, str] = {
-    "log_loss": "auc",
-    "squared_error": "rmse",
-    "ranking": "recall@10",
-}
-"""Loss → the metric that a model is compared by."""
+__all__ = ["ColumnSource", "HeldOut", "Observe"]
 
 _SKIPPED = "rows_skipped"
 
@@ -131,26 +123,33 @@ class ColumnSource:
         return (each for each in whole if each.num_examples)
 
     def evaluate(
-        self, predict: Predict, ranks: Ranks, observe: Observe | None = None
+        self,
+        predict: Predict,
+        ranks: Ranks,
+        observe: Observe | None = None,
+        *,
+        part: HeldOut = "test",
     ) -> dict[str, float]:
-        """Metrics on the test examples: AUC and log loss of probabilities, RMSE of numbers, or those of
-        `RankingEvaluation`.
+        """Metrics on the test or the validation examples: AUC and log loss of probabilities, RMSE of
+        numbers, or those of `RankingEvaluation`.
 
         Args:
             predict: gives a rank's predictions for its part of a batch.
             ranks: of the run.
             observe: called with each batch, and the predictions and labels of all ranks for it; not
                 where all items are ranked.
+            part: the examples.
         """
         if self._ranking is not None:
-            metrics = self._rankings.metrics(predict, ranks)
+            metrics = self._rankings.metrics(predict, ranks, part)
             self.why_undefined = self._rankings.why_undefined
             return metrics
         known, quality = self.data.label_range, self.quality()
-        for batch in self.data.test_batches():
-            part, labels = ranks.part(batch), batch.labels
+        is_test = part == "test"
+        for batch in self.data.test_batches() if is_test else self.data.validation_batches():
+            mine, labels = ranks.part(batch), batch.labels
             assert labels is not None
-            predictions = ranks.gathered(predict(part))
+            predictions = ranks.gathered(predict(mine))
             if batch.total is not None:
                 labels = ranks.gathered(labels)
             if known is not None and self._config.model.label == "number":
@@ -158,13 +157,15 @@ class ColumnSource:
             quality.update(predictions, labels)
             if observe is not None:
                 observe(batch, predictions, labels)
-        self.why_undefined = quality.why_undefined()
+        self.why_undefined = quality.why_undefined(part)
         return quality.metrics()
 
     @functools.cached_property
     def _rankings(self) -> RankingEvaluation:
         assert self._ranking is not None
-        return RankingEvaluation(self._ranking, self.data)
+        return RankingEvaluation(
+            self._ranking, self.data, has_validation=self._config.data.has_validation
+        )
 
     def quality(self) -> Quality:
         """Empty metrics, which measure predictions of this run's model."""

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any
+
+import numpy as np
 
 from sparring import (
     PluginManager,
@@ -24,7 +26,9 @@ from sparring.errors import DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.job_plan import plan_of_run
 from sparring_train.logs import logs_written
+from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.kept_best import KeptBest, best_step_of, kept_best
 from sparring_train.loop.model import Trainer
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.loop.run_report import RunReport
@@ -36,6 +40,9 @@ from sparring_train.run_snapshots import RunSnapshots
 from sparring_train.same_run import ORIGINS, check_same_origins
 
 __all__ = ["run_training"]
+
+_VALIDATION = "validation"
+"""The name of the state that says which step is the best so far."""
 
 _POSITION = "position"
 """The name of the state that says how far a run has come."""
@@ -97,7 +104,10 @@ def run_training(
             metrics_written(container, config.metrics),
             RunNotes(container, config, plugin_manager, progress.on_message) as notes,
         ):
-            return _Run(config, source, trainer, progress, notes).to_end()
+            is_one_host = job.membership.local_world_size == job.collective.world_size
+            run = _Run(config, source, trainer, progress, notes)
+            with run.best_kept(is_one_host):
+                return run.to_end()
 
 
 @contextmanager
@@ -140,6 +150,15 @@ def _position(url: str, values: Mapping[str, Any]) -> _Position:
     return _Position(*counts)
 
 
+def _with_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each batch, and whether it is the last."""
+    batch = next(batches, None)
+    while batch is not None:
+        after = next(batches, None)
+        yield batch, after is None
+        batch = after
+
+
 class _Run:
     """The loop over steps, and what it needs."""
 
@@ -166,43 +185,124 @@ class _Run:
         self._progress = self._report.progress
         self._at = _Position()
         # Where the run is once the steps under way are made: batches are asked for ahead of them.
-        self._coming: deque[_Position] = deque()
+        self._coming: deque[tuple[_Position, bool]] = deque()
         self._ready: Iterator[Any] | None = None
         self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
+        self._best = best_step_of(config)
+        self._validated_step = -1
+        self._validation: dict[str, float] = {}
+        self._kept: KeptBest | None = None
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
         self._notes = notes
+
+    @contextmanager
+    def best_kept(self, is_one_host: bool) -> Iterator[None]:
+        """Has a place for the snapshot of the best step, if one is kept, for the block."""
+        if self._best is None or not self._config.training.keep_best:
+            yield
+            return
+        tell = self._progress.on_message
+        with kept_best(
+            self._container, self._config, self._snapshots, tell, is_one_host=is_one_host
+        ) as self._kept:
+            yield
 
     def to_end(self) -> TrainResult:
         """Trains for as long as the configuration says, and evaluates."""
         self._start = time.perf_counter()
         self._progress.on_start(self._total_steps())
-        interval = self._config.training.evaluation_interval_steps
         self._snapshots.check_folder()
         self._snapshots.check_rows()
         self._resume()
-        for trained in self._trainer.steps(self._ready or self._batches()):
-            self._at = self._coming.popleft()
-            self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
-            self._progress.on_step(self._step, trained.loss, trained.num_examples)
-            if self._report.wants_rows(self._step):
-                self._report.on_rows(self._step, self._rows())
-            if interval is not None and self._step % interval == 0:
-                self._evaluate(is_last=self._step == self._total_steps())
-            if self._snapshots.is_due(self._step):
-                self._snapshots.save(self._step, self._states())
-            self._notes.after_step(self._step)
+        self._train()
         if not self._step:
             raise DataError("the data has no sample to train on; give more, or hold out less")
+        has_returned = self._return_to_best()
         if self._metrics_step != self._step or self._report.wants_slices:
             self._evaluate(is_last=True)
         self._report.on_rows(self._step, self._rows())
-        self._snapshots.end(self._step, self._states)
+        self._snapshots.end(self._step, self._states, is_needed=has_returned)
         self._notes.end(self._step)
         result = self._result()
         self._report.write(result, self._snapshots.last_url)
         return result
+
+    def _train(self) -> None:
+        """Makes the steps that are left."""
+        interval = self._config.training.evaluation_interval_steps
+        if self._best is not None and self._best.is_over:
+            return
+        for trained in self._trainer.steps(self._ready or self._batches()):
+            self._at, ends_epoch = self._coming.popleft()
+            if self._kept is not None:
+                self._kept.is_current = False
+            self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
+            self._progress.on_step(self._step, trained.loss, trained.num_examples)
+            if self._report.wants_rows(self._step):
+                self._report.on_rows(self._step, self._rows())
+            is_last = self._step == self._total_steps()
+            is_due = ends_epoch if interval is None else self._step % interval == 0
+            if self._best is not None and (is_due or is_last):
+                self._validate(self._best)
+            elif self._best is None and interval is not None and is_due:
+                self._evaluate(is_last=is_last)
+            # The last step is saved at the end, when it is known which step is the best.
+            if self._snapshots.is_due(self._step) and (self._best is None or not is_last):
+                self._snapshots.save(self._step, self._states())
+            self._notes.after_step(self._step)
+            if self._best is not None and self._best.is_over:
+                self._progress.on_message(
+                    f"training stops after step {self._step:,}: {self._best.num_since} evaluations have "
+                    f"not improved validation {self._best.metric} (training.patience)"
+                )
+                return
+
+    def _validate(self, best: BestStep) -> None:
+        """Evaluates the validation samples, and saves the step if it is the best."""
+        metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
+        why = self._source.why_undefined
+        if why is not None and math.isnan(metrics[best.metric]):
+            raise DataError(
+                f"training.watch: {best.metric} is not defined on the validation rows, because {why}; "
+                "keep other rows for validation in the section data, or choose another metric"
+            )
+        self._progress.on_metrics(self._step, metrics, "validation")
+        # Ranks on different processors might round differently.
+        value = self._ranks.gathered(np.array([metrics[best.metric]]))[0]
+        self._validated_step = self._step
+        if not best.note(self._step, float(value)):
+            return
+        self._validation = metrics
+        if self._kept is not None:
+            self._kept.is_current = True
+            self._kept.save(self._step, self._states)
+
+    def _return_to_best(self) -> bool:
+        """Returns to the best step, if it is kept and is not the last one; whether that was so."""
+        best, kept = self._best, self._kept
+        if best is None:
+            return False
+        if self._validated_step != self._step and not best.is_over:
+            self._validate(best)
+        if best.step is None:
+            self._progress.on_message(
+                f"validation {best.metric} was never a number; the last step is kept"
+            )
+        if kept is None or kept.is_current or best.step is None:
+            return False
+        states = kept.load(best.step)
+        if states is None:
+            return False
+        self._trainer.restore(states)
+        # A resumed run goes on behind the steps that were made.
+        self._container.state.set_steps(self._step)
+        self._progress.on_message(
+            f"step {best.step:,} had the best validation {best.metric}, {best.value:.4f}: the run ends "
+            "with its snapshot"
+        )
+        return True
 
     def _result(self) -> TrainResult:
         """Result of the run so far; all ranks call it."""
@@ -216,6 +316,8 @@ class _Run:
             extra=self._source.extra() | self._undefined() | self._report_path(),
             skipped=self._skipped(),
             resumed_steps=self._resumed_steps,
+            best_step=None if self._best is None else self._best.step,
+            validation=self._validation,
             peak_memory_bytes=self._ranks.largest(peak_memory_bytes()),
             rank=self._ranks.rank,
         )
@@ -233,13 +335,15 @@ class _Run:
         for epoch in range(begin.epoch, self._config.training.epochs):
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = islice(self._source.batches(epoch), skipped, None)
-            for number, batch in enumerate(batches, start=skipped + 1):
+            # Only with validation is it asked for: a batch is then read ahead.
+            marked = _with_ends(batches) if self._best is not None else zip(batches, repeat(False))
+            for number, (batch, is_end) in enumerate(marked, start=skipped + 1):
                 # A run that was resumed may be beyond a limit that was lowered since.
                 if limit is not None and step >= limit:
                     return
                 self._snapshots.check()
                 step += 1
-                self._coming.append(_Position(step, epoch, number))
+                self._coming.append((_Position(step, epoch, number), is_end))
                 yield batch
 
     @property
@@ -250,6 +354,10 @@ class _Run:
         """State that the run needs to go on from here, without what the container saves itself."""
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
         own = {_POSITION: State(asdict(self._at) | counted)}
+        if self._best is not None:
+            kept = {} if self._kept is None else self._kept.values()
+            more = {"metrics": self._validation, "validated_step": self._validated_step}
+            own[_VALIDATION] = State(self._best.values() | more | kept)
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
         return {**self._trainer.states(), **self._report.states(self._result), **own}
@@ -276,6 +384,21 @@ class _Run:
         self._report.resume(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)
+        if self._best is not None and _VALIDATION in loaded.states:
+            self._resume_validation(self._best, loaded.states[_VALIDATION].values, loaded.url)
+
+    def _resume_validation(self, best: BestStep, values: Mapping[str, Any], url: str) -> None:
+        """Continues with the best step so far."""
+        if not best.restore(values):
+            self._progress.on_message(
+                f"{url} was saved with training.watch: {values.get('metric')}; the best step is sought "
+                f"again, by {best.metric}"
+            )
+            return
+        self._validation = dict(values["metrics"])
+        if self._kept is not None:
+            self._kept.restore(values, url)
+        self._validated_step = values["validated_step"]
 
     def _go_to(self, snapshot: Snapshot) -> None:
         """Opens the data where a snapshot was saved, while its rows come in."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,10 @@ from sparring_train.loop.model import Predict
 from sparring_train.ranking import of_queries
 from sparring_train.ranks import Ranks
 
-__all__ = ["RankingEvaluation", "with_both"]
+__all__ = ["HeldOut", "RankingEvaluation", "with_both"]
+
+HeldOut = Literal["test", "validation"]
+"""Parts of the data that are not trained on."""
 
 Ids = npt.NDArray[np.int64]
 Jagged = tuple[Ids, Ids]
@@ -46,28 +51,33 @@ class RankingEvaluation:
     evaluation: memory holds the features of each item, and of each user of this rank's queries the items
     of training.
 
+    A user has seen the items of the training examples, and in the test those of the validation
+    examples, too.
+
     Args:
         ranking: says which columns are what.
         data: of the run.
+        has_validation: whether the data have validation examples.
     """
 
-    def __init__(self, ranking: Ranking, data: Dataset) -> None:
+    def __init__(self, ranking: Ranking, data: Dataset, *, has_validation: bool = False) -> None:
         self._ranking, self._data, self._schema = ranking, data, data.schema
+        self._has_validation = has_validation
         self._items: ColumnBatch | None = None
-        self._seen: tuple[Ids, Jagged] | None = None
-        """Users in order, and the items of each."""
+        self._seen: dict[HeldOut, tuple[Ids, Jagged]] = {}
+        """Part → its users in order, and the items that each has seen."""
         self.why_undefined: str | None = None
         """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
-    def metrics(self, predict: Predict, ranks: Ranks) -> dict[str, float]:
+    def metrics(self, predict: Predict, ranks: Ranks, part: HeldOut = "test") -> dict[str, float]:
         """Means over all queries of recall, NDCG, reciprocal rank and hit rate at 10; all ranks call it.
 
         Raises:
             UnsupportedError: sparring-packed is not installed.
         """
-        queries = self._queries(predict, ranks)
-        if self._items is None:
-            self._read_training(np.unique(queries.users), ranks)
+        queries = self._queries(predict, ranks, part)
+        if part not in self._seen:
+            self._read_seen(np.unique(queries.users), ranks, part)
         keys, vectors = self._item_vectors(predict, ranks)
         sums = np.zeros(5)
         for begin in range(0, len(queries.users), _BLOCK):
@@ -77,30 +87,32 @@ class RankingEvaluation:
                 keys,
                 vectors,
                 relevant=of_queries(queries.relevant, block),
-                seen=self._seen_by(queries, block),
+                seen=self._seen_by(queries, block, part),
                 cutoffs=(_CUTOFF,),
             )[_CUTOFF]
             means = (found.recall, found.ndcg, found.mrr, found.hit_rate, 1.0)
             if found.num_queries:
                 sums += found.num_queries * np.array(means)
         sums = ranks.sum(sums)
-        self.why_undefined = None if sums[4] else self._why_no_queries()
+        self.why_undefined = None if sums[4] else self._why_no_queries(part)
         values = (sums[:4] / sums[4] if sums[4] else np.full(4, np.nan)).tolist()
         names = ("recall", "ndcg", "mrr", "hit_rate")
         return {f"{name}@{_CUTOFF}": value for name, value in zip(names, values, strict=True)}
 
-    def _why_no_queries(self) -> str:
+    def _why_no_queries(self, part: HeldOut) -> str:
         if self._ranking.positive is None:
-            return "there is no test row"
-        return f"no test row has a label of at least {self._ranking.positive:g} (model.positive)"
+            return f"there is no {part} row"
+        return f"no {part} row has a label of at least {self._ranking.positive:g} (model.positive)"
 
-    def _queries(self, predict: Predict, ranks: Ranks) -> _Queries:
+    def _queries(self, predict: Predict, ranks: Ranks, part: HeldOut) -> _Queries:
         """Of this rank, with their vectors."""
         ranking = self._ranking
         known: dict[int, int] = {}
         users, vectors, places, items, histories = [], [], [], [], []
         count = position = 0
-        for batch in self._whole(self._data.test_batches(), ranks, None):
+        is_test = part == "test"
+        given = self._data.test_batches() if is_test else self._data.validation_batches()
+        for batch in self._whole(given, ranks, None):
             wanted = self._positive(batch)
             item = batch.ids[ranking.item[0]].ids
             if ranking.query is None:
@@ -137,23 +149,33 @@ class RankingEvaluation:
             _column_as_jagged(histories) if histories else None,
         )
 
-    def _read_training(self, users: Ids, ranks: Ranks) -> None:
-        """Items with their features as they were last met, and those of `users`."""
+    def _read_seen(self, users: Ids, ranks: Ranks, part: HeldOut) -> None:
+        """Items with their features as they were last met in training, and those that `users` have
+        seen before examples of `part`."""
         ranking = self._ranking
         catalogue = ItemCatalogue(ranking.item)
         pairs: list[tuple[Ids, Ids]] = []
-        for batch in self._whole(self._data.batches(0), ranks, {*ranking.item, ranking.user}):
+        names = {*ranking.item, ranking.user}
+        trained = ((batch, True) for batch in self._whole(self._data.batches(0), ranks, names))
+        later: Iterator[tuple[ColumnBatch, bool]] = iter(())
+        if part == "test" and self._has_validation:
+            given = self._whole(self._data.validation_batches(), ranks, names)
+            later = ((batch, False) for batch in given)
+        for batch, is_trained in chain(trained, later):
             item = batch.ids[ranking.item[0]].ids
             if ranking.user is not None and len(users):
                 user = batch.ids[ranking.user].ids
                 places = np.minimum(np.searchsorted(users, user), len(users) - 1)
                 mine = users[places] == user
                 pairs.append((places[mine], item[mine]))
-            catalogue.add(batch)
+            if is_trained:
+                catalogue.add(batch)
         self._items = catalogue.items()  # a run has trained before it evaluates
         if ranking.user is not None:
             places, seen = (_joined([pair[side] for pair in pairs]) for side in (0, 1))
-            self._seen = users, _jagged(places, seen, len(users))
+            self._seen[part] = users, _jagged(places, seen, len(users))
+        else:
+            self._seen[part] = users, _jagged(_joined([]), _joined([]), len(users))
 
     def _item_vectors(self, predict: Predict, ranks: Ranks) -> tuple[Ids, npt.NDArray[np.floating]]:
         """Of all items, on every rank; each embeds its part of them."""
@@ -166,13 +188,13 @@ class RankingEvaluation:
             vectors.append(ranks.gathered(np.ascontiguousarray(found)))
         return items.ids[self._ranking.item[0]].ids, np.concatenate(vectors)
 
-    def _seen_by(self, queries: _Queries, block: Ids) -> Jagged | None:
+    def _seen_by(self, queries: _Queries, block: Ids, part: HeldOut) -> Jagged | None:
         """Items that each query of a block has seen."""
         parts = []
         if queries.history is not None:
             parts.append(of_queries(queries.history, block))
-        if self._seen is not None:
-            users, seen = self._seen
+        if self._ranking.user is not None:
+            users, seen = self._seen[part]
             parts.append(of_queries(seen, np.searchsorted(users, queries.users[block])))
         if not parts:
             return None

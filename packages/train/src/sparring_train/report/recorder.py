@@ -49,7 +49,8 @@ class RunRecorder:
     """Series of numbers by name, and how often ids are met.
 
     Names that a report knows: ``loss`` (of a training step), metrics on the test samples by
-    their name (``auc``, ``log_loss``, ``rmse``), and ``rows/<table>``.
+    their name (``auc``, ``log_loss``, ``rmse``), those on the validation samples as
+    ``validation/<metric>``, and ``rows/<table>``.
 
     Args:
         max_points: points kept of a series. A longer one keeps every second, fourth, … point
@@ -125,10 +126,10 @@ class RecordingProgress:
         self._recorder.record(step, "loss", loss)
         self._inner.on_step(step, loss, samples)
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
         for name, value in metrics.items():
-            self._recorder.record(step, name, value)
-        self._inner.on_metrics(step, metrics)
+            self._recorder.record(step, name if part == "test" else f"{part}/{name}", value)
+        self._inner.on_metrics(step, metrics, part)
 
     def on_message(self, message: str) -> None:
         self._inner.on_message(message)

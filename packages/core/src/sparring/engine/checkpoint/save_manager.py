@@ -215,6 +215,7 @@ class SnapshotJob:
                 self.retention.keep,
                 newest=self.history,
                 damaged=self.retention.damaged,
+                pinned=self.retention.pinned,
             )
             left = [url for url in self.history if url not in removed]
             self.history.clear()

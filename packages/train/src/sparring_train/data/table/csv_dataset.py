@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.data.dataset import LabelRange, OpenRequest
+from sparring_train.data.split import Part
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.history import histories_of
@@ -59,16 +60,20 @@ class CsvDataset:
         self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
         self._num_skipped = 0
         self._strings = strings
-        self._was_read: set[bool] = set()
+        self._was_read: set[Part] = set()
         self.label_range: LabelRange | None = self._label_range()
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
         """Training rows, the same on all ranks."""
-        return self._read(self._data.batch_size, epoch, is_test=False)
+        return self._read(self._data.batch_size, epoch, "train")
 
     def test_batches(self) -> Iterator[ColumnBatch]:
         """Test rows in the order of the files, the same on all ranks."""
-        return self._read(_EVALUATION_BATCH_SIZE, 0, is_test=True)
+        return self._read(_EVALUATION_BATCH_SIZE, 0, "test")
+
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """Validation rows in the order of the files, the same on all ranks."""
+        return self._read(_EVALUATION_BATCH_SIZE, 0, "validation")
 
     def extra(self) -> Mapping[str, Any]:
         """``rows_skipped``, where bad rows are skipped: of the first rank, as all read the same."""
@@ -81,7 +86,7 @@ class CsvDataset:
         if self._strings is not None:
             self._strings.flush()
 
-    def _read(self, size: int, epoch: int, *, is_test: bool) -> Iterator[ColumnBatch]:
+    def _read(self, size: int, epoch: int, part: Part) -> Iterator[ColumnBatch]:
         def order(number: int, count: int) -> npt.NDArray[np.int64]:
             # As one lane of Parquet files.
             random = np.random.PCG64([self._seed, epoch, 0, number])
@@ -92,13 +97,13 @@ class CsvDataset:
                 self._files.read(self._columns),
                 Decoder(self._data, self.schema.label, self._strings, self._histories),
                 self._split,
-                is_test=is_test,
+                part=part,
                 block_rows=ROWS_SHUFFLED,
-                order=order if self._data.shuffle and not is_test else None,
+                order=order if self._data.shuffle and part == "train" else None,
             )
         )
-        is_first = is_test not in self._was_read
-        self._was_read.add(is_test)
+        is_first = part not in self._was_read
+        self._was_read.add(part)
         while parts := list(taker.take(size)):
             batch = ColumnBatch.joined([each.batch for each in parts])
             is_good = np.concatenate([each.is_good for each in parts])
@@ -107,7 +112,7 @@ class CsvDataset:
                 batch = batch.take(is_good)
             yield batch
         self._flush()
-        if is_first and not is_test:
+        if is_first and part == "train":
             self._num_skipped += self._files.num_broken
 
     def _label_range(self) -> LabelRange | None:
@@ -115,5 +120,5 @@ class CsvDataset:
         if seen.columns:
             names = tuple(dict.fromkeys((*self._split.columns, *seen.columns)))
             for rows in self._files.read(names):
-                seen.add(rows, ~self._split.is_test(rows))
+                seen.add(rows, self._split.is_in("train", rows))
         return seen.range

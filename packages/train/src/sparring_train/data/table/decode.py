@@ -149,6 +149,15 @@ class Decoder:
 
     def _labels(self, array: Any, name: str, problems: _Problems) -> npt.NDArray[np.float32]:
         expected = _EXPECTED_LABEL[self._label]
+        if self._data.label_values:
+            array, expected = self._numbers_of_texts(array, name, problems)
+        elif _is_text(array.type.value_type if types.is_dictionary(array.type) else array.type):
+            raise DataError(
+                f"{problems.rows.file}, column {name!r}: found the type {array.type}, expected "
+                f"{expected}; set data.label_values to their numbers: {{yes: 1, no: 0}}",
+                path=problems.rows.file,
+                column=name,
+            )
         values, missing = _floats(array, problems.rows, name, expected)
         if self._label == "binary":
             is_good = ((values == 0) | (values == 1)) & ~missing
@@ -156,6 +165,15 @@ class Decoder:
             is_good = (np.abs(values) <= np.finfo(np.float32).max) & ~missing
         problems.check(is_good, array, name, expected)
         return np.where(is_good, values, 0).astype(np.float32)
+
+    def _numbers_of_texts(self, array: Any, name: str, problems: _Problems) -> tuple[Any, str]:
+        """Returns numbers by `data.label_values`, null for other texts, and the description of these."""
+        meaning = self._data.label_values
+        expected = f"one of {', '.join(map(repr, meaning))}, as data.label_values has"
+        found = array.dictionary_decode() if types.is_dictionary(array.type) else array
+        places = pc.index_in(found.cast(pyarrow.string()), pyarrow.array(list(meaning)))
+        problems.check(places.is_valid().to_numpy(zero_copy_only=False), found, name, expected)
+        return pyarrow.array(list(meaning.values()), pyarrow.float64()).take(places), expected
 
     def _numbers(self, array: Any, name: str, problems: _Problems) -> npt.NDArray[Any]:
         values, _ = _floats(array, problems.rows, name, _EXPECTED_NUMBER)
@@ -171,6 +189,8 @@ class Decoder:
 
     def _column(self, array: Any, feature: Feature, problems: _Problems) -> Column:
         is_list = types.is_list(array.type) or types.is_large_list(array.type)
+        if feature.is_list and types.is_null(array.type):
+            return Column(np.empty(0, np.int64), np.zeros(len(array), np.int64))
         if is_list != feature.is_list:
             raise DataError(
                 f"{problems.rows.file}, column {feature.name!r}: found {array.type}; "
@@ -334,7 +354,7 @@ def bad_row(file: str, row: int, bad: BadValue) -> DataError:
     """The error for a bad row."""
     where = f", column {bad.column!r}" if bad.column is not None else ""
     return DataError(
-        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; mend or remove the "
+        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the "
         "row, or choose data.bad_rows: skip",
         path=file,
         row=row,

@@ -1,26 +1,26 @@
-"""Looks at the first rows of files, and says what each column may be."""
+"""Guesses the role of each column of a data set from the first rows of its files."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from pyarrow import csv, parquet, types
+from pyarrow import types
 
 from sparring.errors import DataError
-from sparring_train.data.table.csv_rows import header_of
-from sparring_train.data.table.files import TableFile, find_files
+from sparring_train.data.table.csv_values import are_integers
+from sparring_train.data.table.files import find_files
+from sparring_train.data.table.sample import ReadingOptions, Sample, sample_parquet
+from sparring_train.data.table.sample_csv import sample_csv
 
 __all__ = ["ColumnLook", "Look", "Role", "look_at"]
 
 Role = Literal["categorical", "numeric", "time", "left out"]
 
-_SAMPLE_ROWS = 200_000
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 _ID_NAMES = frozenset((
@@ -31,11 +31,14 @@ _ID_NAMES = frozenset((
 ))
 # fmt: on
 _TIME_NAMES = frozenset(("time", "timestamp", "ts", "date", "datetime", "at", "created"))
-_LABELS = ("label", "clicked", "click", "target", "is_click", "converted", "purchased", "rating")
-_SEPARATORS = ("|", ";", " ")
+_LABELS = (
+    "label", "clicked", "click", "target", "is_click", "converted", "purchased", "bought", "rating",
+)  # fmt: skip
+_SEPARATORS = ("|", ";", ",", " ")
+_FIRST_ROWS = 1000
+"""Rows of CSV by which training decides whether ids are whole numbers."""
 _MOSTLY = 0.95
 """Part of the texts of a column from which on it is what they look like."""
-_DECIMAL_COMMA = r"^\s*[+-]?[0-9]{1,3}([. ]?[0-9]{3})*,[0-9]+\s*$"
 _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
 
@@ -55,6 +58,8 @@ class ColumnLook:
     num_missing: int = 0
     is_list: bool = False
     separator: str | None = None
+    type: Literal["string", "unsigned"] | None = None
+    """Type of ids in CSV, if training would not recognize it."""
     is_skewed: bool = False
     """Numbers that span powers of ten."""
     unsure: str | None = None
@@ -66,12 +71,26 @@ class Look:
     """Columns of files, as they were found."""
 
     columns: list[ColumnLook]
-    num_sampled: int
-    num_rows: int
-    is_exact: bool
-    """Whether `num_rows` is counted; else it follows from the size of the files."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """Column → Arrow array of the rows that were looked at."""
+    sample: Sample
+    num_bad: int = 0
+    """Rows that cannot be used, counted by `find_bad_rows`."""
+    first_bad: str | None = None
+    """Description of the first of them."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of rows that were looked at."""
+        return self.sample.num_sampled
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all files, which is an estimate unless `sample.is_exact`."""
+        return self.sample.num_rows
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Column → Arrow array of the rows that were looked at."""
+        return self.sample.values
 
     def choose_one_separator(self, columns: Sequence[ColumnLook]) -> None:
         """Leaves one separator to all lists of CSV, as one data set has one; other texts stay whole."""
@@ -86,98 +105,84 @@ class Look:
                 each.is_list, each.separator = False, None
                 _count(each, self.values[each.name])
 
-    def likely_label(self) -> str | None:
-        """The column that is called as labels are."""
-        names = {each.name.lower(): each.name for each in self.columns}
+    def choose_types(self, columns: Sequence[ColumnLook]) -> None:
+        """Sets the type of columns of ids in CSV that training would not recognize by its first rows."""
+        for each in columns:
+            texts = self.sample.texts.get(each.name)
+            if texts is None:
+                continue
+            if each.name in self.sample.wrong:
+                # Ids may be any text, and a few of them are no numbers.
+                self.values[each.name] = texts
+                _count(each, texts)
+            values = self.values[each.name]
+            if values.type == pyarrow.uint64():
+                each.type = "unsigned"
+            elif _is_text(values.type) and each.separator is None:
+                first = texts.slice(0, _FIRST_ROWS).drop_null().to_pylist()
+                each.type = "string" if are_integers(first, self.sample.decimal) else None
+
+    def find_bad_rows(self, columns: Sequence[str], required: Sequence[str]) -> None:
+        """Counts the rows that cannot be used.
+
+        Args:
+            columns: columns of numbers, labels, weights and times.
+            required: columns that must have a value.
+        """
+        sample = self.sample
+        bad = np.zeros(sample.num_sampled, np.bool_)
+        first: list[tuple[int, str]] = []
+        for name in columns:
+            if name in sample.wrong:
+                bad |= sample.wrong[name]
+                row = int(np.argmax(sample.wrong[name]))
+                found = str(sample.texts[name][row])[:60]
+                first.append((row, f"{sample.place_of(row)}, column {name!r}: found {found!r}"))
+        for name in required:
+            if sample.values[name].null_count:
+                is_null = sample.values[name].is_null().to_numpy(zero_copy_only=False)
+                is_null &= ~sample.wrong.get(name, np.zeros_like(bad))
+                if is_null.any():
+                    bad |= is_null
+                    row = int(np.argmax(is_null))
+                    first.append((row, f"{sample.place_of(row)}, column {name!r} is empty"))
+        self.num_bad = sample.num_broken + int(bad.sum())
+        self.first_bad = sample.first_broken or (min(first)[1] if first else None)
+
+    def likely_label(self, other: Collection[str]) -> str | None:
+        """Returns the column that is called as labels are, unless it is one of `other`."""
+        names = {name.lower(): name for name in self.values if name not in other}
         return next((names[each] for each in _LABELS if each in names), None)
 
+    def binary_columns(self) -> list[str]:
+        """Columns that may be labels of a click model, because their values are 0 and 1."""
+        return [name for name, values in self.values.items() if _is_binary(values)]
 
-def look_at(path: str) -> Look:
-    """Reads the first rows of files.
+
+def look_at(path: str, options: ReadingOptions | None = None) -> Look:
+    """Reads the first rows of all files.
+
+    Args:
+        path: path of the files.
+        options: keys of `data` that are known.
 
     Raises:
-        DataError: there is no file, or it cannot be read or has no row.
+        DataError: if there is no file, or one cannot be read, or there is no row.
     """
     files = find_files(path)
-    first = files[0]
-    if first.format == "csv":
-        header_of(first)
-    try:
-        if first.format == "parquet":
-            parts = list(_parquet_rows(first))
-            num_rows = sum(_footer(each).num_rows for each in files)
-        else:
-            parts = list(_csv_rows(first))
-            num_rows = 0
-    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{first.name}: cannot be read: {error}", path=first.name) from error
-    table = pyarrow.Table.from_batches(parts) if parts else pyarrow.table({})
-    twice = [each for each in table.column_names if table.column_names.count(each) > 1]
-    if twice:
-        raise DataError(
-            f"{first.name}: there is more than one column {twice[0]!r}; rename all but one of them",
-            path=first.name,
-            column=twice[0],
-        )
-    if not table.num_rows:
-        raise DataError(f"{first.name}: found no row, expected examples", path=first.name)
-    if first.format == "csv":
-        if table.num_rows < _SAMPLE_ROWS and len(files) == 1:
-            num_rows = table.num_rows
-        else:
-            # A row of CSV takes about as many bytes as its values in memory do.
-            num_rows = int(_bytes_of(files) / max(table.nbytes, 1) * table.num_rows)
-    values = {name: table.column(name).combine_chunks() for name in table.column_names}
-    values = {
-        name: each.dictionary_decode() if types.is_dictionary(each.type) else each
-        for name, each in values.items()
-    }
-    if first.format == "csv":
-        # As the examples are read: text that is empty is missing.
-        values = {
-            name: pc.if_else(pc.equal(pc.binary_length(each), 0), None, each)
-            if _is_text(each.type)
-            else each
-            for name, each in values.items()
-        }
-    is_exact = first.format == "parquet" or num_rows == table.num_rows
-    looks = [_look(name, each, first.format == "csv") for name, each in values.items()]
-    return Look(looks, table.num_rows, num_rows, is_exact, values)
+    options = options or ReadingOptions()
+    is_csv = files[0].format == "csv"
+    sample = sample_csv(path, files, options) if is_csv else sample_parquet(files)
+    if not sample.num_sampled:
+        raise DataError(f"{path}: found no row, expected examples", path=path)
+    separators = _SEPARATORS if options.separator is None else (options.separator,)
+    looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
+    for name, reason in sample.unusable.items():
+        looks.append(ColumnLook(name, "unknown", "left out", unsure=reason))
+    return Look(looks, sample)
 
 
-def _parquet_rows(file: TableFile) -> Iterator[Any]:
-    rows = 0
-    with file.open() as stream:
-        for batch in parquet.ParquetFile(stream).iter_batches():
-            yield batch
-            rows += batch.num_rows
-            if rows >= _SAMPLE_ROWS:
-                return
-
-
-def _csv_rows(file: TableFile) -> Iterator[Any]:
-    rows = 0
-    with file.open() as stream:
-        options = csv.ParseOptions(
-            delimiter="\t" if file.has_tabs else ",", newlines_in_values=True
-        )
-        for batch in csv.open_csv(stream, parse_options=options):
-            yield batch
-            rows += batch.num_rows
-            if rows >= _SAMPLE_ROWS:
-                return
-
-
-def _footer(file: TableFile) -> Any:
-    with file.open() as stream:
-        return parquet.read_metadata(stream)
-
-
-def _bytes_of(files: tuple[TableFile, ...]) -> int:
-    return sum(int(each.system.size(each.path) or 0) for each in files)
-
-
-def _look(name: str, array: Any, is_csv: bool) -> ColumnLook:
+def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> ColumnLook:
     kind = array.type
     found = ColumnLook(name, str(kind), "left out", num_missing=array.null_count)
     words = set(name.lower().replace("-", "_").replace(".", "_").split("_"))
@@ -191,7 +196,7 @@ def _look(name: str, array: Any, is_csv: bool) -> ColumnLook:
         if not is_id:
             found.unsure = "a list of neither strings nor whole numbers"
     elif _is_text(kind):
-        _look_at_text(found, array, is_csv)
+        _look_at_text(found, array, separators if is_csv else ())
     elif types.is_temporal(kind):
         found.role = "time"
     elif types.is_integer(kind):
@@ -212,24 +217,22 @@ def _look(name: str, array: Any, is_csv: bool) -> ColumnLook:
     return found
 
 
-def _look_at_text(found: ColumnLook, array: Any, is_csv: bool) -> None:
+def _look_at_text(found: ColumnLook, array: Any, separators: Sequence[str]) -> None:
     found.role = "categorical"
     values = array.drop_null()
     _count(found, values)
-    if is_csv and len(values):
-        for pattern, words in (
-            (_DECIMAL_COMMA, "numbers with a decimal comma; write them with a point"),
-            (_DATE, "dates; write them as 2024-01-31 12:00:00"),
-        ):
-            if pc.mean(pc.match_substring_regex(values, pattern)).as_py() > _MOSTLY:
-                found.role = "left out"
-                found.unsure = f"text that looks like {words} to have them read"
-                return
-        for separator in _SEPARATORS:
+    if separators and len(values):
+        if pc.mean(pc.match_substring_regex(values, _DATE)).as_py() > _MOSTLY:
+            found.role = "left out"
+            found.unsure = (
+                "text that looks like dates; write them as 2024-01-31 12:00:00 to have them read"
+            )
+            return
+        for separator in separators:
             with_one = pc.mean(pc.match_substring(values, separator)).as_py()
             parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
-            # Titles have spaces, too, but hardly fewer words than there are titles.
-            is_list = separator != " " or 2 * len(pc.unique(parts)) < found.num_distinct
+            # Titles have spaces and commas, too, but hardly fewer words than there are titles.
+            is_list = separator not in " ," or 2 * len(pc.unique(parts)) < found.num_distinct
             if with_one > 0.2 and is_list:
                 found.is_list, found.separator = True, separator
                 found.unsure = f"{with_one:.0%} of the rows have {separator!r}: taken for a list"
@@ -272,6 +275,16 @@ def _look_at_numbers(found: ColumnLook, array: Any) -> None:
         found.num_distinct = len(np.unique(values[:10_000]))
         middle, high = np.quantile(values, [0.5, 0.99])
         found.is_skewed = bool(high > 100 and high > 20 * max(middle, 1e-9))
+
+
+def _is_binary(values: Any) -> bool:
+    kind = values.type
+    if types.is_boolean(kind):
+        return True
+    if not (types.is_integer(kind) or types.is_floating(kind)):
+        return False
+    distinct = pc.unique(values.drop_null()).cast(pyarrow.float64(), safe=False).to_pylist()
+    return set(distinct) == {0.0, 1.0}
 
 
 def _is_whole(array: Any) -> bool:

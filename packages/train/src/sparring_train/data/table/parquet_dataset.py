@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from sparring.errors import DataError
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.data.dataset import LabelRange, OpenRequest
+from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.history import histories_of
 from sparring_train.data.table.labels import LabelsSeen
@@ -65,14 +66,15 @@ class ParquetDataset:
         self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
         self._num_skipped = 0
         self._strings = strings
-        self._was_read: set[bool] = set()
+        self._was_read: set[Part] = set()
         self._rows = np.array([group.num_rows for group in files.groups])
-        self._test_rows, self.label_range = self._survey()
-        test, train = int(self._test_rows.sum()), int((self._rows - self._test_rows).sum())
-        if not train or not test:
+        self._rows_of, self.label_range = self._survey()
+        train, test, validation = (int(counts.sum()) for counts in self._rows_of.values())
+        if not train or not test or (data.has_validation and not validation):
+            kept = f" and {validation:,} for validation" if data.has_validation else ""
             raise DataError(
-                f"{data.path}: found {train:,} rows to train on and {test:,} for the test; choose "
-                "another data.split",
+                f"{data.path}: found {train:,} rows to train on, {test:,} for the test{kept}; choose "
+                "another data.split" + (" or data.validation" if kept else ""),
                 path=data.path,
             )
         self.steps_per_epoch: int | None = -(-train // data.batch_size)
@@ -81,14 +83,21 @@ class ParquetDataset:
         """This rank's part of the training rows of each step."""
         groups = np.arange(len(self._rows))
         if not self._data.shuffle:
-            return self._read([groups], epoch, is_test=False)
+            return self._read([groups], epoch, "train")
         order = self._random(epoch).permutation(groups)
-        return self._read(dealt(order, self._num_lanes), epoch, is_test=False)
+        return self._read(dealt(order, self._num_lanes), epoch, "train")
 
     def test_batches(self) -> Iterator[ColumnBatch]:
         """This rank's part of the test rows, in an order that is always the same."""
+        return self._in_order("test")
+
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """This rank's part of the validation rows, in an order that is always the same."""
+        return self._in_order("validation")
+
+    def _in_order(self, part: Part) -> Iterator[ColumnBatch]:
         groups = np.arange(len(self._rows))
-        return self._read(dealt(groups, self._num_lanes), 0, is_test=True)
+        return self._read(dealt(groups, self._num_lanes), 0, part)
 
     def extra(self) -> Mapping[str, Any]:
         """``rows_skipped``, where bad rows are skipped: by this rank, in one reading of its rows;
@@ -113,21 +122,19 @@ class ParquetDataset:
         if self._strings is not None:
             self._strings.flush()
 
-    def _read(
-        self, groups: Sequence[Counts], epoch: int, *, is_test: bool
-    ) -> Iterator[ColumnBatch]:
+    def _read(self, groups: Sequence[Counts], epoch: int, part: Part) -> Iterator[ColumnBatch]:
         """Steps over lanes of row groups."""
-        counts = self._test_rows if is_test else self._rows - self._test_rows
-        size = _EVALUATION_BATCH_SIZE if is_test else self._data.batch_size
+        counts = self._rows_of[part]
+        size = self._data.batch_size if part == "train" else _EVALUATION_BATCH_SIZE
         lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)
         mine = shares(lanes.rows, self._request.rank, self._request.world_size)
         takers = {
-            each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), is_test)
+            each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), part)
             for each in mine
         }
         # Each row is counted once, though every epoch reads it.
-        is_first = is_test not in self._was_read
-        self._was_read.add(is_test)
+        is_first = part not in self._was_read
+        self._was_read.add(part)
         for begin, end in lanes.steps():
             parts = [
                 part
@@ -144,7 +151,7 @@ class ParquetDataset:
             yield replace(batch, total=int((end - begin).sum()))
         self._flush()
 
-    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, is_test: bool) -> Taker:
+    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part) -> Taker:
         block_rows = max(ROWS_SHUFFLED // num_lanes, 1)
         chosen = [self._files.groups[each] for each in groups]
 
@@ -156,26 +163,28 @@ class ParquetDataset:
                 self._files.read(chosen, self._columns, min(block_rows, BLOCK_ROWS)),
                 Decoder(self._data, self.schema.label, self._strings, self._histories),
                 self._split,
-                is_test=is_test,
+                part=part,
                 block_rows=block_rows,
-                order=order if self._data.shuffle and not is_test else None,
+                order=order if self._data.shuffle and part == "train" else None,
             )
         )
 
-    def _survey(self) -> tuple[Counts, LabelRange | None]:
-        """Test rows of each row group, and the range of labels that are numbers."""
+    def _survey(self) -> tuple[dict[Part, Counts], LabelRange | None]:
+        """Rows of each part in each row group, and the range of labels that are numbers."""
         names = self._split.columns
         seen = LabelsSeen(self._data, self.schema.label)
-        counts = np.zeros(len(self._rows), np.int64)
+        counts: dict[Part, Counts] = {
+            part: np.zeros(len(self._rows), np.int64) for part in get_args(Part)
+        }
         for at, group in enumerate(self._files.groups):
             if names or seen.columns:
                 rows = self._files.read([group], (*names, *seen.columns), BLOCK_ROWS)
             else:
                 rows = iter([RawRows("", group.first_row, group.position, group.num_rows)])
             for each in rows:
-                is_test = self._split.is_test(each)
-                counts[at] += int(is_test.sum())
-                seen.add(each, ~is_test)
+                for part, of_part in counts.items():
+                    of_part[at] += int(self._split.is_in(part, each).sum())
+                seen.add(each, self._split.is_in("train", each))
         return counts, seen.range
 
     @property

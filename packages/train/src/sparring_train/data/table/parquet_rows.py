@@ -15,8 +15,10 @@ from sparring_train.data.columns import Origin
 from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["ParquetRows", "RowGroup"]
+__all__ = ["ParquetRows", "RowGroup", "family", "reading_parquet"]
 
+_EMPTY = ("nulls", "lists of nulls")
+"""Families of columns that have no value; the values of another file decide."""
 _BUFFER_BYTES = 1 << 18
 """Read of one column of one lane at a time."""
 
@@ -55,7 +57,7 @@ class ParquetRows:
         self.types: dict[str, Any] = {}
         position = 0
         for number, file in enumerate(files):
-            with _reading(file), _opened(file) as opened:
+            with reading_parquet(file), _opened(file) as opened:
                 footer, schema = opened.metadata, opened.schema_arrow
             self._check(file, schema, columns)
             self._footers.append(footer)
@@ -72,9 +74,13 @@ class ParquetRows:
             raise DataError(f"{files[0].name}: found no row in {len(files)} files")
 
     def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
-        """Column of ids → values that they are made of."""
+        """Column of ids → values that they are made of; a column without a value has none."""
         texts = {"strings", "lists of strings"}
-        return {name: "string" if self.types[name] in texts else "integer" for name in columns}
+        return {
+            name: "string" if self.types[name] in texts else "integer"
+            for name in columns
+            if self.types[name] not in _EMPTY
+        }
 
     def check_origins(self, expected: Mapping[str, str]) -> None:
         """Refuses columns whose ids would not be those of the run, whose tables they are looked up in.
@@ -109,7 +115,7 @@ class ParquetRows:
         try:
             for group in groups:
                 file = self._files[group.file]
-                with _reading(file):
+                with reading_parquet(file):
                     if group.file != number:
                         if opened is not None:
                             opened.close()
@@ -144,8 +150,10 @@ class ParquetRows:
                 raise DataError(
                     f"{file.name}: column {name!r} {found}", path=file.name, column=name
                 )
-            kind = _family(schema.field(at[0]).type)
-            if self.types.setdefault(name, kind) != kind:
+            kind = family(schema.field(at[0]).type)
+            if self.types.get(name) in _EMPTY:
+                self.types[name] = kind
+            if self.types.setdefault(name, kind) != kind and kind not in _EMPTY:
                 raise DataError(
                     f"{file.name}, column {name!r}: found {kind}, but {self.types[name]} in "
                     f"{self._files[0].name}; write all files with one type, as ids of strings are "
@@ -157,12 +165,12 @@ class ParquetRows:
                 )
 
 
-def _family(kind: Any) -> str:
-    """A name for all types that give the same ids and numbers."""
+def family(kind: Any) -> str:
+    """Returns one name for all types that give the same ids and numbers."""
     if types.is_dictionary(kind):
-        return _family(kind.value_type)
+        return family(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind):
-        return f"lists of {_family(kind.value_type)}"
+        return f"lists of {family(kind.value_type)}"
     for test, name in (
         (types.is_integer, "whole numbers"),
         (types.is_floating, "numbers"),
@@ -172,6 +180,8 @@ def _family(kind: Any) -> str:
     ):
         if test(kind):
             return name
+    if types.is_null(kind):
+        return "nulls"
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return "strings" if any(test(kind) for test in texts) else str(kind)
 
@@ -205,7 +215,7 @@ def _opened(file: TableFile, **options: Any) -> Any:
 
 
 @contextmanager
-def _reading(file: TableFile) -> Iterator[None]:
+def reading_parquet(file: TableFile) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""Which rows of a table are kept for the test."""
+"""Which rows of a table are kept for the test, and which for validation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
-from sparring_train.data.split import is_test_row
+from sparring_train.config.table import SplitConfig, TableData, ValidationConfig
+from sparring_train.data.split import Part, uniform_of_rows
 from sparring_train.data.table.decode import Decoder, RawRows, only
 
 __all__ = ["Split", "make_split", "times_of"]
@@ -23,63 +23,129 @@ Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 Read = Callable[[Sequence[str]], Iterator[RawRows]]
 """Reads all rows, of some columns."""
+Candidates = Callable[[Sequence[str]], Iterator[tuple[RawRows, Bools]]]
+"""Reads all rows, of some columns, and says which of them are candidates."""
 
 _MOST_TIMES = 200_000_000
 
 
-class Split(Protocol):
-    """Decides row by row."""
+class _Choice(Protocol):
+    """Chooses rows, one by one."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """That it looks at; empty: places of rows are enough."""
 
-    def is_test(self, rows: RawRows) -> Bools:
-        """Whether each row is kept for the test, ``(n,)``."""
+    def of(self, rows: RawRows) -> Bools:
+        """Whether each row is chosen, ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Assigns each row to one part."""
+
+    test: _Choice
+    validation: _Choice | None = None
+    """Of the rows that are not for the test."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that it looks at, each once; empty: places of rows are enough."""
+        more = () if self.validation is None else self.validation.columns
+        return tuple(dict.fromkeys((*self.test.columns, *more)))
+
+    def is_in(self, part: Part, rows: RawRows) -> Bools:
+        """Whether each row belongs to a part, ``(n,)``."""
+        is_test = self.test.of(rows)
+        if part == "test":
+            return is_test
+        chosen = np.zeros(len(rows), np.bool_)
+        if self.validation is not None:
+            chosen = self.validation.of(rows)
+        return ~is_test & (chosen if part == "validation" else ~chosen)
 
 
 def make_split(data: TableData, seed: int, read: Read) -> Split:
-    """The split that `data.split` describes; may read the columns that it needs.
+    """The split that `data.split` and `data.validation` describe; may read the columns that it needs.
 
     Raises:
         DataError: a column does not hold what the split needs.
     """
     split = data.split
-    if split.column is not None:
-        return _ByColumn((split.column,), split.test)
-    if split.leave_one_out is not None:
-        return _ByPlace((), _last_of_each(data, split.leave_one_out, read))
-    if data.time is not None and split.time_from is not None:
-        return _ByTime((data.time,), _parsed(split.time_from, data.time, read))
-    if data.time is not None and split.time is not None:
-        return _ByTime((data.time,), _quantile(split.time, data.time, read))
-    return _ByChance((), split.test_fraction, seed)
+    test = _choice(data, split, read) or _ByChance((), 0.0, split.test_fraction, seed)
+    ways = data.validation
+    if ways is None:
+        return Split(test)
+
+    def others(names: Sequence[str]) -> Iterator[tuple[RawRows, Bools]]:
+        needed = tuple(dict.fromkeys((*names, *test.columns)))
+        return ((rows, ~test.of(rows)) for rows in read(needed))
+
+    validation = _choice(data, ways, read, others)
+    if validation is None:
+        assert ways.fraction is not None
+        # The same numbers decide about both parts, so that they must not be those of the test.
+        begin = test.end if isinstance(test, _ByChance) else 0.0
+        validation = _ByChance((), begin, begin + ways.fraction * (1 - begin), seed)
+    return Split(test, validation)
+
+
+def _choice(
+    data: TableData,
+    ways: SplitConfig | ValidationConfig,
+    read: Read,
+    candidates: Candidates | None = None,
+) -> _Choice | None:
+    """The choice that is described, by another way than chance.
+
+    Args:
+        data: the section.
+        ways: one of its keys `split` and `validation`.
+        read: reads all rows.
+        candidates: reads all rows, and says among which of them is chosen; None: all.
+    """
+    among = candidates or (
+        lambda names: ((rows, np.ones(len(rows), np.bool_)) for rows in read(names))
+    )
+    if ways.column is not None:
+        return _ByColumn((ways.column,), ways.marked)
+    if ways.leave_one_out is not None:
+        return _ByPlace((), _last_of_each(data, ways.leave_one_out, among))
+    if data.time is not None and ways.time_from is not None:
+        return _ByTime((data.time,), _parsed(ways.time_from, data.time, read))
+    if data.time is not None and ways.time is not None:
+        return _ByTime((data.time,), _quantile(ways.time, data.time, among))
+    return None
 
 
 @dataclass(frozen=True)
 class _ByChance:
     columns: tuple[str, ...]
-    fraction: float
+    begin: float
+    end: float
+    """Rows are chosen whose number is from `begin` to `end`; see `uniform_of_rows`."""
     seed: int
 
-    def is_test(self, rows: RawRows) -> Bools:
-        return is_test_row(rows.position, len(rows), test_fraction=self.fraction, seed=self.seed)
+    def of(self, rows: RawRows) -> Bools:
+        uniform = uniform_of_rows(rows.position, len(rows), seed=self.seed)
+        chosen: Bools = (self.begin <= uniform) & (uniform < self.end)
+        return chosen
 
 
 @dataclass(frozen=True)
 class _ByColumn:
     columns: tuple[str, ...]
-    test: str
+    value: str
 
-    def is_test(self, rows: RawRows) -> Bools:
+    def of(self, rows: RawRows) -> Bools:
         array = rows.columns[self.columns[0]]
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if types.is_floating(array.type):
-            is_test = pc.equal(array, float(self.test))
+            chosen = pc.equal(array, float(self.value))
         else:
-            is_test = pc.equal(array.cast(pyarrow.string()), self.test)
-        flags: Bools = is_test.fill_null(False).to_numpy(zero_copy_only=False)
+            chosen = pc.equal(array.cast(pyarrow.string()), self.value)
+        flags: Bools = chosen.fill_null(False).to_numpy(zero_copy_only=False)
         return flags
 
 
@@ -88,7 +154,7 @@ class _ByTime:
     columns: tuple[str, ...]
     begin: float | int
 
-    def is_test(self, rows: RawRows) -> Bools:
+    def of(self, rows: RawRows) -> Bools:
         flags: Bools = times_of(rows, self.columns[0]) >= self.begin
         return flags
 
@@ -97,9 +163,9 @@ class _ByTime:
 class _ByPlace:
     columns: tuple[str, ...]
     positions: Ids
-    """Sorted, of the rows for the test."""
+    """Sorted, of the rows that are chosen."""
 
-    def is_test(self, rows: RawRows) -> Bools:
+    def of(self, rows: RawRows) -> Bools:
         first = int(np.searchsorted(self.positions, rows.position))
         last = int(np.searchsorted(self.positions, rows.position + len(rows)))
         flags = np.zeros(len(rows), np.bool_)
@@ -131,11 +197,11 @@ def times_of(rows: RawRows, name: str) -> npt.NDArray[Any]:
     return values
 
 
-def _quantile(part: float, name: str, read: Read) -> float | int:
-    """The time from which on rows are the latest `part` of all."""
+def _quantile(part: float, name: str, among: Candidates) -> float | int:
+    """The time from which on rows are the latest `part` of all candidates."""
     times, count = [], 0
-    for rows in read((name,)):
-        times.append(times_of(rows, name))
+    for rows, is_candidate in among((name,)):
+        times.append(times_of(rows, name)[is_candidate])
         count += len(rows)
         if count > _MOST_TIMES:
             raise DataError(
@@ -143,6 +209,8 @@ def _quantile(part: float, name: str, read: Read) -> float | int:
                 f"{_MOST_TIMES:,}; say data.split.time_from"
             )
     joined = np.concatenate(times)
+    if not len(joined):
+        return 0
     at = min(int(len(joined) * (1 - part)), len(joined) - 1)
     begin: float | int = np.partition(joined, at)[at].item()
     return begin
@@ -163,17 +231,18 @@ def _parsed(text: str, name: str, read: Read) -> float | int:
         ) from error
 
 
-def _last_of_each(data: TableData, user: str, read: Read) -> Ids:
-    """Places of the last rows of users who have two rows or more, sorted."""
+def _last_of_each(data: TableData, user: str, among: Candidates) -> Ids:
+    """Places of the last candidates of users who have two of them or more, sorted."""
     decoder = Decoder(only(data, categorical=(user,)), None)
     columns = (user,) if data.time is None else tuple(dict.fromkeys((user, data.time)))
     users, times, places, counts = (np.empty(0, np.int64) for _ in range(4))
-    for rows in read(columns):
+    for rows, is_candidate in among(columns):
         batch, _ = decoder.decode(rows)
+        batch = batch.take(is_candidate)
         column = batch.ids[user]
         has_user = column.counts.astype(np.bool_)
-        here = np.arange(rows.position, rows.position + len(rows))
-        now = here if data.time is None else times_of(rows, data.time)
+        here = np.arange(rows.position, rows.position + len(rows))[is_candidate]
+        now = here if data.time is None else times_of(rows, data.time)[is_candidate]
         users = np.concatenate([users, column.ids])
         times = np.concatenate([times, now[has_user]])
         places = np.concatenate([places, here[has_user]])

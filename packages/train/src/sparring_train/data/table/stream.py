@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring_train.data.columns import ColumnBatch
+from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.split import Split
 
@@ -44,7 +45,7 @@ def blocks(
     decoder: Decoder,
     split: Split,
     *,
-    is_test: bool,
+    part: Part,
     block_rows: int,
     order: Order | None,
 ) -> Iterator[Block]:
@@ -54,8 +55,8 @@ def blocks(
         rows: the stream.
         decoder: makes batches of it.
         split: tells the parts apart.
-        is_test: which part is given.
-        block_rows: of both parts, that a block is made of, or a few more.
+        part: which one is given.
+        block_rows: of all parts, that a block is made of, or a few more.
         order: of rows in a block; None: that of the stream.
     """
     batches: list[ColumnBatch] = []
@@ -72,7 +73,7 @@ def blocks(
     for each in rows:
         batch, is_good = decoder.decode(each)
         batches.append(batch)
-        chosen.append(split.is_test(each) == is_test)
+        chosen.append(split.is_in(part, each))
         good.append(np.ones(len(batch), np.bool_) if is_good is None else is_good)
         held += len(batch)
         if held >= block_rows:

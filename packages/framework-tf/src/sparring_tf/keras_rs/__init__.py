@@ -1,0 +1,3 @@
+"""What programs of keras-rs need besides the layers of this package."""
+
+from __future__ import annotations

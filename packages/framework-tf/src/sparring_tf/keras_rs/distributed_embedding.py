@@ -1,0 +1,93 @@
+"""`DistributedEmbedding`: an `EmbeddingCollection` with the arguments of keras-rs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from sparring.errors import UnsupportedError
+from sparring_tf.embedding_collection import EmbeddingCollection, features_from_plain
+from sparring_tf.keras_names import refuse_options
+from sparring_tf.keras_rs.feature_structures import FeatureStructure, features_of
+
+__all__ = ["DistributedEmbedding"]
+
+
+@keras.saving.register_keras_serializable("sparring_tf")
+class DistributedEmbedding(EmbeddingCollection):
+    """`EmbeddingCollection` as keras-rs' programs create it.
+
+    ::
+
+        layer = DistributedEmbedding({"user": user, "seen": [viewed, bought]})
+        found = layer({"user": ids, "seen": [ids, ids]})["seen"][0]
+
+    Args:
+        feature_configs: a `FeatureConfig`, or a dict, list or tuple of these, nested to any depth.
+            Inputs, weights and outputs of the layer have the same structure. `feature_configs` of the
+            layer has them by path, such as ``seen.0``.
+        table_stacking: rejected unless it is ``"auto"``: features of one table are looked up together.
+        **options: of `EmbeddingCollection`.
+
+    Raises:
+        InvalidArgumentError: as `EmbeddingCollection`; or two features have one path.
+        UnsupportedError: an argument of keras-rs that has no effect here differs from its default.
+    """
+
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        table_stacking: Any = "auto",
+        **options: Any,
+    ) -> None:
+        if table_stacking != "auto":
+            raise UnsupportedError(
+                f"sparring_tf.DistributedEmbedding: table_stacking={table_stacking!r} has no effect, "
+                "because a lookup reads all features of one dtype in one call; leave it out"
+            )
+        refuse_options(options, "DistributedEmbedding")
+        super().__init__(features_of(feature_configs), **options)
+        self._structure = FeatureStructure(feature_configs)
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Embeddings in the structure of the feature configurations.
+
+        Args:
+            inputs: ids of each feature, in that structure.
+            weights: weights of the ids in that structure, None for features without; or None.
+            training: whether a gradient will follow.
+
+        Raises:
+            InvalidArgumentError: as `EmbeddingCollection`, or the structure differs.
+        """
+        with self._refused_by_all(self.agent.table_names, training):
+            what = f"layer {self.name!r}"
+            ids = self._structure.values_by_path(inputs, f"{what}, ids")
+            given: dict[str, Any] = {}
+            if weights is not None:
+                given = self._structure.values_by_path(weights, f"{what}, weights")
+        found = super().call(
+            ids, {path: each for path, each in given.items() if each is not None}, training
+        )
+        return self._structure.packed(found)
+
+    def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
+        shapes = self._structure.values_by_path(inputs_shape, f"layer {self.name!r}, shapes")
+        return self._structure.packed(super().compute_output_shape(shapes))
+
+    def get_config(self) -> dict[str, Any]:
+        """Configuration that creates the layer again, without its rows.
+
+        Raises:
+            UnsupportedError: a storage was given open.
+        """
+        return {**super().get_config(), "structure": self._structure.as_plain()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
+        """Creates the layer that `get_config` described."""
+        features, config = features_from_plain(config)
+        structure = FeatureStructure.from_plain(config.pop("structure"), features)
+        return cls(structure.nested, **config)

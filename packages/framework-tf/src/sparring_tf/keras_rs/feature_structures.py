@@ -1,0 +1,168 @@
+"""Nested structures of features, as keras-rs' `DistributedEmbedding` accepts them.
+
+::
+
+    {"user": FeatureConfig, "seen": [FeatureConfig, FeatureConfig]}      a structure
+    {"user": …, "seen.0": …, "seen.1": …}                                the same by path
+
+A structure is a `FeatureConfig`, or a dict, list or tuple of structures. Values that belong to it, such
+as ids or shapes, have the same dicts, lists and tuples around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparring.errors import InvalidArgumentError
+from sparring_tf.table_configs import FeatureConfig
+
+__all__ = ["FeatureStructure", "features_of"]
+
+_LEAF, _CONTAINERS = "feature", ("dict", "list", "tuple")
+
+
+@dataclass(frozen=True)
+class FeatureStructure:
+    """A structure of features. Keras does not look into objects of this class.
+
+    Args:
+        nested: the structure; see this module.
+    """
+
+    nested: Any
+
+    def values_by_path(self, values: Any, what: str) -> dict[str, Any]:
+        """Returns the value of each feature, by the feature's path.
+
+        Args:
+            values: a structure like this one, whose leaves are anything.
+            what: what the values are, for messages.
+
+        Raises:
+            InvalidArgumentError: `values` has other keys, another length or another kind of container.
+        """
+        return dict(_paired(self.nested, values, "", what))
+
+    def packed(self, by_path: Mapping[str, Any]) -> Any:
+        """Returns a structure like this one with the values of `by_path`."""
+        return _packed(self.nested, by_path, "")
+
+    def as_plain(self) -> dict[str, Any]:
+        """Returns the structure as values that JSON has, with the path of each feature."""
+        return _plain(self.nested, "")
+
+    @classmethod
+    def from_plain(
+        cls, plain: Mapping[str, Any], features: Mapping[str, FeatureConfig]
+    ) -> FeatureStructure:
+        """Returns the structure that `as_plain` described, with the features of these paths."""
+        return cls(_nested(plain, features))
+
+
+def features_of(structure: Any) -> dict[str, FeatureConfig]:
+    """Returns the features of a structure by path.
+
+    The path of a structure that is one feature is the feature's name.
+
+    Raises:
+        InvalidArgumentError: the structure contains something else than features, or two features have
+            one path.
+    """
+    features: dict[str, FeatureConfig] = {}
+    for path, feature in _leaves(structure, ""):
+        if not isinstance(feature, FeatureConfig):
+            raise InvalidArgumentError(
+                f"feature {path!r}: must be a sparring_tf.FeatureConfig, found "
+                f"{type(feature).__name__}",
+                feature=path,
+            )
+        if path in features:
+            raise InvalidArgumentError(
+                f"two features have the path {path!r}; rename the key that contains a dot",
+                feature=path,
+            )
+        features[path] = feature
+    return features
+
+
+def _items(structure: Any) -> list[tuple[Any, Any]] | None:
+    """Keys and values of a container; None if `structure` is a leaf."""
+    if isinstance(structure, Mapping):
+        return list(structure.items())
+    return list(enumerate(structure)) if isinstance(structure, (list, tuple)) else None
+
+
+def _leaves(structure: Any, path: str) -> Iterator[tuple[str, Any]]:
+    items = _items(structure)
+    if items is None:
+        yield _leaf_path(structure, path), structure
+        return
+    for key, value in items:
+        yield from _leaves(value, _joined(path, key))
+
+
+def _paired(structure: Any, values: Any, path: str, what: str) -> Iterator[tuple[str, Any]]:
+    items = _items(structure)
+    if items is None:
+        yield _leaf_path(structure, path), values
+        return
+    place = f" at {path!r}" if path else ""
+    is_dict = isinstance(structure, Mapping)
+    if not isinstance(values, Mapping if is_dict else (list, tuple)):
+        raise InvalidArgumentError(
+            f"{what}{place}: found {type(values).__name__}; give a "
+            f"{type(structure).__name__} like that of the feature configurations"
+        )
+    keys, found = (set(dict(_items(each) or ())) for each in (structure, values))
+    if keys != found:
+        missing, unknown = (sorted(map(str, each)) for each in (keys - found, found - keys))
+        raise InvalidArgumentError(
+            f"{what}{place}: missing {', '.join(missing) or 'nothing'}, unknown "
+            f"{', '.join(unknown) or 'nothing'}; give one value for each feature configuration"
+        )
+    for key, each in items:
+        yield from _paired(each, values[key], _joined(path, key), what)
+
+
+def _packed(structure: Any, by_path: Mapping[str, Any], path: str) -> Any:
+    items = _items(structure)
+    if items is None:
+        return by_path[_leaf_path(structure, path)]
+    values = [(key, _packed(each, by_path, _joined(path, key))) for key, each in items]
+    if isinstance(structure, Mapping):
+        return dict(values)
+    own = [value for _, value in values]
+    if hasattr(structure, "_fields"):
+        return type(structure)(*own)
+    return tuple(own) if isinstance(structure, tuple) else own
+
+
+def _plain(structure: Any, path: str) -> dict[str, Any]:
+    items = _items(structure)
+    if items is None:
+        return {_LEAF: _leaf_path(structure, path)}
+    values = [(key, _plain(each, _joined(path, key))) for key, each in items]
+    if isinstance(structure, Mapping):
+        return {"dict": [[key, value] for key, value in values]}
+    kind = "tuple" if isinstance(structure, tuple) else "list"
+    return {kind: [value for _, value in values]}
+
+
+def _nested(plain: Mapping[str, Any], features: Mapping[str, FeatureConfig]) -> Any:
+    if _LEAF in plain:
+        return features[plain[_LEAF]]
+    (kind,) = (each for each in _CONTAINERS if each in plain)
+    if kind == "dict":
+        return {key: _nested(each, features) for key, each in plain[kind]}
+    own = [_nested(each, features) for each in plain[kind]]
+    return tuple(own) if kind == "tuple" else own
+
+
+def _leaf_path(leaf: Any, path: str) -> str:
+    return path or str(getattr(leaf, "name", ""))
+
+
+def _joined(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,105 @@
+"""`GradientClippingOptimizer`: clips gradients before each step of another optimizer."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.combined_optimizer import CombinedOptimizer, OptimizerOfParts
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.torchrec.in_backward import InBackwardOptimizer
+
+__all__ = ["GradientClipping", "GradientClippingOptimizer"]
+
+
+class GradientClipping(Enum):
+    """How gradients are clipped."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerOfParts):
+    """Optimizer whose gradients are clipped before each step.
+
+    With ``NORM`` the rows of a `sparring_torch.Optimizer` count, over all ranks; those that are updated
+    in backward have no gradients any more, and are not clipped.
+
+    Args:
+        optimizer: whose parameters and rows.
+        clipping: by one norm, by value, or not at all.
+        max_gradient: the largest norm, or value.
+        norm_type: of the norm; 2 if rows are clipped.
+
+    Raises:
+        InvalidArgumentError: if `max_gradient` is not positive.
+        UnsupportedError: ``VALUE``, and `optimizer` steps rows, whose gradients have only a norm here.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float = 2.0,
+    ) -> None:
+        if not max_gradient > 0:
+            raise InvalidArgumentError(
+                f"GradientClippingOptimizer: max_gradient must be positive, found {max_gradient}"
+            )
+        combined = optimizer if isinstance(optimizer, CombinedOptimizer) else None
+        parts = [part for _, part in combined.optimizers] if combined else [optimizer]
+        self._has_rows = any(
+            isinstance(part, Optimizer) and not isinstance(part, InBackwardOptimizer)
+            for part in parts
+        )
+        if self._has_rows and (
+            clipping is GradientClipping.VALUE
+            or (clipping is GradientClipping.NORM and norm_type != 2.0)
+        ):
+            raise UnsupportedError(
+                f"GradientClippingOptimizer: found {clipping} with norm_type {norm_type}, and gradients "
+                "of rows have a norm of type 2 only; use GradientClipping.NORM, or wrap the optimizer of "
+                "ordinary parameters alone, and give an update method its clip_value"
+            )
+        self._parts = {"optimizer": optimizer}
+        self._clipping, self._most, self._norm_type = clipping, max_gradient, norm_type
+        self.defaults = optimizer.defaults
+
+    # The groups and the state are those of the optimizer, as they are now.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the optimizer."""
+        return self._parts["optimizer"].param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the optimizer."""
+        return self._parts["optimizer"].state
+
+    def step(self, closure: Any = None) -> Any:
+        """Clips the gradients, and steps the optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters: list[Tensor] = [each for group in self.param_groups for each in group["params"]]
+        if self._clipping is GradientClipping.NORM:
+            torch.nn.utils.clip_grad_norm_(parameters, self._most, self._norm_type)
+        elif self._clipping is GradientClipping.VALUE:
+            torch.nn.utils.clip_grad_value_(parameters, self._most)
+        self._parts["optimizer"].step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer."""
+        return self._parts["optimizer"].state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Into the optimizer."""
+        self._parts["optimizer"].load_state_dict(state_dict)

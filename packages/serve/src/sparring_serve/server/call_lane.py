@@ -1,0 +1,40 @@
+"""`CallLane`: threads for one kind of calls, and how many of them may wait."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+__all__ = ["CallLane"]
+
+
+class CallLane:
+    """Threads that answer one kind of calls, so that another kind cannot take them.
+
+    Args:
+        name: of the threads.
+        num_threads: calls that are answered at the same time.
+        max_calls: calls that are answered or wait for a thread; more are rejected.
+    """
+
+    def __init__(self, name: str, num_threads: int, max_calls: int) -> None:
+        self.threads = ThreadPoolExecutor(num_threads, name)
+        self.max_calls = max_calls
+        self._num_calls = 0
+        self._lock = threading.Lock()
+
+    def enter(self) -> bool:
+        """Counts a call, unless there are `max_calls` already; returns whether it was counted."""
+        with self._lock:
+            has_room = self._num_calls < self.max_calls
+            self._num_calls += has_room
+        return has_room
+
+    def leave(self) -> None:
+        """Ends a call for which `enter` returned True."""
+        with self._lock:
+            self._num_calls -= 1
+
+    def close(self) -> None:
+        """Waits for the calls under way, and ends the threads."""
+        self.threads.shutdown(wait=True)

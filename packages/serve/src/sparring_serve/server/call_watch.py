@@ -1,0 +1,93 @@
+"""`CallWatch`: the calls that hold threads, and a thread that notices when all of them are stuck."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["CallWatch"]
+
+_log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 30.0
+"""How long after its deadline a call may still hold a thread."""
+_NO_DEADLINE_SECONDS = 600.0
+"""After how long a call without a deadline should have ended."""
+_MAX_SECONDS = 86_400.0
+"""Later deadlines mean that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    waited_seconds: float
+    deadline: float
+
+
+class CallWatch:
+    """Knows which call each thread answers."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def call(self, arrived: float, remaining_seconds: float) -> Iterator[None]:
+        """Counts a call that this thread answers in the block.
+
+        Args:
+            arrived: time of `time.monotonic` at which its headers arrived.
+            remaining_seconds: until its deadline; more than a day if it has none.
+        """
+        now, thread = time.monotonic(), threading.get_ident()
+        if remaining_seconds > _MAX_SECONDS:
+            remaining_seconds = _NO_DEADLINE_SECONDS
+        with self._lock:
+            self._calls[thread] = _Call(now - arrived, now + remaining_seconds)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._calls[thread]
+
+    def waited_seconds(self) -> float:
+        """Time that the call of this thread waited for the thread; 0 outside of calls."""
+        with self._lock:
+            call = self._calls.get(threading.get_ident())
+        return 0.0 if call is None else call.waited_seconds
+
+    def num_overdue(self) -> int:
+        """Number of calls that hold a thread long after their deadline."""
+        limit = time.monotonic() - _GRACE_SECONDS
+        with self._lock:
+            return sum(call.deadline < limit for call in self._calls.values())
+
+    def start(
+        self, num_threads: int, on_stuck: Callable[[], None], interval_seconds: float = 1.0
+    ) -> None:
+        """Calls `on_stuck` once if all threads of the server hold overdue calls."""
+
+        def look() -> None:
+            while not self._stop.wait(interval_seconds):
+                if self.num_overdue() >= num_threads:
+                    _log.critical(
+                        "all %d threads (server.threads) hold calls whose deadlines passed more than "
+                        "%g s ago: this server answers no calls any more",
+                        num_threads, _GRACE_SECONDS,
+                    )  # fmt: skip
+                    on_stuck()
+                    return
+
+        self._thread = threading.Thread(target=look, name="sparring-call-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,60 @@
+"""`HealthPort`: health of a server in plain text, for probes that cannot use TLS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import grpc
+
+from sparring.errors import StorageIOError
+from sparring_serve.server.call_lane import CallLane
+from sparring_serve.server.grpc_methods import Methods, make_probe_handler
+from sparring_serve.transport_options import CHANNEL_OPTIONS
+
+__all__ = ["HealthPort"]
+
+_THREADS = 2
+_MAX_CALLS = 16
+
+
+class HealthPort:
+    """Answers health calls on a port of its own from `start` until `close`, and no other calls.
+
+    The gRPC probes of Kubernetes have no option for TLS.
+
+    Args:
+        host: to listen on.
+        port: to listen on; 0 takes a free one.
+
+    Raises:
+        StorageIOError: the port cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._lane = CallLane("sparring-serve-health", _THREADS, _MAX_CALLS)
+        self._grpc = grpc.server(
+            self._lane.threads, options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+        )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise StorageIOError(
+                f"cannot listen on {address} ({error}); see what listens there, or set "
+                "server.health_port"
+            ) from None
+
+    def start(self, methods: Methods) -> None:
+        """Answers from now on.
+
+        Args:
+            methods: of the server; probes of its own port cannot take the threads of this one.
+        """
+        handler = make_probe_handler(replace(methods, probes=self._lane))
+        self._grpc.add_generic_rpc_handlers((handler,))
+        self._grpc.start()
+
+    def close(self) -> None:
+        """Ends the port."""
+        self._grpc.stop(None).wait()
+        self._lane.close()

@@ -1,0 +1,82 @@
+"""`start: newest` skips damaged snapshots, if they are newer than the one that a shard begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparring.errors import SnapshotError
+from sparring_serve.parameters.service import ParameterService
+
+from .conftest import MakeShards, made_gradients
+
+
+def flip(path: Path) -> None:
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def save(make_shards: MakeShards, folder: Path, *names: str) -> None:
+    """Saves snapshots of 1, 2, … pushes."""
+    shards = make_shards(1, folders=[str(folder)])
+    with shards.client() as client:
+        for seed, name in enumerate(names):
+            client.push(made_gradients(seed), wait="applied")
+            client.save(name)
+
+
+def start(make_shards: MakeShards, folder: Path) -> ParameterService:
+    [service] = make_shards(1, folders=[str(folder)], start="newest").services.values()
+    service.shard.start()
+    service.resume()
+    return service
+
+
+def test_an_older_damaged_snapshot_does_not_matter(make_shards: MakeShards, tmp_path: Path) -> None:
+    save(make_shards, tmp_path, "a", "b", "c")
+    flip(tmp_path / "a/manifest.json")
+    flip(max((tmp_path / "b").iterdir(), key=lambda each: each.stat().st_size))
+    service = start(make_shards, tmp_path)
+    shard = service.shard
+    assert (shard.steps, shard.not_fresh, shard.lost, shard.num_skipped) == (3, "", "", 0)
+    assert service.lookups.metrics.value("refreshes_total") == 0
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rows"])
+def test_several_newer_damaged_snapshots_are_skipped(
+    make_shards: MakeShards, tmp_path: Path, file: str
+) -> None:
+    save(make_shards, tmp_path, "a", "b", "c")
+    for name in "bc":
+        folder = tmp_path / name
+        rows = max(folder.iterdir(), key=lambda each: each.stat().st_size)
+        flip(folder / file if file != "rows" else rows)
+    service = start(make_shards, tmp_path)
+    shard = service.shard
+    assert (shard.steps, shard.num_skipped) == (1, 2)
+    assert shard.began_with == str(tmp_path / "a")
+    assert all(f"{tmp_path}/{name}" in shard.not_fresh for name in "bc")
+    assert "the newest snapshot is damaged" in shard.lost
+    assert service.lookups.metrics.value("refreshes_total", result="refused") == 2
+    shard.settle()
+    assert shard.not_fresh == ""
+
+
+def test_without_an_intact_snapshot_the_error_names_the_newest(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    save(make_shards, tmp_path, "a", "b")
+    for name in "ab":
+        flip(max((tmp_path / name).iterdir(), key=lambda each: each.stat().st_size))
+    with pytest.raises(SnapshotError, match=r"parameters.start=newest, which is .*/b: .*damaged"):
+        start(make_shards, tmp_path)
+
+
+def test_a_folder_without_snapshots_begins_without_rows(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    service = start(make_shards, tmp_path / "none")
+    assert (service.shard.steps, service.shard.not_fresh, service.shard.lost) == (0, "", "")

@@ -1,0 +1,232 @@
+"""A server that starts while the newest version is damaged serves the newest intact one, and says so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparring_packed
+from sparring import ScanChunk, SnapshotWriter, TableDescription
+from sparring.contracts import TableConfig
+from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_serve import (
+    ClientConfig,
+    LookupClient,
+    LookupServer,
+    Place,
+    ServerConfig,
+    ServingConfig,
+    ShardReplicas,
+)
+from sparring_serve import packed_tables as packed_tables_module
+from sparring_serve.packed_tables import open_packed_tables
+
+LONG = ClientConfig(deadline_seconds=9.0)
+KEYS = np.arange(50, dtype=np.int64)
+PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+
+
+class Served:
+    """A folder of serving snapshots; every element of a row of step s is s."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = str(folder / "served")
+
+    def publish(self, step: int, base: int | None = None) -> Path:
+        run = f"{self.folder}/run/step-{step}"
+        writer = SnapshotWriter(
+            run, step=step, base=None if base is None else f"{self.folder}/run/step-{base}"
+        )
+        rows = np.full((len(KEYS), 4), step, np.float32)
+        table = TableDescription.of(TableConfig("item", 4))
+        writer.write_table(table, [ScanChunk(KEYS, rows, np.zeros(len(KEYS), np.uint64))])
+        writer.finish()
+        writer.commit()
+        over = None if base is None else f"{self.out}/step-{base}"
+        sparring_packed.write(run, f"{self.out}/step-{step}", base=over)
+        return self.folder / "served" / f"step-{step}"
+
+    def config(self, **server: Any) -> ServingConfig:
+        options = ServerConfig(**{"poll_seconds": 3600, **server})
+        return ServingConfig(snapshots=self.out, server=options)
+
+    def serve(self, **server: Any) -> LookupServer:
+        config = self.config(**server)
+        return LookupServer(open_packed_tables(config, PLACE), config, PLACE, "127.0.0.1:0")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    return Served(tmp_path)
+
+
+def flip(path: Path) -> None:
+    """Changes the last byte; a second call restores it."""
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def flip_rows(version: Path) -> None:
+    [rows] = version.glob("rows.item.*")
+    flip(rows)
+
+
+def flip_manifest(version: Path) -> None:
+    flip(version / "manifest.json")
+
+
+def remove_rows(version: Path) -> None:
+    [rows] = version.glob("rows.item.*")
+    rows.unlink()
+
+
+def remove_base(version: Path) -> None:
+    shutil.rmtree(version.with_name("step-2"))
+
+
+def replace_base(version: Path) -> None:
+    """Puts another version in the place of the base of a delta."""
+    base = version.with_name("step-2")
+    shutil.rmtree(base)
+    shutil.copytree(version.with_name("step-1"), base)
+
+
+def steps(client: LookupClient) -> set[float]:
+    return set(client.pull({"item": KEYS}).rows["item"].flat)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_rows, flip_manifest, remove_rows, remove_base, replace_base]
+)
+def test_the_newest_intact_version_is_served_and_the_rest_is_reported(
+    served: Served, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    served.publish(1)
+    is_over_base = damage in (remove_base, replace_base)
+    if is_over_base:
+        served.publish(2)
+    damage(served.publish(3, base=2 if is_over_base else None))
+    with served.serve() as server, LookupClient(server.address, LONG) as client:
+        assert steps(client) == {1}
+        assert "the newest version cannot be served" in caplog.text
+        # The base that was replaced is a copy of version 1.
+        name = "step-2" if damage is replace_base else "step-1"
+        assert f"server.pin={name} serves no other" in caplog.text
+        assert server.metrics.value("refreshes_total", result="refused") == 1
+        assert server.metrics.gauges()["is_behind"] == 1
+        assert client.describe().shards[0].not_fresh == server.service.tables.not_fresh != ""
+        assert server.refresher.refresh().refused
+        served.publish(4)
+        assert server.refresher.refresh().is_new
+        assert steps(client) == {4}
+        assert server.metrics.gauges()["is_behind"] == 0
+        assert client.describe().shards[0].not_fresh == ""
+        served.publish(5)
+        assert server.refresher.refresh().is_new
+        assert steps(client) == {5}
+
+
+def test_a_version_that_becomes_whole_is_taken_after_a_minute(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.publish(1)
+    newest = served.publish(2)
+    flip_rows(newest)
+    tried: list[str] = []
+    opened = sparring_packed.open
+    monkeypatch.setattr(
+        packed_tables_module.sparring_packed,
+        "open",
+        lambda url, **options: tried.append(url) or opened(url, **options),
+    )
+    with served.serve() as server, LookupClient(server.address, LONG) as client:
+        flip_rows(newest)
+        num_tried = len(tried)
+        # Every byte of a version is hashed to find damage: not in every look.
+        assert "damaged" in server.refresher.refresh().refused
+        assert len(tried) == num_tried
+        monkeypatch.setattr(packed_tables_module, "_RETRY_SECONDS", 0)
+        assert server.refresher.refresh().is_new
+        assert steps(client) == {2}
+
+
+def test_a_later_refusal_is_not_fresh_either(served: Served) -> None:
+    served.publish(1)
+    with served.serve() as server:
+        assert server.metrics.gauges()["is_behind"] == 0
+        flip_rows(served.publish(2))
+        assert server.refresher.refresh().refused
+        assert server.metrics.gauges()["is_behind"] == 1
+        assert "step-2" in server.service.tables.not_fresh
+
+
+def test_a_pinned_version_that_is_damaged_is_an_error_that_names_server_pin(
+    served: Served,
+) -> None:
+    served.publish(1)
+    flip_rows(served.publish(2))
+    with pytest.raises(SnapshotError, match=r"server\.pin=step-2 names this version: name another"):
+        served.serve(pin="step-2")
+
+
+def test_a_server_without_an_intact_version_does_not_start(served: Served) -> None:
+    flip_rows(served.publish(1))
+    flip_manifest(served.publish(2))
+    with pytest.raises(SnapshotError, match=r"step-2.*written by: sparring publish"):
+        served.serve()
+
+
+def test_a_folder_that_disappears_while_a_server_starts_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.publish(1)
+    opened = sparring_packed.open
+
+    def open_and_remove(*arguments: Any, **options: Any) -> Any:
+        packed = opened(*arguments, **options)
+        shutil.rmtree(served.out)
+        return packed
+
+    monkeypatch.setattr(packed_tables_module.sparring_packed, "open", open_and_remove)
+    with pytest.raises(SnapshotError, match=r"step-1 was opened in .* not there any more"):
+        served.serve()
+
+
+def test_versions_at_a_url_are_served_alike(served: Served, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="opens URLs")
+    served.publish(1)
+    damaged = served.publish(2)
+    flip_rows(damaged)
+    url = f"memory://{tmp_path.name}/served"
+    system = fsspec.filesystem("memory")
+
+    def upload() -> None:
+        system.put(f"{served.out}/", f"{url.removeprefix('memory://')}/", recursive=True)
+
+    upload()
+    local, served.out = served.out, url
+    with (
+        served.serve(cache=tmp_path / "copies") as server,
+        LookupClient(server.address, LONG) as client,
+    ):
+        assert steps(client) == {1}
+        assert server.metrics.gauges()["is_behind"] == 1
+        served.out = local
+        served.publish(3)
+        upload()
+        assert server.refresher.refresh().is_new
+        assert steps(client) == {3}
+
+
+def test_a_configuration_that_cannot_open_any_version_is_told_as_it_is(served: Served) -> None:
+    served.out = "memory://nothing/served"
+    with pytest.raises(InvalidArgumentError, match=r"server\.cache"):
+        served.serve()

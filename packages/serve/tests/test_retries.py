@@ -1,0 +1,377 @@
+"""Calls are repeated within their deadlines, and replicas that do not answer cost others no time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts import TableConfig
+from sparring.errors import DeadlineError
+from sparring_serve import (
+    Answer,
+    AsyncLookupClient,
+    ClientConfig,
+    LookupClient,
+    LookupServer,
+    ParameterClient,
+    Place,
+    ReplicasFailedError,
+    ServerConfig,
+    ServingConfig,
+    ShardReplicas,
+    open_parameter_server,
+)
+from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS, CircuitBreaker, CircuitState
+from sparring_serve.client.replicas import pauses
+from sparring_serve.client.transport import PROBE_SECONDS
+from sparring_serve.testing import MemoryTables
+
+from .proxies import Proxy
+
+ITEM = TableConfig("item", 4, seed=3)
+ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
+IDS = np.arange(100)
+
+
+class SlowTables(MemoryTables):
+    """Tables whose lookups take 2 ms, so that one thread answers 500 calls per second at most."""
+
+    def lookup(self, *args: Any) -> Any:
+        time.sleep(0.002)
+        return super().lookup(*args)
+
+
+Serve = Callable[..., LookupServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    started: list[LookupServer] = []
+
+    def start(
+        tables: MemoryTables | None = None, *, shard: int = 0, shards: int = 1, **options: Any
+    ) -> LookupServer:
+        config = ServingConfig(
+            server=ServerConfig(**{"poll_seconds": 3600, "drain_seconds": 0, **options})
+        )
+        place = Place(
+            ShardReplicas(tuple((f"127.0.0.1:{each + 1}",) for each in range(shards))), shard
+        )
+        served = MemoryTables([ITEM], ROWS) if tables is None else tables
+        started.append(LookupServer(served, config, place, "127.0.0.1:0"))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[LookupServer], Proxy]]:
+    made: list[Proxy] = []
+
+    def before(server: LookupServer) -> Proxy:
+        made.append(Proxy(server.port))
+        return made[-1]
+
+    yield before
+    for each in made:
+        each.close()
+
+
+def check(answer: Answer) -> None:
+    assert np.array_equal(answer.rows["item"][:, 1], IDS)
+    assert answer.is_complete
+
+
+def test_all_pulls_of_100_threads_on_a_small_server_succeed_within_their_deadline(
+    serve: Serve,
+) -> None:
+    server = serve(SlowTables([ITEM], ROWS), threads=1)
+    seconds: list[float] = []
+    errors: list[Exception] = []
+    config = ClientConfig(deadline_seconds=10)
+    barrier = threading.Barrier(100)
+
+    with LookupClient(server.address, config) as client:
+
+        def pull_some() -> None:
+            barrier.wait()
+            try:
+                for _ in range(5):
+                    begin = time.monotonic()
+                    check(client.pull({"item": IDS}))
+                    seconds.append(time.monotonic() - begin)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=pull_some) for _ in range(100)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert errors == []
+    assert len(seconds) == 500
+    assert max(seconds) < 10
+
+
+def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
+    serve: Serve,
+) -> None:
+    server = serve(SlowTables([ITEM], ROWS), threads=1)
+
+    async def pull_all() -> list[Answer]:
+        async with AsyncLookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
+            return await asyncio.gather(*(client.pull({"item": IDS}) for _ in range(100)))
+
+    for each in asyncio.run(pull_all()):
+        check(each)
+
+
+def test_servers_with_too_many_calls_are_not_said_to_have_wrong_addresses(serve: Serve) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class StuckTables(MemoryTables):
+        def lookup(self, *args: Any) -> Any:
+            entered.set()
+            leave.wait()
+            return super().lookup(*args)
+
+    server = serve(StuckTables([ITEM], ROWS), threads=1, most_bytes_in_flight=1 << 16)
+    large = np.arange(4000)
+    holders = []
+    with LookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
+        client.describe()
+        try:
+            # One call holds the thread; others fill the queue of the server.
+            for _ in range(40):
+                holders.append(threading.Thread(target=client.pull, args=({"item": large},)))
+                holders[-1].start()
+            assert entered.wait(10)
+            time.sleep(0.3)
+            begin = time.monotonic()
+            with pytest.raises(ReplicasFailedError) as caught:
+                client.pull({"item": IDS}, deadline_seconds=0.5)
+            assert 0.3 < time.monotonic() - begin < 2
+        finally:
+            leave.set()
+            for each in holders:
+                each.join()
+    message = str(caught.value)
+    assert "RESOURCE_EXHAUSTED" in message
+    assert "server.threads" in message
+    assert "client.deadline_seconds" in message
+    assert "address" not in message
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "flag"])
+def test_a_pull_whose_connection_is_reset_is_repeated(
+    serve: Serve, proxy: Callable[[LookupServer], Proxy], on_failure: str
+) -> None:
+    before = proxy(serve())
+    config = ClientConfig(deadline_seconds=10, on_failure=on_failure)
+    with LookupClient(before.address, config) as client:
+        check(client.pull({"item": IDS}))
+        before.reset_answers(1)
+        check(client.pull({"item": IDS}))
+    assert before.num_connections == 2
+
+
+def test_a_pull_of_asyncio_whose_connection_is_reset_is_repeated(
+    serve: Serve, proxy: Callable[[LookupServer], Proxy]
+) -> None:
+    before = proxy(serve())
+
+    async def pull_twice() -> None:
+        async with AsyncLookupClient(before.address, ClientConfig(deadline_seconds=10)) as client:
+            check(await client.pull({"item": IDS}))
+            before.reset_answers(1)
+            check(await client.pull({"item": IDS}))
+
+    asyncio.run(pull_twice())
+    assert before.num_connections == 2
+
+
+def test_a_push_whose_answer_is_lost_with_its_connection_is_applied_once(
+    tmp_path: Any, proxy: Callable[[LookupServer], Proxy]
+) -> None:
+    tables = {
+        "item": {"dim": 4, "update_method": "sgd", "hyper": {"lr": 1.0}, "initializer": "zeros"}
+    }
+    config = ServingConfig.model_validate(
+        {"parameters": {"tables": tables, "folders": [str(tmp_path / "saved")]}}
+    )
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+        before = proxy(server)
+        with ParameterClient(before.address) as client:
+            ones = np.ones((len(IDS), 4), np.float32)
+            client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=20)
+            before.reset_answers(2)
+            pushed = client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=20)
+            rows = client.pull({"item": IDS}, deadline_seconds=20).rows["item"]
+    assert before.num_connections == 3
+    assert pushed.was_known == (0,)
+    assert pushed.step == (2,)
+    assert np.array_equal(rows, -2 * ones)
+
+
+class DelayedTables(MemoryTables):
+    """Tables whose lookups take `delay` seconds."""
+
+    delay = 0.0
+
+    def lookup(self, *args: Any) -> Any:
+        time.sleep(self.delay)
+        return super().lookup(*args)
+
+
+class HungShard:
+    """Two shards, of which the second is behind a proxy."""
+
+    def __init__(self, serve: Serve, proxy: Callable[[LookupServer], Proxy]) -> None:
+        self.tables = DelayedTables([ITEM], ROWS)
+        servers = [serve(shard=0, shards=2), serve(self.tables, shard=1, shards=2)]
+        self.proxy = proxy(servers[1])
+        self.map = ShardReplicas(((servers[0].address,), (self.proxy.address,)), number=0)
+        self.of_second = self.map.shard_of(IDS) == 1
+
+
+@pytest.mark.alone
+def test_a_hung_shard_costs_one_deadline_and_is_asked_again_every_100_ms(
+    serve: Serve, proxy: Callable[[LookupServer], Proxy]
+) -> None:
+    hung = HungShard(serve, proxy)
+    deadline = 1.0
+    with LookupClient(
+        hung.map, ClientConfig(deadline_seconds=deadline, on_failure="flag")
+    ) as client:
+        check(client.pull({"item": IDS}, deadline_seconds=10))
+        hung.proxy.hang()
+
+        def timed() -> float:
+            begin = time.monotonic()
+            answer = client.pull({"item": IDS})
+            seconds = time.monotonic() - begin
+            assert np.array_equal(~answer.answered["item"], hung.of_second)
+            assert np.array_equal(answer.rows["item"][~hung.of_second, 1], IDS[~hung.of_second])
+            return seconds
+
+        assert 0.8 * deadline < timed() < 1.2 * deadline
+        begin = time.monotonic()
+        later = [timed() for _ in range(200)]
+        # Those that ask whether the shard answers again wait for 50 ms.
+        assert max(later) < 0.5 * deadline
+        assert np.median(later) < 0.04
+        num_probes = sum(each >= PROBE_SECONDS for each in later)
+        assert num_probes <= (time.monotonic() - begin) / CIRCUIT_SECONDS + 1
+
+        hung.proxy.resume()
+        begin = time.monotonic()
+        while not client.pull({"item": IDS}).is_complete:
+            assert time.monotonic() - begin < 5
+        # A free machine takes 0.1 s; this one may be busy.
+        assert time.monotonic() - begin < 0.6
+
+
+@pytest.mark.alone
+def test_a_hung_shard_raises_soon_with_asyncio_too(
+    serve: Serve, proxy: Callable[[LookupServer], Proxy]
+) -> None:
+    hung = HungShard(serve, proxy)
+
+    async def pull_often() -> list[float]:
+        config = ClientConfig(deadline_seconds=1.0)
+        async with AsyncLookupClient(hung.map, config) as client:
+            check(await client.pull({"item": IDS}, deadline_seconds=10))
+            hung.proxy.hang()
+            seconds = []
+            for _ in range(200):
+                begin = time.monotonic()
+                with pytest.raises(DeadlineError, match="shard 2: no replica answered"):
+                    await client.pull({"item": IDS})
+                seconds.append(time.monotonic() - begin)
+            hung.proxy.resume()
+            begin = time.monotonic()
+            while True:
+                try:
+                    check(await client.pull({"item": IDS}))
+                    break
+                except DeadlineError:
+                    assert time.monotonic() - begin < 5
+            seconds.append(time.monotonic() - begin)
+            return seconds
+
+    first, *later, recovery = asyncio.run(pull_often())
+    assert 0.8 < first < 1.2
+    assert max(later) < 0.5
+    assert np.median(later) < 0.04
+    assert recovery < 0.6
+
+
+def test_a_circuit_closes_for_answers_that_come_later_than_a_caller_waits(
+    serve: Serve, proxy: Callable[[LookupServer], Proxy]
+) -> None:
+    hung = HungShard(serve, proxy)
+    config = ClientConfig(deadline_seconds=1.0, on_failure="flag")
+
+    def is_over(answer: Answer, begin: float) -> bool:
+        assert time.monotonic() - begin < 10
+        return answer.is_complete
+
+    with LookupClient(hung.map, config) as client:
+        check(client.pull({"item": IDS}, deadline_seconds=10))
+        hung.proxy.hang()
+        assert not client.pull({"item": IDS}).is_complete
+        hung.tables.delay = 4 * PROBE_SECONDS
+        hung.proxy.resume()
+        begin = time.monotonic()
+        while not is_over(client.pull({"item": IDS}), begin):
+            time.sleep(0.01)
+
+    async def pull_until_over() -> None:
+        async with AsyncLookupClient(hung.map, config) as client:
+            check(await client.pull({"item": IDS}, deadline_seconds=10))
+            hung.proxy.hang()
+            assert not (await client.pull({"item": IDS})).is_complete
+            hung.proxy.resume()
+            begin = time.monotonic()
+            while not is_over(await client.pull({"item": IDS}), begin):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(pull_until_over())
+
+
+def test_a_circuit_opens_only_for_replicas_that_answer_nothing() -> None:
+    breaker = CircuitBreaker()
+    breaker.note_answer("a:1", now=0.5)
+    breaker.note_deadline(
+        "a:1", began=0.0, seconds=1.0
+    )  # slow, but another call was answered meanwhile
+    assert breaker.state("a:1", 1.0, 1.0) is CircuitState.CLOSED
+    breaker.note_deadline("a:1", began=1.0, seconds=1.0)
+    assert breaker.state("a:1", 2.0, 1.0) is CircuitState.OPEN
+    # Others are not affected, nor are calls that are far more patient.
+    assert breaker.state("b:1", 2.0, 1.0) is CircuitState.CLOSED
+    assert breaker.state("a:1", 2.0, 10.0) is CircuitState.CLOSED
+    now = 2.0
+    passed = 0
+    for _ in range(1000):
+        now += 0.001
+        passed += breaker.state("a:1", now, 1.0) is CircuitState.HALF_OPEN
+    assert passed in (9, 10)
+    breaker.note_answer("a:1", now)
+    assert breaker.state("a:1", now, 1.0) is CircuitState.CLOSED
+
+
+def test_pauses_grow_to_100_ms_and_differ_between_clients() -> None:
+    drawn = pauses()
+    seconds = [next(drawn) for _ in range(50)]
+    assert 0.005 <= seconds[0] <= 0.01
+    assert all(0.05 <= each <= 0.1 for each in seconds[5:])
+    assert len(set(seconds)) == 50

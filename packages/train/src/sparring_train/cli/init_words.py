@@ -1,0 +1,148 @@
+"""Arguments of ``sparring init`` behind the file: roles of columns, and keys of the configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from sparring import closest_name
+from sparring.errors import ConfigError
+from sparring_train.cli.init_text import yaml_name
+from sparring_train.config.loader import parse_config
+from sparring_train.config.overrides import apply_override
+from sparring_train.config.places import Places
+from sparring_train.config.problems import Place
+from sparring_train.config.run import RunConfig
+from sparring_train.config.table import TableData
+from sparring_train.data.table.look import Role
+
+__all__ = ["ROLES", "Words", "apply_keys", "parse_words"]
+
+ROLES: dict[str, Role] = {
+    "categorical": "categorical",
+    "numeric": "numeric",
+    "time": "time",
+    "skip": "left out",
+}
+_COLUMNS = ("label", "weight", *ROLES)
+_OWN = {"kind", "path"}
+_ANY_DATA = "{kind: table, path: x.csv, label: y, categorical: [x]}"
+
+
+@dataclass(slots=True)
+class Words:
+    """Arguments by meaning."""
+
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """Role → names of columns."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Dotted key of the configuration → its value as YAML text."""
+    data: TableData | None = None
+    """The keys of `data` among them, validated."""
+
+    def has(self, key: str) -> bool:
+        """Returns whether a key of `data` is given."""
+        return f"data.{key}" in self.keys
+
+
+def parse_words(words: Sequence[str]) -> Words:
+    """Returns the roles and keys that were given.
+
+    Raises:
+        ConfigError: if a word is neither, or a value does not fit its key.
+    """
+    found = Words()
+    keys = [name for name in TableData.model_fields if name not in (*_COLUMNS, *_OWN)]
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in _COLUMNS and value:
+            found.columns.setdefault(name, []).extend(value.split(","))
+        elif name in keys and value:
+            found.keys[f"data.{name}"] = value
+        elif name.partition(".")[0] in RunConfig.model_fields and value:
+            found.keys[name] = value
+        else:
+            known = [*_COLUMNS, *keys]
+            meant = closest_name(name, known)
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise ConfigError(
+                f"{word}: expected ROLE=COLUMN with one of {', '.join(_COLUMNS)}, or KEY=VALUE with a "
+                f"key of data, such as bad_rows=skip, or a dotted key, such as training.epochs=3{hint}"
+            )
+    of_data = [f"{key}={value}" for key, value in found.keys.items() if _is_of_reading(key)]
+    text = f"data: {_ANY_DATA}\nmodel: {{kind: dlrm, embedding_dim: 1, bottom_mlp: [1], top_mlp: [1]}}\n"
+    found.data = parse_config(text, of_data, source="the arguments of sparring init").data
+    return found
+
+
+def _is_of_reading(key: str) -> bool:
+    names = ("delimiter", "decimal", "missing_values", "separator", "label_values")
+    return key in {f"data.{name}" for name in names}
+
+
+def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
+    """Returns the lines of a configuration with other values; comments of other lines are kept.
+
+    Raises:
+        ConfigError: if a value is not YAML.
+    """
+    written = list(lines)
+    for key, text in keys.items():
+        section, _, rest = key.partition(".")
+        name, _, inner = rest.partition(".")
+        value: dict[str, Any] = {}
+        begin, end = _block(written, section, 0, len(written))
+        indent = ""
+        if name:
+            if begin == end:
+                written += ["", f"{section}:"]
+                begin, end = len(written) - 1, len(written)
+            section_end = end
+            begin, end = _block(written, name, begin + 1, end, "  ")
+            if begin == end:
+                while not written[section_end - 1].strip():
+                    section_end -= 1
+                begin = end = section_end
+            indent = "  "
+        if inner and begin != end:
+            value = {"it": YAML(typ="safe").load("\n".join(written[begin:end]))[name]}
+        target = f"it.{inner}" if inner else "it"
+        problems = apply_override(f"{target}={text}", value, Places(Place(0, 0, key)))
+        if problems:
+            raise ConfigError(f"{key}={text}: {problems[0].message}", setting=key)
+        written[begin:end] = [f"{indent}{name or section}: {_flow(value['it'])}"]
+    return written
+
+
+def _block(
+    lines: Sequence[str], key: str, begin: int, end: int, indent: str = ""
+) -> tuple[int, int]:
+    """Returns the lines of a key and of what is below it; nothing if there is no such key."""
+    pattern = re.compile(rf"{indent}{re.escape(key)}:(\s|$)")
+    first = next((at for at in range(begin, end) if pattern.match(lines[at])), None)
+    if first is None:
+        return end, end
+    last = first + 1
+    while last < end and (lines[last].startswith(f"{indent}  ") or not lines[last].strip()):
+        if lines[last].lstrip().startswith("#") and indent:
+            break
+        last += 1
+    while not lines[last - 1].strip():
+        last -= 1
+    return first, last
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML has it in one line."""
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{yaml_name(key)}: {_flow(each)}" for key, each in value.items()) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return yaml_name(value) if isinstance(value, str) else json.dumps(value)

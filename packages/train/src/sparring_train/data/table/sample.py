@@ -1,0 +1,181 @@
+"""Rows of all files of a data set, as many as are needed to guess its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+from pyarrow import parquet, types
+
+from sparring.errors import DataError
+from sparring_train.data.table.csv_values import Decimal, is_number
+from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.parquet_rows import family, reading_parquet
+
+__all__ = [
+    "SAMPLE_ROWS",
+    "ReadingOptions",
+    "Sample",
+    "SampledFile",
+    "rows_per_file",
+    "sample_parquet",
+]
+
+SAMPLE_ROWS = 200_000
+_MIN_FILE_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Keys of `data` that a person has chosen; None if they are to be found."""
+
+    delimiter: str | None = None
+    decimal: Decimal | None = None
+    missing_values: tuple[str, ...] | None = None
+    separator: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFile:
+    """Rows of one file."""
+
+    name: str
+    num_rows: int
+    first_row: int | None
+    """Number of the first row in messages; None if rows were left out, so that numbers are unknown."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """Columns of the rows that were read, and how they have to be read."""
+
+    values: dict[str, Any]
+    """Column → Arrow array of the rows that were read."""
+    num_sampled: int
+    num_rows: int
+    is_exact: bool
+    """Whether `num_rows` is counted. Otherwise it follows from the size of the files."""
+    unusable: dict[str, str] = field(default_factory=dict)
+    """Column that cannot be used → the reason, such as a file that does not contain it."""
+    texts: dict[str, Any] = field(default_factory=dict)
+    """Column of CSV → Arrow array of its texts."""
+    wrong: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """Column of CSV → the rows whose text is of another kind than the column, if there are any."""
+    parts: list[SampledFile] = field(default_factory=list)
+    """The files, in the order of the rows."""
+    num_broken: int = 0
+    """Rows with another number of fields than the header, which `num_sampled` does not contain."""
+    first_broken: str | None = None
+    delimiter: str | None = None
+    """Character between values, unless the names of the files determine it."""
+    decimal: Decimal = "."
+    missing_values: tuple[str, ...] = ()
+    unsure: list[str] = field(default_factory=list)
+
+    def place_of(self, row: int) -> str:
+        """Returns the file and, if it is known, the number of a row in it."""
+        for part in self.parts:
+            if row < part.num_rows:
+                where = "" if part.first_row is None else f", row {part.first_row + row}"
+                return f"{part.name}{where}"
+            row -= part.num_rows
+        raise AssertionError(row)
+
+
+def rows_per_file(num_files: int) -> int:
+    """Returns how many rows of each file are read."""
+    return max(SAMPLE_ROWS // num_files, _MIN_FILE_ROWS)
+
+
+def sample_parquet(files: Sequence[TableFile]) -> Sample:
+    """Reads the first rows of each Parquet file.
+
+    Raises:
+        DataError: if a file cannot be read, or has two columns of one name.
+    """
+    parts: dict[str, list[tuple[str, Any]]] = {}
+    schemas: list[list[str]] = []
+    sampled: list[SampledFile] = []
+    num_sampled = num_rows = 0
+    for file in files:
+        with reading_parquet(file), file.open() as stream:
+            opened = parquet.ParquetFile(stream)
+            num_rows += opened.metadata.num_rows
+            count = rows_per_file(len(files))
+            batches, num_read = [], 0
+            for batch in opened.iter_batches(batch_size=min(count, 1 << 16)):
+                batches.append(batch)
+                num_read += batch.num_rows
+                if num_read >= count:
+                    break
+            table = pyarrow.Table.from_batches(batches, opened.schema_arrow)
+        check_names(file, table.column_names)
+        schemas.append(table.column_names)
+        num_sampled += table.num_rows
+        sampled.append(SampledFile(file.name, table.num_rows, 1))
+        for name in table.column_names:
+            parts.setdefault(name, []).append((file.name, table.column(name)))
+    sample = Sample({}, num_sampled, num_rows, is_exact=True, parts=sampled)
+    sample.unusable.update(missing_in(files, schemas))
+    for name, found in parts.items():
+        kinds: dict[str, str] = {}
+        for file_name, each in found:
+            if "nulls" not in (kind := family(each.type)):
+                kinds.setdefault(kind, file_name)
+        if name not in sample.unusable and len(kinds) > 1:
+            listed = " and ".join(f"{kind} in {file}" for kind, file in kinds.items())
+            sample.unusable[name] = f"it has {listed}; write all files with one type"
+        if name not in sample.unusable:
+            sample.values[name] = _joined([each for _, each in found])
+    return sample
+
+
+def _joined(parts: list[Any]) -> Any:
+    decoded = [each.cast(_plain(each.type)) for each in parts]
+    tables = [pyarrow.table({"values": each}) for each in decoded]
+    joined = pyarrow.concat_tables(tables, promote_options="permissive")
+    return joined.column("values").combine_chunks()
+
+
+def _plain(kind: Any) -> Any:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def missing_in(files: Sequence[TableFile], schemas: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Returns the columns that not every file has, each with the reason."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for names in schemas for name in names):
+        without = [
+            file.name for file, names in zip(files, schemas, strict=True) if name not in names
+        ]
+        if without:
+            more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""
+            found[name] = f"it is missing in {without[0]}{more}"
+    return found
+
+
+def check_names(file: TableFile, names: Sequence[str]) -> None:
+    """Raises DataError if two columns have one name, or all names are numbers."""
+    if names and all(is_number(each, ",") for each in names):
+        raise no_header(file, names)
+    twice = [each for each in names if each and names.count(each) > 1]
+    if twice:
+        raise DataError(
+            f"{file.name}: there is more than one column {twice[0]!r}; rename all but one of them",
+            path=file.name,
+            column=twice[0],
+        )
+
+
+def no_header(file: TableFile, names: Sequence[str]) -> DataError:
+    """Returns the error for a file whose first row is a row of values."""
+    return DataError(
+        f"{file.name}, row 1: found {', '.join(names[:6])}, expected the names of columns; add a header "
+        "as the first row",
+        path=file.name,
+        row=1,
+    )

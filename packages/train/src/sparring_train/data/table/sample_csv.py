@@ -1,0 +1,355 @@
+"""Rows of all CSV files of a data set, with the delimiter, decimal sign and missing values found."""
+
+from __future__ import annotations
+
+import csv as python_csv
+import io
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as pc
+
+from sparring.errors import DataError
+from sparring_train.config.table import TableData
+from sparring_train.data.table.csv_rows import (
+    CsvRows,
+    delimiter_by_name,
+    header_of,
+    reading_csv,
+)
+from sparring_train.data.table.csv_values import (
+    NO_NUMBER,
+    Decimal,
+    is_number,
+    with_points,
+    without_utc,
+)
+from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.sample import (
+    ReadingOptions,
+    Sample,
+    SampledFile,
+    check_names,
+    missing_in,
+    no_header,
+    rows_per_file,
+)
+
+__all__ = ["sample_csv"]
+
+_DELIMITERS = (",", ";", "\t", "|")
+_BEGINNING_BYTES = 1 << 16
+_ALL_BLOCKS_BYTES = 64 << 20
+"""Of one block of each file; at least one block of each is read."""
+_MIN_BLOCK_BYTES = 1 << 18
+_MAX_BLOCK_BYTES = 8 << 20
+_MOSTLY = 0.95
+"""Share of the texts of a column from which on the others are errors."""
+_MISSING = (
+    "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "(null)", "None", "NaN", "nan", "\\N", "?", "-",
+    "--",
+)  # fmt: skip
+_INTEGER = r"^[+-]?[0-9]{1,20}(\.0+)?$"
+_NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-]00:?00)?)?$"
+_DECIMAL_COMMA = r"^\s*[+-]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+\s*$"
+_POINT = r"^\s*[+-]?[0-9]*\.[0-9]+\s*$"
+
+Bools = npt.NDArray[np.bool_]
+
+
+def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -> Sample:
+    """Reads the first rows of each CSV file.
+
+    Raises:
+        DataError: if a file cannot be read or has no header, or files have different delimiters.
+    """
+    delimiter = options.delimiter or _delimiter_of(files)
+    headers = [header_of(file, delimiter) for file in files]
+    for file, names in zip(files, headers, strict=True):
+        check_names(file, names)
+    unusable = missing_in(files, headers)
+    names = [name for name in headers[0] if name and name not in unusable]
+    is_default = all(delimiter == delimiter_by_name(file) for file in files)
+    section = TableData.model_construct(
+        path=path,
+        categorical=tuple(names),
+        types=dict.fromkeys(names, "string"),
+        delimiter=delimiter,
+        missing_values=options.missing_values or (),
+        bad_rows="skip",
+    )
+    parts = [_part(file, section, names, len(files)) for file in files]
+    rows = [each.num_rows for each in parts]
+    sample = Sample(
+        {},
+        sum(rows),
+        round(sum(each.all_rows for each in parts)),
+        all(each.is_whole for each in parts),
+    )
+    # Rows that were left out have no number in the sample.
+    sample.parts = [
+        SampledFile(each.file.name, each.num_rows, None if each.num_broken else 2) for each in parts
+    ]
+    sample.unusable = unusable
+    if any("" in header for header in headers):
+        sample.unsure.append("a column has no name: left out")
+    sample.delimiter = None if is_default else delimiter
+    sample.num_broken = sum(each.num_broken for each in parts)
+    sample.first_broken = next((each.first_broken for each in parts if each.first_broken), None)
+    texts = {
+        name: _Texts([chunk for part in parts for chunk in part.texts[name]]) for name in names
+    }
+    _check_header(files[0], texts)
+    if options.missing_values is not None:
+        sample.missing_values = options.missing_values
+    else:
+        sample.missing_values = _missing_values(texts, sample)
+    for each in texts.values():
+        each.leave_out(sample.missing_values)
+    sample.decimal, others = _decimal_of(texts, options.decimal)
+    for name in others:
+        sign = "," if sample.decimal == "." else "."
+        sample.unusable[name] = (
+            f"its numbers have the decimal sign {sign!r}, but data.decimal is {sample.decimal!r} for "
+            "all columns; write all numbers with it"
+        )
+        del texts[name]
+    for name, each in texts.items():
+        values, wrong = each.typed(sample.decimal)
+        sample.values[name], sample.texts[name] = values, each.array()
+        if wrong is not None:
+            sample.wrong[name] = wrong
+    return sample
+
+
+@dataclass(slots=True)
+class _Part:
+    file: TableFile
+    texts: dict[str, list[Any]]
+    """Column → chunks of strings."""
+    num_rows: int
+    all_rows: float
+    """Estimated number of rows of the file."""
+    is_whole: bool
+    num_broken: int
+    first_broken: str | None
+
+
+def _part(file: TableFile, section: TableData, names: list[str], num_files: int) -> _Part:
+    """Reads the first rows of one file."""
+    count = rows_per_file(num_files)
+    block_bytes = max(min(_ALL_BLOCKS_BYTES // num_files, _MAX_BLOCK_BYTES), _MIN_BLOCK_BYTES)
+    reader = CsvRows([file], section, names)
+    reader.num_broken = 0
+    texts: dict[str, list[Any]] = {name: [] for name in names}
+    num_rows = num_blocks = 0
+    is_whole = True
+    for block in reader.blocks(file, names, block_bytes):
+        if num_rows >= count:
+            is_whole = False
+            break
+        num_blocks += 1
+        num_rows += block.num_rows
+        for name in names:
+            texts[name].append(block.column(name))
+    num_broken = reader.num_broken
+    all_rows = float(num_rows)
+    if not is_whole:
+        all_rows = max(all_rows, num_rows / (num_blocks * block_bytes) * _unpacked_bytes(file))
+    # Without the advice, which the configuration follows already.
+    first = str(reader.broken_row(file)).partition(";")[0] if num_broken else None
+    return _Part(file, texts, num_rows, all_rows, is_whole, num_broken, first)
+
+
+def _unpacked_bytes(file: TableFile) -> float:
+    """Returns about how many bytes a file has after it is unpacked."""
+    size = float(file.system.size(file.path) or 0)
+    if not file.path.endswith(".gz"):
+        return size
+    with reading_csv(file), file.system.open(file.path, "rb") as stream:
+        packed = stream.read(_MIN_BLOCK_BYTES)
+        unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed)
+    return size * len(unpacked) / max(len(packed), 1)
+
+
+def _delimiter_of(files: Sequence[TableFile]) -> str:
+    """Returns the character between values, which all files share.
+
+    Raises:
+        DataError: if files have different ones.
+    """
+    found = [_likely_delimiter(file) for file in files]
+    other = next((at for at, each in enumerate(found) if each != found[0]), None)
+    if other is not None:
+        raise DataError(
+            f"{files[other].name}: found {found[other]!r} between values, but {found[0]!r} in "
+            f"{files[0].name}; write all files with one delimiter",
+            path=files[other].name,
+        )
+    return found[0]
+
+
+def _likely_delimiter(file: TableFile) -> str:
+    """Returns the delimiter that gives most of the first rows the header's number of fields."""
+    by_name = delimiter_by_name(file)
+    with reading_csv(file), file.open() as stream:
+        beginning = stream.read(_BEGINNING_BYTES)
+    text = beginning.decode("utf-8-sig", "replace")
+    if len(beginning) == _BEGINNING_BYTES:
+        text = text[: text.rfind("\n") + 1] or text
+    found: dict[str, tuple[bool, bool, int]] = {}
+    for delimiter in _DELIMITERS:
+        try:
+            rows = [
+                each for each in python_csv.reader(io.StringIO(text), delimiter=delimiter) if each
+            ]
+        except python_csv.Error:
+            continue
+        num_fields = len(rows[0]) if rows else 0
+        alike = sum(len(each) == num_fields for each in rows)
+        if num_fields > 1:
+            is_even = alike >= 0.8 * len(rows)
+            found[delimiter] = (is_even, delimiter == by_name, num_fields)
+    return max(found, key=lambda each: found[each]) if found else by_name
+
+
+class _Texts:
+    """Texts of one column, each distinct one once."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        whole = pyarrow.chunked_array(chunks, pyarrow.string())
+        encoded = pyarrow.concat_arrays(
+            whole.dictionary_encode().unify_dictionaries().chunks
+            or [pyarrow.array([], pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))]
+        )
+        self.words = encoded.dictionary
+        self._places = encoded.indices
+        places = self._places.drop_null().to_numpy(zero_copy_only=False)
+        self._counts = np.bincount(places, minlength=len(self.words))
+
+    def leave_out(self, missing: Sequence[str]) -> None:
+        """Makes texts that mean a missing value null."""
+        is_missing = pc.is_in(self.words, pyarrow.array(missing, pyarrow.string()))
+        self.words = pc.if_else(is_missing, None, self.words)
+
+    def array(self) -> Any:
+        return self.words.take(self._places)
+
+    def share(self, chosen: Bools, of: Bools) -> float:
+        """Share of the rows with a chosen word among rows with the words `of`."""
+        total = int(self._counts[of].sum())
+        return float(self._counts[chosen & of].sum() / total) if total else 0.0
+
+    def matches(self, pattern: str, words: Any = None) -> Bools:
+        found = pc.match_substring_regex(self.words if words is None else words, pattern)
+        flags: Bools = found.fill_null(False).to_numpy(zero_copy_only=False)
+        return flags
+
+    def given(self, without: Any = NO_NUMBER) -> Bools:
+        """Words that are neither null nor mean a missing number."""
+        is_given = pc.and_(self.words.is_valid(), pc.invert(pc.is_in(self.words, without)))
+        flags: Bools = is_given.to_numpy(zero_copy_only=False)
+        return flags
+
+    def typed(self, decimal: Decimal) -> tuple[Any, Bools | None]:
+        """Returns values of the kind that most texts have, and the rows with texts of no such kind."""
+        given, words = self.given(), self.words
+        if not given.any():
+            return self.array(), None
+        with_point = with_points(words) if decimal == "," else words
+        lower = pc.utf8_lower(words)
+        is_boolean = pc.is_in(lower, pyarrow.array(["true", "false"])).to_numpy(False)
+        is_integer = self.matches(
+            _INTEGER,
+            pc.replace_substring_regex(words, ",(0+)$", r".\1") if decimal == "," else words,
+        )
+        for kind, chosen, source in (
+            ("bool", is_boolean, lower),
+            ("integer", is_integer, pc.replace_substring_regex(words, r"[.,]0+$", "")),
+            ("number", self.matches(_NUMBER, with_point), with_point),
+            ("time", self.matches(_TIME), without_utc(words)),
+        ):
+            if self.share(chosen, given) < _MOSTLY:
+                continue
+            if (
+                values := _cast(pc.if_else(pyarrow.array(chosen & given), source, None), kind)
+            ) is None:
+                continue
+            is_wrong = given & ~chosen
+            wrong = None
+            if is_wrong.any():
+                places = self._places.fill_null(0).to_numpy(zero_copy_only=False)
+                valid = self._places.is_valid().to_numpy(zero_copy_only=False)
+                wrong = is_wrong[places] & valid
+            return values.take(self._places), wrong
+        return self.array(), None
+
+
+def _cast(texts: Any, kind: str) -> Any:
+    targets = {
+        "bool": (pyarrow.bool_(),),
+        "integer": (pyarrow.int64(), pyarrow.uint64()),
+        "number": (pyarrow.float64(),),
+        "time": (pyarrow.timestamp("us"),),
+    }[kind]
+    for target in targets:
+        try:
+            return texts.cast(target)
+        except pyarrow.ArrowInvalid:
+            continue
+    return None
+
+
+def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, ...]:
+    """Returns the texts that mean a missing value and are not recognized as such by themselves."""
+    chosen: dict[str, None] = {}
+    tokens = pyarrow.array(_MISSING)
+    known = set(NO_NUMBER.to_pylist())
+    for name, each in texts.items():
+        found = each.words.filter(pc.is_in(each.words, tokens)).to_pylist()
+        if not found:
+            continue
+        rest = each.given(pyarrow.concat_arrays([tokens, NO_NUMBER]))
+        is_number = each.matches(_NUMBER) | each.matches(_DECIMAL_COMMA)
+        if each.share(is_number, rest) >= _MOSTLY:
+            chosen.update(dict.fromkeys(word for word in found if word not in known))
+        elif rest.any():
+            chosen.update(dict.fromkeys(found))
+            listed = ", ".join(map(repr, found))
+            sample.unsure.append(
+                f"{name}: {listed} is taken for a missing value; remove it from missing_values if it is "
+                "an id"
+            )
+    return tuple(chosen)
+
+
+def _decimal_of(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
+    """Returns the decimal sign of most columns of numbers, and the columns that have the other one."""
+    with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
+    for name, each in texts.items():
+        given = each.given()
+        for sign, pattern, others in ((",", _DECIMAL_COMMA, _INTEGER), (".", _POINT, _NUMBER)):
+            has_sign = each.matches(pattern)
+            if has_sign.any() and each.share(has_sign | each.matches(others), given) >= _MOSTLY:
+                with_sign[sign].append(name)
+                break
+    if chosen is None:
+        chosen = "," if len(with_sign[","]) > len(with_sign["."]) else "."
+    return chosen, with_sign["." if chosen == "," else ","]
+
+
+def _check_header(file: TableFile, texts: Mapping[str, _Texts]) -> None:
+    """Raises DataError if the first row is a row of values."""
+    numbers = [name for name in texts if is_number(name, ",")]
+    others = [name for name in texts if name not in numbers]
+    if not numbers:
+        return
+    is_value = [pc.any(pc.equal(texts[name].words, name)).as_py() for name in others]
+    if not others or any(is_value):
+        raise no_header(file, [*texts])

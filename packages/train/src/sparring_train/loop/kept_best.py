@@ -1,0 +1,126 @@
+"""The snapshot of the step that is best on the validation rows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sparring import State, StepContainer, locate
+from sparring.errors import ConfigError, SnapshotError
+from sparring_train.config.kinds import METRICS
+from sparring_train.config.run import RunConfig
+from sparring_train.config.snapshots import SnapshotsConfig
+from sparring_train.loop.best_step import BestStep
+from sparring_train.quality import LOWER_IS_BETTER
+from sparring_train.run_snapshots import RunSnapshots
+
+__all__ = ["KeptBest", "best_step_of", "kept_best"]
+
+
+def best_step_of(config: RunConfig) -> BestStep | None:
+    """What compares the steps of a run; None if its data keep no validation rows."""
+    if not config.data.has_validation:
+        return None
+    training = config.training
+    metric = training.watch or METRICS[config.model.loss][0]
+    is_higher_better = metric not in LOWER_IS_BETTER
+    return BestStep(metric, is_higher_better, training.patience, training.min_improvement)
+
+
+class KeptBest:
+    """Saves a run after its best step so far, and returns to it. All ranks call it alike.
+
+    Args:
+        snapshots: saves into the folder of the run, or into a temporary one.
+        tell: shows one line to a person.
+    """
+
+    def __init__(self, snapshots: RunSnapshots, tell: Callable[[str], None]) -> None:
+        self._snapshots, self._tell = snapshots, tell
+        self._url: str | None = None
+        self.is_current = False
+        """Whether rows and parameters are those of the best step."""
+
+    def save(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
+        """Saves the state after `step`, the best one, concurrently with later steps."""
+        self._url = self._snapshots.save(step, states(), is_pinned=True)
+
+    def load(self, step: int) -> Mapping[str, State] | None:
+        """Takes over the tables of the best step; returns the other state that was saved with them.
+
+        Returns None, and says why, if it cannot be read.
+        """
+        reason = "its snapshot could not be saved"
+        if self._url is not None:
+            try:
+                states = self._snapshots.load(self._url).states
+            except SnapshotError as error:
+                reason = str(error)
+            else:
+                self.is_current = True
+                # The snapshot that is saved at the end holds the same.
+                self._snapshots.unpin()
+                return states
+        self._tell(
+            f"step {step:,} was the best, and cannot be returned to: {reason}; the last is kept"
+        )
+        return None
+
+    def values(self) -> dict[str, Any]:
+        """State, for a snapshot: the name of that of the best step, as folders may be moved."""
+        name = None if self._url is None else locate(self._url)[1]
+        return {"is_best": self.is_current, "snapshot": name}
+
+    def restore(self, values: Mapping[str, Any], url: str) -> None:
+        """Takes over what `values` returned, from the snapshot at `url`."""
+        self.is_current = values.get("is_best", False)
+        name = values.get("snapshot")
+        if self.is_current:
+            self._url = url
+        elif name is not None:
+            self._url = locate(url)[0].url_of(name)
+        if self._url is not None:
+            self._snapshots.pin(self._url)
+
+
+@contextmanager
+def kept_best(
+    container: StepContainer,
+    config: RunConfig,
+    snapshots: RunSnapshots,
+    tell: Callable[[str], None],
+    *,
+    is_one_host: bool,
+) -> Iterator[KeptBest]:
+    """What keeps the best step of a run: in `snapshots.url`, or without one in a temporary folder.
+
+    Raises:
+        ConfigError: ranks on several hosts have no folder that all of them reach.
+    """
+    if config.snapshots.url is not None:
+        yield KeptBest(snapshots, tell)
+        return
+    if not is_one_host:
+        raise ConfigError(
+            "training.keep_best: needs a folder that the ranks of all hosts reach, and snapshots.url is "
+            "null; name one there, or choose training.keep_best: false",
+            setting="snapshots.url",
+        )
+    collective = container.collective
+    folder = tempfile.mkdtemp(prefix="sparring-best-") if collective.rank == 0 else ""
+    if collective.world_size > 1:
+        container.quiesce()
+        names = collective.all_gather(np.frombuffer(folder.encode(), np.uint8))
+        folder = names[0].tobytes().decode()
+    try:
+        chosen = config.model_copy(update={"snapshots": SnapshotsConfig(url=folder, keep=2)})
+        yield KeptBest(RunSnapshots(container, chosen, tell), tell)
+        container.saves.join(chosen.snapshots.deadline_seconds)
+    finally:
+        if collective.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)

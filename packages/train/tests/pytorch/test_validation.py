@@ -1,0 +1,245 @@
+"""Validation: the best step is kept, training stops early, and a resumed run takes the same decisions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+
+from sparring import list_snapshots, merged_chunks, open_snapshot
+from sparring.adapter import make_plugin_manager
+from sparring.errors import DataError
+from sparring_train.config.run import RunConfig
+from sparring_train.config.run_type import run_type
+from sparring_train.pytorch.trainer import train
+from sparring_train.ranks import Ranks
+from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.saved_run import opened_run
+
+CLICKS: dict[str, Any] = {
+    "seed": 1,
+    "threads": 1,
+    "data": {
+        "kind": "synthetic_criteo",
+        "samples": 800,
+        "test_samples": 300,
+        "validation_samples": 300,
+        "batch_size": 40,
+        "max_ids": 60,
+    },
+    "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
+    "storage": {"backend": "memory"},
+    "optimizer": {"sparse": {"name": "adagrad", "lr": 0.5}},
+}
+"""20 steps an epoch; it learns its samples by heart in a few epochs."""
+
+
+class Told(SilentProgress):
+    """Keeps what a run told; ends it by an error after a step."""
+
+    def __init__(self, interrupt_at: int = -1) -> None:
+        self.interrupt_at = interrupt_at
+        self.validated: dict[int, Mapping[str, float]] = {}
+        self.tested: list[int] = []
+        self.messages: list[str] = []
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        if step == self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
+        if part == "test":
+            self.tested.append(step)
+        else:
+            self.validated[step] = metrics
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def config(training: dict[str, Any], **sections: Any) -> RunConfig:
+    return run_type().model_validate(CLICKS | {"training": training} | sections)
+
+
+def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, Told]:
+    told = Told(interrupt_at)
+    try:
+        return train(chosen, make_plugin_manager(), told), told
+    except KeyboardInterrupt:
+        return None, told
+
+
+def rows_in(url: str) -> dict[tuple[str, int], bytes]:
+    snapshot = open_snapshot(url)
+    return {
+        (name, int(key)): row.tobytes()
+        for name in snapshot.tables
+        for chunk in merged_chunks(snapshot, name)
+        for key, row in zip(chunk.keys, chunk.rows, strict=True)
+    }
+
+
+@pytest.mark.parametrize("watch", ["auc", "log_loss"])
+def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) -> None:
+    training = {"epochs": 30, "patience": 2, "watch": watch}
+    result, told = run(config(training, snapshots={"url": str(tmp_path / "run")}))
+    assert result is not None
+    values = {step: metrics[watch] for step, metrics in told.validated.items()}
+    best = (max if watch == "auc" else min)(values, key=lambda step: values[step])
+    assert list(values) == list(range(20, result.steps + 1, 20))
+    assert result.steps == best + 40 < 600
+    assert result.best_step == best
+    assert result.validation == told.validated[best]
+    # The test comes once, and of the best step: a run that ends there has the same metrics.
+    assert told.tested == [result.steps]
+    alone, _ = run(config({"epochs": best // 20, "keep_best": False}))
+    assert alone is not None
+    assert result.metrics == pytest.approx(alone.metrics, rel=1e-6)
+    urls = list_snapshots(tmp_path / "run")
+    assert [open_snapshot(each).step for each in urls][-1] == result.steps
+    at_best = next(each for each in urls if open_snapshot(each).step == best)
+    assert rows_in(urls[-1]) == rows_in(at_best)
+    # The saved model is that of the best step, too.
+    with opened_run(open_snapshot(urls[-1]), (), make_plugin_manager()) as (_, model):
+        ranks = Ranks(model.source.container.collective)
+        found = model.source.evaluate(model.predict, ranks, part="validation")
+    assert found == pytest.approx(result.validation, rel=1e-6)
+
+
+def test_the_best_step_needs_no_folder_of_snapshots(tmp_path: Path) -> None:
+    training = {"epochs": 30, "patience": 2}
+    with_folder, _ = run(config(training, snapshots={"url": str(tmp_path / "run")}))
+    without, told = run(config(training))
+    assert with_folder is not None
+    assert without is not None
+    assert without.metrics == with_folder.metrics
+    assert without.best_step == with_folder.best_step
+    assert any("had the best validation auc" in each for each in told.messages)
+
+
+def test_without_keep_best_the_last_step_is_tested() -> None:
+    last, told = run(config({"epochs": 6, "keep_best": False}))
+    whole, _ = run(config({"epochs": 6, "keep_best": True}))
+    data = {name: each for name, each in CLICKS["data"].items() if name != "validation_samples"}
+    plain, _ = run(config({"epochs": 6}, data=data))
+    assert last is not None
+    assert whole is not None
+    assert plain is not None
+    assert list(told.validated) == [20, 40, 60, 80, 100, 120]
+    assert last.best_step == whole.best_step != 120
+    # Evaluation changes nothing.
+    assert last.metrics == plain.metrics != whole.metrics
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_evaluations_every_n_steps(pipeline: bool) -> None:
+    training = {"epochs": 8, "evaluation_interval_steps": 7, "patience": 3, "pipeline": pipeline}
+    result, told = run(config(training))
+    assert result is not None
+    assert list(told.validated) == list(range(7, result.steps + 1, 7))
+    assert result.best_step is not None
+    assert result.steps == result.best_step + 21
+    if pipeline:
+        plain, _ = run(config(training | {"pipeline": False}))
+        assert plain is not None
+        assert (plain.metrics, plain.steps) == (result.metrics, result.steps)
+
+
+def test_the_last_step_is_validated_and_least_improvements_count() -> None:
+    _, told = run(config({"epochs": 8, "steps": 33, "evaluation_interval_steps": 20}))
+    assert list(told.validated) == [20, 33]
+    result, _ = run(config({"epochs": 8, "patience": 2, "min_improvement": 0.5}))
+    assert result is not None
+    assert (result.best_step, result.steps) == (20, 60)
+
+
+@pytest.mark.parametrize("interrupt_at", [25, 75])
+def test_a_resumed_run_takes_the_same_decisions(interrupt_at: int, tmp_path: Path) -> None:
+    training = {"epochs": 30, "patience": 2}
+    whole, whole_told = run(config(training, snapshots={"url": str(tmp_path / "whole")}))
+    saving = {"url": str(tmp_path / "cut"), "every_steps": 15, "keep": 2}
+    _, cut = run(config(training, snapshots=saving), interrupt_at)
+    resumed, told = run(config(training, snapshots=saving | {"resume": True}))
+    assert whole is not None
+    assert resumed is not None
+    assert resumed.resumed_steps
+    assert (resumed.steps, resumed.best_step) == (whole.steps, whole.best_step)
+    assert resumed.metrics == whole.metrics
+    assert resumed.validation == whole.validation
+    assert {**cut.validated, **told.validated} == whole_told.validated
+    ends = [list_snapshots(tmp_path / name)[-1] for name in ("whole", "cut")]
+    assert rows_in(ends[0]) == rows_in(ends[1])
+    # What has ended stays so.
+    again, told = run(config(training, snapshots=saving | {"resume": True}))
+    assert again is not None
+    assert (again.steps, again.metrics) == (whole.steps, whole.metrics)
+    assert not told.validated
+    # More patience continues from the best step.
+    more = config(training | {"patience": 3}, snapshots=saving | {"resume": True})
+    longer, told = run(more)
+    assert longer is not None
+    assert longer.steps > whole.steps
+    assert min(told.validated) == whole.steps + 20
+
+
+def test_a_best_snapshot_that_is_gone_is_told_of(tmp_path: Path) -> None:
+    training = {"epochs": 30, "patience": 2}
+    saving = {"url": str(tmp_path), "every_steps": 1, "keep": 2}
+    whole, _ = run(config(training))
+    assert whole is not None
+    assert whole.best_step is not None
+    run(config(training, snapshots=saving), whole.best_step + 25)
+    kept = [open_snapshot(each).step for each in list_snapshots(tmp_path)]
+    # It is kept, although it is not one of the newest two.
+    assert whole.best_step == kept[0] < kept[1] - 10
+    shutil.rmtree(list_snapshots(tmp_path)[0])
+    result, told = run(config(training, snapshots=saving | {"resume": True}))
+    assert result is not None
+    assert any("cannot be returned to" in each for each in told.messages)
+
+
+def test_ranks_take_the_decisions_of_one_process(tmp_path: Path) -> None:
+    chosen = config({"epochs": 30, "patience": 2}, tables={"dtype": "float64"})
+    alone, _ = run(chosen)
+    assert alone is not None
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(chosen.model_dump(mode="json", exclude_none=True)))
+    launch = "-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
+    command = [sys.executable, *launch.split(), "-m", "sparring", "train", str(path), "--json"]
+    for snapshots in ((), (f"snapshots.url={tmp_path / 'run'}",)):
+        ended = subprocess.run(
+            [*command, *snapshots], capture_output=True, text=True, timeout=150, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        result = json.loads(ended.stdout.splitlines()[-1])
+        assert (result["best_step"], result["steps"]) == (alone.best_step, alone.steps)
+        assert result["metrics"] == pytest.approx(alone.metrics, rel=1e-4)
+        assert result["validation"] == pytest.approx(alone.validation, rel=1e-4)
+
+
+def test_validation_rows_that_determine_no_metric_are_rejected(tmp_path: Path) -> None:
+    rows = [f"{n % 2},u{n % 5},train" for n in range(40)]
+    rows += [f"1,u{n},validation" for n in range(4)] + [f"{n % 2},u{n},test" for n in range(4)]
+    (tmp_path / "rows.csv").write_text("\n".join(["clicked,user,part", *rows]) + "\n")
+    data = {
+        "kind": "table",
+        "path": str(tmp_path / "rows.csv"),
+        "label": "clicked",
+        "categorical": ["user"],
+        "batch_size": 16,
+        "split": {"column": "part"},
+        "validation": {"column": "part"},
+    }
+    with pytest.raises(
+        DataError, match=r"all 4 validation rows have the label 1; keep other rows for validation"
+    ):
+        run(config({}, data=data))
