@@ -1,0 +1,135 @@
+"""Serving snapshots and saves of a parameter service that release 0.1 wrote are read by every release.
+
+`format_v1` was written by `python packages/serve/tests/test_format_v1.py FOLDER` of release 0.1, and is
+never written again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig, initial_rows
+from sparring_serve import (
+    LookupClient,
+    LookupServer,
+    ParameterClient,
+    Place,
+    ServerConfig,
+    ServingConfig,
+    ShardReplicas,
+    open_parameter_server,
+)
+
+FOLDER = Path(__file__).parent / "format_v1"
+TABLES = (TableConfig("item", 4, seed=3), TableConfig("user", 8))
+KEYS = np.array([-(2**63), -1, 0, 7, 2**63 - 1])
+CHANGED, ERASED, ADDED = KEYS[1:2], KEYS[2:3], np.array([8])
+GRADIENTS = {"item": (KEYS, np.ones((len(KEYS), 4), np.float32))}
+ONE = Place(ShardReplicas((("127.0.0.1:1",),)))
+
+
+def rows_of(keys: np.ndarray, table: TableConfig, step: int) -> np.ndarray:
+    rows = np.full((len(keys), table.dim), step, np.float32)
+    rows[:, 0] = keys % 97
+    return rows
+
+
+def learning(folder: Path, **parameters: Any) -> ServingConfig:
+    item = {"dim": 4, "update_method": "adagrad", "hyper": {"lr": 0.5}, "seed": 3}
+    given = {"tables": {"item": item}, "folders": [str(folder)], "push_log_bytes": 0, **parameters}
+    return ServingConfig.model_validate({"parameters": given})
+
+
+def write(folder: Path) -> None:
+    """Writes a full serving snapshot with a quantized table, a delta over it, and a save of a service."""
+    from sparring_serve.publisher import PublisherOptions, publish_newest
+
+    runs, served = str(folder / "runs"), str(folder / "served")
+    with StepContainer() as container:
+        for table in TABLES:
+            container.declare(table, StorageChoice("memory"))
+        for step in (1, 2):
+            for table in TABLES:
+                keys = KEYS if step == 1 else np.concatenate([CHANGED, ADDED])
+                container.assign(table.name, keys, rows_of(keys, table, step))
+                if step == 2:
+                    container.storage(table.name).erase(ERASED)
+            container.counters.steps = step
+            base = f"{runs}/step-1" if step == 2 else None
+            container.save(f"{runs}/step-{step}", base=base, options=SaveOptions(is_base=True))
+            publish_newest(runs, served, PublisherOptions({"user": "int8"}, 16, 3))
+    shutil.rmtree(runs)
+    config = learning(folder / "saved", start=None)
+    with (
+        open_parameter_server(config, address="127.0.0.1:0") as server,
+        ParameterClient(server.address) as client,
+    ):
+        client.push(GRADIENTS)
+        client.save("a", deadline_seconds=60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(FOLDER, tmp_path / "format_v1"))
+
+
+def test_a_delta_over_a_full_serving_snapshot_is_served(folder: Path) -> None:
+    pytest.importorskip("sparring_packed", reason="needs sparring-packed")
+    from sparring_serve.packed_tables import open_packed_tables
+
+    config = ServingConfig(snapshots=str(folder / "served"), server=ServerConfig(poll_seconds=3600))
+    asked = np.concatenate([KEYS, ADDED, [99]])
+    with (
+        LookupServer(open_packed_tables(config, ONE), config, ONE, "127.0.0.1:0") as server,
+        LookupClient(server.address) as client,
+    ):
+        found = client.pull({table.name: asked for table in TABLES})
+    for table in TABLES:
+        expected = rows_of(asked, table, 1)
+        is_new = np.isin(asked, [CHANGED[0], ADDED[0]])
+        expected[is_new] = rows_of(asked[is_new], table, 2)
+        has_no_row = np.isin(asked, [ERASED[0], 99])
+        expected[has_no_row] = initial_rows(asked[has_no_row], table)
+        # Rows of 8 bits are within half of a 255th of their range.
+        atol = 0.0 if table.name == "item" else 97 / 255 / 2
+        np.testing.assert_allclose(found.rows[table.name], expected, rtol=0.0, atol=atol)
+
+
+def test_a_service_starts_with_a_save_of_release_0_1_and_continues(folder: Path) -> None:
+    config = learning(folder / "saved", start="newest")
+    with StepContainer() as expected:
+        for _ in range(2):
+            _push_to(expected)
+        rows = expected.lookup("item", KEYS, is_registered=False)
+        with (
+            open_parameter_server(config, address="127.0.0.1:0") as server,
+            ParameterClient(server.address) as client,
+        ):
+            client.push(GRADIENTS, wait="applied")
+            found = client.pull({"item": KEYS}).rows["item"]
+    assert found.tobytes() == rows.rows[rows.inverse].tobytes()
+
+
+def _push_to(container: StepContainer) -> None:
+    """Applies a push of `GRADIENTS` as a service does."""
+    from sparring import hyper_from, resolve_method
+    from sparring.contracts import MethodChoice
+
+    method = resolve_method("adagrad")
+    hyper = hyper_from(method, {"lr": 0.5})
+    if "item" not in container.tables:
+        container.declare(TABLES[0], StorageChoice("memory"))
+        container.set_state("item", method.initial_state(4, hyper, np.float32), method.name)
+    container.resources.give("item", *GRADIENTS["item"])
+    container.apply_methods({"item": MethodChoice(method, hyper, container.counters.steps + 1)})
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
