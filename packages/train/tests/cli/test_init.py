@@ -224,7 +224,7 @@ def test_sessions_with_times_get_a_model_of_sequences(
     }
     assert found[1] < found[0]
     assert found[0] - found[1] <= last
-    assert main(["recommend", "run", "--user", "u4"]) == 2
+    assert main(["recommend", "run"]) == 2
     assert "give --with history=ITEM,ITEM" in " ".join(capsys.readouterr().err.split())
 
 

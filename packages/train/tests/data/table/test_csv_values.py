@@ -122,7 +122,10 @@ def test_labels_may_be_texts(
         ({"delimiter": ";;"}, "at most 1 character"),
         ({"delimiter": '"'}, "is a character of CSV itself"),
         ({"decimal": "'"}, "should be '.' or ','"),
-        ({"categorical": ["Größe"]}, "cannot be the name of a table; name its table in data.share"),
+        (
+            {"categorical": ["Größe"], "lists": []},
+            "cannot be the name of a table; name its table in data.share",
+        ),
         ({"share_tables": {"item": "an item"}}, "cannot be the name of a table"),
         ({"label": None, "label_values": {"yes": 1}}, "has no label"),
     ],

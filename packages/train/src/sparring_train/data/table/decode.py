@@ -17,11 +17,22 @@ from sparring.errors import DataError
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import Column, ColumnBatch, Feature, Label
 
-__all__ = ["BadValue", "Decoder", "HistoriesKnown", "RawRows", "StringsSeen", "bad_row", "only"]
+__all__ = [
+    "SKIP_ADVICE",
+    "BadValue",
+    "Decoder",
+    "HistoriesKnown",
+    "RawRows",
+    "StringsSeen",
+    "bad_row",
+    "only",
+]
 
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 
+SKIP_ADVICE = ", or choose data.bad_rows: skip"
+"""End of the message about a bad row."""
 _EXPECTED_LABEL: dict[Label | None, str] = {
     "binary": "a label of 0 or 1, for the log loss",
     "number": "a label that is a finite number",
@@ -354,8 +365,8 @@ def bad_row(file: str, row: int, bad: BadValue) -> DataError:
     """The error for a bad row."""
     where = f", column {bad.column!r}" if bad.column is not None else ""
     return DataError(
-        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the "
-        "row, or choose data.bad_rows: skip",
+        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the row"
+        f"{SKIP_ADVICE}",
         path=file,
         row=row,
         column=bad.column,
