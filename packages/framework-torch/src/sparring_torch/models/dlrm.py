@@ -31,6 +31,7 @@ class _Base(nn.Module):
     """
 
     inter_arch: nn.Module
+    over_arch: OverArch
 
     def __init__(
         self,
