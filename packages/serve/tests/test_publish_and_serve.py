@@ -621,6 +621,11 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
         (["server.adress=a:1"], "did you mean address"),
         (["server.address=a"], "must be host:port"),
         (["shards=[[]]"], "needs an address of a replica"),
+        (["--role", "reader"], "must be inference or parameters, found 'reader'"),
+        (
+            ["parameters={tables: {item: {dim: 4}}}"],
+            "serving.yaml --role parameters, or sparring serve",
+        ),
         (["shards=[[a:1],[b:1]]"], "say which one this server is, as --shard 1/2"),
         (["snapshots=https://me:secret@host/a"], "must hold no password"),
     ],
@@ -631,7 +636,7 @@ def test_wrong_servers_are_refused(
     config = tmp_path / "serving.yaml"
     config.write_text(f"snapshots: {run.out}\n")
     assert main(["serve", str(config), *options]) == 2
-    shown = capsys.readouterr().err
+    shown = " ".join(capsys.readouterr().err.split())
     assert said in shown
     assert "secret" not in shown
 
