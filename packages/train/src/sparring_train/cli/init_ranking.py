@@ -162,7 +162,7 @@ def ranking_lines(
 def _model(found: RankedColumns) -> Iterator[str]:
     user, item = yaml_name(found.user.name), yaml_name(found.item.name)
     if found.kind == "sequence":
-        yield "  # Ask it by the items before: sparring recommend run --with history=ITEM,ITEM"
+        yield "  # Ask it: sparring recommend run --user USER, or --with history=ITEM,ITEM"
         yield "  kind: sequence          # the next item, by self-attention over the items before"
         yield "  embedding_dim: 32"
         yield f"  item: {item}"

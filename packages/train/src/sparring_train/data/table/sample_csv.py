@@ -163,7 +163,7 @@ def _part(file: TableFile, section: TableData, names: list[str], num_files: int)
     if not is_whole:
         all_rows = max(all_rows, num_rows / (num_blocks * block_bytes) * _unpacked_bytes(file))
     # Without the advice, which the configuration follows already.
-    first = str(reader.broken_row(file)).partition(";")[0] if num_broken else None
+    first = str(reader.broken_row(file)).rpartition("; fix")[0] if num_broken else None
     return _Part(file, texts, num_rows, all_rows, is_whole, num_broken, first)
 
 
