@@ -217,7 +217,7 @@ def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> Recom
         ids = batch.ids[sides.item].ids
         ids = ids[np.isin(ids, items)]
         np.add.at(counts, np.searchsorted(items, ids), 1)
-    return replace(_best(items, [counts], k), is_by_popularity=True)
+    return replace(_best(items, [counts.astype(np.float64)], k), is_by_popularity=True)
 
 
 def _best_of_pairs(

@@ -113,8 +113,8 @@ def _configuration(
             path=path,
         )
     weight = given.columns.get("weight", [None])[0]
-    name = None if label is None else label.name
-    columns = [each for each in look.columns if each.name not in (name, weight)]
+    label_name = None if label is None else label.name
+    columns = [each for each in look.columns if each.name not in (label_name, weight)]
     for role in ("numeric", "categorical"):
         for each in columns:
             if each.role == "time" and each.name in given.columns.get(role, ()):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 
@@ -76,7 +76,8 @@ def parse_words(words: Sequence[str]) -> Words:
             )
     of_data = [f"{key}={value}" for key, value in found.keys.items() if _is_of_reading(key)]
     text = f"data: {_ANY_DATA}\nmodel: {{kind: dlrm, embedding_dim: 1, bottom_mlp: [1], top_mlp: [1]}}\n"
-    found.data = parse_config(text, of_data, source="the arguments of sparring init").data
+    config = parse_config(text, of_data, source="the arguments of sparring init")
+    found.data = cast(TableData, config.data)
     return found
 
 

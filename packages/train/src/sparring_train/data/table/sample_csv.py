@@ -77,6 +77,7 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
     names = [name for name in headers[0] if name and name not in unusable]
     is_default = all(delimiter == delimiter_by_name(file) for file in files)
     section = TableData.model_construct(
+        kind="table",
         path=path,
         categorical=tuple(names),
         types=dict.fromkeys(names, "string"),
@@ -332,9 +333,13 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
 def _decimal_of(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
     """Returns the decimal sign of most columns of numbers, and the columns that have the other one."""
     with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
+    patterns: tuple[tuple[Decimal, str, str], ...] = (
+        (",", _DECIMAL_COMMA, _INTEGER),
+        (".", _POINT, _NUMBER),
+    )
     for name, each in texts.items():
         given = each.given()
-        for sign, pattern, others in ((",", _DECIMAL_COMMA, _INTEGER), (".", _POINT, _NUMBER)):
+        for sign, pattern, others in patterns:
             has_sign = each.matches(pattern)
             if has_sign.any() and each.share(has_sign | each.matches(others), given) >= _MOSTLY:
                 with_sign[sign].append(name)
