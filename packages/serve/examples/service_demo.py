@@ -5,8 +5,8 @@
 Three trainers without ranks, two of PyTorch and one of TensorFlow, push to two shards of the role
 `parameters`. The table is saved and published; a shard is killed, starts again with the snapshot and
 replays the pushes since then from its log, so nothing is lost. A program in C++ reads the published
-versions. Meanwhile a server of the role `inference` answers rows that another training writes to Redis, from a cache that follows its change notes. All of them are
-processes of their own, on loopback.
+versions. Meanwhile a server of the role `inference` answers rows that another training writes to Redis,
+from a cache that follows its change notes. All of them are processes of their own, on loopback.
 """
 
 from __future__ import annotations
