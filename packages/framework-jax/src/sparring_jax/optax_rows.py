@@ -216,7 +216,7 @@ class OptaxRows:
 def _states(native: optax.GradientTransformation) -> list[Any]:
     """States of the transformations that an optimizer consists of."""
     state = native.init(jnp.zeros((1, 1)))
-    return jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, optax.ApplyEvery))
+    return list(jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, optax.ApplyEvery)))
 
 
 def _averages(values: Any, beta: float) -> npt.NDArray[np.float64]:
