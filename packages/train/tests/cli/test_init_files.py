@@ -319,8 +319,6 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
         "split={fraction: 0.2}",
         "training.epochs=3",
         "seed=7",
-    )
-    given += (
         "optimizer.sparse.lr=0.5",
         "threads=2",
         "metrics.every_seconds=5",

@@ -221,7 +221,7 @@ def test_a_user_without_a_sequence_gets_the_most_popular_items(
 ) -> None:
     found = ask("recommend", "sequence", "--user", "somebody", "-k", "20")
     assert found["by_popularity"]
-    last = {}
+    last: dict[str, int] = {}
     for row in rows:
         last[row["user_id"]] = max(row["at"], last.get(row["user_id"], 0))
     trained = [row["item_id"] for row in rows if row["at"] != last[row["user_id"]]]

@@ -120,7 +120,7 @@ def _by_values(look: Look, others: Collection[str], unsure: list[str]) -> str | 
         return None
     unsure.append(
         f"{listed}: taken for the label of a click model, because no other column has two values such as "
-        f"0 and 1; say skip={listed} if it is not the label"
+        f"0 and 1; skip={listed} prevents it"
     )
     return names[0]
 
