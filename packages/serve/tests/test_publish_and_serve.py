@@ -39,6 +39,7 @@ from sparring_serve import (
     ServingConfig,
     ShardReplicas,
 )
+from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS
 from sparring_serve.publisher import PublisherOptions, publish_newest
 from sparring_serve.tables import VersionGoneError
 
@@ -501,6 +502,7 @@ def test_a_shard_whose_replicas_are_gone_is_told_within_the_deadline(
             raising.pull({"item": KEYS})
         assert time.monotonic() - begin < 10  # and not the minutes of a connection
         replica.end(signal.SIGKILL)
+        time.sleep(CIRCUIT_SECONDS)  # until a call is sent again
         with pytest.raises(ReplicasFailedError, match="UNAVAILABLE"):
             raising.pull({"item": KEYS})
         answer = flagging.pull({"item": KEYS})
