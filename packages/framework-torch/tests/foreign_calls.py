@@ -62,7 +62,7 @@ def rejects(call: Callable[[Any], Any], value: Any, *, default: Any = None) -> C
 
 
 def same(call: Callable[[Any], Any], *values: Any, reason: str) -> Check:
-    """All values do what they say, because there is nothing else to do here."""
+    """All values have the same result, for the given reason."""
 
     def check() -> None:
         assert reason
@@ -72,7 +72,7 @@ def same(call: Callable[[Any], Any], *values: Any, reason: str) -> Check:
     return check
 
 
-# -- what checks are made of
+# -- parts of checks
 
 
 def config(kind: Any = tr.EmbeddingBagConfig, **settings: Any) -> Any:
@@ -175,7 +175,7 @@ def fused(model: Any) -> Any:
 
 
 def asked(model: nn.Module | None = None, **settings: Any) -> Any:
-    """The request that reaches the planner, as text."""
+    """Text of the request that the planner receives."""
     requests: list[Any] = []
 
     def made(request: Any, _: Any) -> Any:

@@ -1,7 +1,7 @@
 """Every parameter with a name of TorchRec or torch has an effect, or raises if it is not its default.
 
-The parameters are found in the signatures of the public callables: a new one needs a check in
-`foreign_parameters`, or a place among those of our own.
+The parameters are found in the signatures of the public callables. A new parameter needs a check in
+`foreign_parameters`, or an entry in `OUR_PARAMETERS`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
             is_ours = str(getattr(found, "__module__", "")).startswith("sparring")
             is_enum = inspect.isclass(found) and issubclass(found, enum.Enum)
             if callable(found) and is_ours and not is_enum and name not in OUR_CALLABLES:
-                # Both collections have a second name, and so has what TorchRec renamed.
+                # Some have a second name, such as collections and renamed functions.
                 yield getattr(found, "__name__", name), found
 
 

@@ -1,4 +1,4 @@
-"""Parts of TorchRec that have a counterpart of their own here: optimizers, sharders, wire, plans."""
+"""Counterparts of parts of TorchRec: optimizers, sharders, wire, plans."""
 
 from __future__ import annotations
 
