@@ -99,7 +99,7 @@ def items_and_user(
         names: features of an item; the first has its id.
         user: the feature of users, if there is one.
         user_id: the user whose row is wanted.
-        history: a feature with the items before each row. Of rows with equally long ones the last counts.
+        history: a feature with the items before each row. The last of the longest ones counts.
 
     Returns:
         Each item once, with the features of its last row, and the user's last row, if there is one.

@@ -78,7 +78,7 @@ def sides_of(
         of_user = first_named((name for name in names if name != of_item), USERS)
     single = [feature.name for feature in schema.features if not feature.is_list]
     if len(single) == 2 and (of_item is None) != (of_user is None):
-        # Of two features, one is the user and the other the item.
+        # If there are two features, one is the user and the other the item.
         other = next(name for name in single if name not in (of_item, of_user))
         of_item, of_user = of_item or other, of_user or other
     missing = [] if of_item is not None else ["--item FEATURE"]
@@ -123,15 +123,15 @@ def recommended(
         model: of the run.
         config: of the run.
         sides: which feature has the items.
-        given: of the user, and what else is known.
+        given: ids and numbers of the user and other known columns.
         items: ``(n,)`` keys.
         k: at least 1.
-        index: what compares them.
+        index: method that compares the vectors.
 
     Raises:
         InvalidArgumentError: the model needs ids of features that are not given.
         DataError: there are further features, and the training rows cannot be read.
-        UnsupportedError: Faiss is asked for, and is not installed, or the model has no vectors.
+        UnsupportedError: if Faiss is requested and is not installed, or the model has no vectors.
     """
     schema = config.data.columns
     if config.model.loss != "ranking":
@@ -245,7 +245,7 @@ def _best_of_pairs(
 def _with_columns(
     items: ColumnBatch, known: KnownColumns, others: Sequence[str], item: str, schema: Schema
 ) -> ColumnBatch:
-    """Items with those of the other columns that belong to items; NaN stands for other numbers."""
+    """Returns items with the other columns that belong to items; other numbers are NaN."""
     wanted = [name for name in others if name in known.of_item]
     keys = items.ids[item].ids
     ids = dict(_one_each(schema, item, keys).ids)

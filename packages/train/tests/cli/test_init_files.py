@@ -272,7 +272,7 @@ def test_a_column_of_two_values_is_the_label_of_a_click_model(
     text, said = written(capsys, "log.csv")
     assert parse_config(text).model.kind == "two_towers"
     assert (
-        "seen, returned: each has two values; say label=COLUMN if one of them is the label" in said
+        "seen, returned: each has two values; give label=COLUMN if one of them is the label" in said
     )
 
 

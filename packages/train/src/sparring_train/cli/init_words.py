@@ -123,7 +123,7 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
 def _block(
     lines: Sequence[str], key: str, begin: int, end: int, indent: str = ""
 ) -> tuple[int, int]:
-    """Returns the lines of a key and of what is below it; nothing if there is no such key."""
+    """Returns the range of the lines of a key and its value; an empty one if there is no such key."""
     pattern = re.compile(rf"{indent}{re.escape(key)}:(\s|$)")
     first = next((at for at in range(begin, end) if pattern.match(lines[at])), None)
     if first is None:

@@ -48,13 +48,15 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         typer.Option(
             "--with",
             metavar="NAME=VALUE",
-            help="A further feature or number; several ids of a list have commas between them. What is "
-            "not given is no id, or 0.",
+            help="A further feature or number; several ids of a list have commas between them. Others "
+            "are read from the training data, or are empty, or 0.",
         ),
     ] = None,
     item: Annotated[
         str | None,
-        typer.Option(help="The feature that has the items, where the model does not say."),
+        typer.Option(
+            help="The feature that has the items, if neither the model nor its name shows it."
+        ),
     ] = None,
     user_feature: Annotated[
         str | None,
@@ -127,7 +129,7 @@ def _warn(best: Recommended, without_row: list[str], user: str | None) -> None:
 def _given(
     snapshot: Snapshot, config: RunConfig, sides: Sides, user: str | None, given: list[str]
 ) -> tuple[Given, list[str]]:
-    """Returns what a person typed as the model accepts it, and a name for each id without a row."""
+    """Returns the ids and numbers that were given, and a name for each id without a row."""
     schema = config.data.columns
     texts: dict[str, list[str]] = {}
     numbers: dict[str, float] = {}

@@ -180,7 +180,7 @@ class Decoder:
     def _numbers_of_texts(self, array: Any, name: str, problems: _Problems) -> tuple[Any, str]:
         """Returns numbers by `data.label_values`, null for other texts, and the description of these."""
         meaning = self._data.label_values
-        expected = f"one of {', '.join(map(repr, meaning))}, as data.label_values has"
+        expected = f"one of {', '.join(map(repr, meaning))}, because of data.label_values"
         found = array.dictionary_decode() if types.is_dictionary(array.type) else array
         places = pc.index_in(found.cast(pyarrow.string()), pyarrow.array(list(meaning)))
         problems.check(places.is_valid().to_numpy(zero_copy_only=False), found, name, expected)

@@ -45,7 +45,7 @@ __all__ = ["sample_csv"]
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING_BYTES = 1 << 16
 _ALL_BLOCKS_BYTES = 64 << 20
-"""Of one block of each file; at least one block of each is read."""
+"""Size of one block of all files together; at least one block of each file is read."""
 _MIN_BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 8 << 20
 _MOSTLY = 0.95
