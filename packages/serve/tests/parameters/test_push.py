@@ -307,7 +307,7 @@ def test_nested_hyper_parameters_are_an_invalid_argument(
     shards = make_shards(1)
     content = encode(PushRequest((TableGradients("user", bytes(8), bytes(32), "", hyper),), "a", 1))
     with pytest.raises(
-        Refusal, match="with at most 64 brackets, found '.*send one such as"
+        Refusal, match=r"with at most 64 brackets, found '.*send one such as"
     ) as caught:
         shards.services["shard:0"].push(content, 5.0)
     assert caught.value.status is Status.INVALID_ARGUMENT

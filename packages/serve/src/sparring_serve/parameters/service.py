@@ -372,8 +372,8 @@ def _merged(given: str, method: str, declared: str) -> HyperParameters:
     # Parsers of nested brackets use the stack, and hyper-parameters are flat.
     if given.count("[") + given.count("{") > MAX_HYPER_BRACKETS:
         raise InvalidArgumentError(
-            f"hyper-parameters must be a JSON mapping of names to values with at most {MAX_HYPER_BRACKETS} "
-            f'brackets, found {given[:80]!r}; send one such as {{"lr": 0.1}}'
+            "hyper-parameters must be a JSON mapping of names to values with at most "
+            f'{MAX_HYPER_BRACKETS} brackets, found {given[:80]!r}; send one such as {{"lr": 0.1}}'
         )
     try:
         asked = json.loads(given)
