@@ -3,11 +3,16 @@
 Server, echo and client are processes of their own on one machine, over loopback. The echo takes a request
 of as many bytes through the same gRPC, answers with as few, and does nothing else. The engine's update is
 given the same keys and gradients in this process. Rows are compared before anything is timed.
+
+That is done without the push log. Two more servers tell what the log costs: with the defaults, and with
+fsync before each acknowledgement.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -34,6 +39,12 @@ __all__ = ["measure"]
 
 TABLE_ROWS, BATCH, DIM, ROUNDS, BAR = 500_000, 8_192, 64, 100, 1.25
 ANSWER_BYTES = 8
+LOGS: dict[str, dict[str, Any]] = {
+    "logged": {"push_log_bytes": 1 << 40},
+    "not logged": {"push_log_bytes": 0},
+    "synced": {"push_log_bytes": 1 << 40, "push_log_sync_milliseconds": 0},
+}
+LOG_BAR = 1.6
 TABLE = {"dim": DIM, "update_method": "adagrad", "hyper": {"lr": 0.01}}
 
 
@@ -45,24 +56,23 @@ def measure(scale: Scale) -> list[Figure]:
     ids = [generator.choice(keys, batch, replace=False) for _ in range(8)]
     gradients = generator.standard_normal((batch, DIM), dtype=np.float32)
     with ExitStack() as closing:
-        address = closing.enter_context(server_process(_serve, ""))
-        config = ClientConfig(deadline_seconds=9)
-        client = closing.enter_context(ParameterClient(address, config))
+        clients = {name: _client(closing, **options) for name, options in LOGS.items()}
+        client = clients["logged"]
         echo = Echo(closing.enter_context(server_process(echo_server, "")))
         closing.callback(echo.close)
         engine = _Engine(closing)
         for begin in range(0, len(keys), batch):
             some = keys[begin : begin + batch]
             engine.update(some, gradients[: len(some)])
-            client.push({"item": (some, gradients[: len(some)])}, wait="applied")
+            for each in clients.values():
+                each.push({"item": (some, gradients[: len(some)])}, wait="applied")
         pulled = client.pull({"item": ids[0]}).rows["item"]
         if not np.array_equal(pulled, engine.rows(ids[0])):
             raise AssertionError("the service has other rows than the engine in this process")
         timings = alternate(
             {
-                "push": _turns(
-                    ids, lambda some: client.push({"item": (some, gradients)}, wait="applied")
-                ),
+                "push": _applied(client, ids, gradients),
+                "push without a log": _applied(clients["not logged"], ids, gradients),
                 "queued": _turns(ids, lambda some: client.push({"item": (some, gradients)})),
                 "flush": client.flush,
                 "engine": _turns(ids, lambda some: engine.update(some, gradients)),
@@ -71,23 +81,57 @@ def measure(scale: Scale) -> list[Figure]:
             rounds=scale.rounds(ROUNDS),
             warm_up=5,
         )
+        # Apart from the others, whose writes would wait for the same disk.
+        synced = alternate(
+            {"push": _applied(clients["synced"], ids, gradients)},
+            rounds=scale.rounds(ROUNDS),
+            warm_up=5,
+        )["push"]
     both = zip(
-        timings["push"].seconds, timings["engine"].seconds, timings["echo"].seconds, strict=True
+        timings["push without a log"].seconds,
+        timings["engine"].seconds,
+        timings["echo"].seconds,
+        strict=True,
     )
     ratio = median(push / (update + echoed) for push, update, echoed in both)
     shown = ", ".join(
         f"{name} {each.median * 1e3:.2f} ms" for name, each in timings.items() if name != "flush"
     )
+    plain = timings["push without a log"].seconds
+    log_ratio = median(
+        push / other for push, other in zip(timings["push"].seconds, plain, strict=True)
+    )
     return [
         Figure(
-            f"push of {batch:,} x {DIM}, applied, against update in process + bare echo",
+            f"push of {batch:,} x {DIM}, applied, not logged, against update in process + bare echo",
             f"{ratio:.2f} x",
             f"<= {BAR}",
             ratio <= BAR,
             f"{shown}; {os.cpu_count()} cores",
             ratio,
-        )
+        ),
+        Figure(
+            f"push of {batch:,} x {DIM}, applied, with the push log against without it",
+            f"{log_ratio:.2f} x",
+            f"<= {LOG_BAR}",
+            log_ratio <= LOG_BAR,
+            f"{batch * (8 + 4 * DIM) / 1e6:.1f} MB per push, fsync once per second; with "
+            f"push_log_sync_milliseconds=0 a push took {synced.median * 1e3:.2f} ms",
+            log_ratio,
+        ),
     ]
+
+
+def _client(closing: ExitStack, **parameters: Any) -> ParameterClient:
+    """A client of a server of its own."""
+    folder = closing.enter_context(tempfile.TemporaryDirectory())
+    given = {"push_log": f"{folder}/log", **parameters}
+    address = closing.enter_context(server_process(_serve, json.dumps(given)))
+    return closing.enter_context(ParameterClient(address, ClientConfig(deadline_seconds=9)))
+
+
+def _applied(client: ParameterClient, ids: list[Any], gradients: Any) -> Callable[[], object]:
+    return _turns(ids, lambda some: client.push({"item": (some, gradients)}, wait="applied"))
 
 
 def _turns(ids: list[Any], run: Callable[[Any], object]) -> Callable[[], object]:
@@ -119,10 +163,10 @@ class _Engine:
         return found.rows[found.inverse]
 
 
-def _serve(_: str, connection: Connection) -> None:
+def _serve(given: str, connection: Connection) -> None:
     keep_freed_memory()
     config = ServingConfig.model_validate(
-        {"parameters": {"tables": {"item": TABLE}, "start": None}}
+        {"parameters": {"tables": {"item": TABLE}, "start": None, **json.loads(given)}}
     )
     with open_parameter_server(config, address="127.0.0.1:0") as server:
         connection.send(server.address)

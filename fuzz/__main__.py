@@ -1,4 +1,4 @@
-"""`python -m fuzz [MINUTES]`: builds, seeds and runs both targets, and prints their coverage."""
+"""`python -m fuzz [MINUTES]`: builds, seeds and runs the targets, and prints their coverage."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "minutes", nargs="?", type=float, default=10.0, help="of processor time, each"
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="packed, requests; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="packed, requests, calls; all by default"
+    )
     given = parser.parse_args(arguments)
-    targets = {"packed": _fuzz_packed, "requests": _fuzz_requests}
+    targets = {"packed": _fuzz_packed, "requests": _fuzz_requests, "calls": _fuzz_calls}
     unknown = sorted(set(given.names) - set(targets))
     if unknown:
         parser.error(f"there is no target {unknown[0]!r}; there are {', '.join(targets)}")
@@ -134,15 +136,33 @@ def _fuzz_requests(minutes: float) -> bool:
         # As each of the messages that the first byte may choose.
         for kind in range(64):
             (corpus / f"seed-{number}-{kind}").write_bytes(bytes([kind]) + encode(message))
-    target = [sys.executable, "-m", "fuzz.requests"]
+    sources = "sparring_serve.wire,sparring_serve.inference,sparring_serve.recommendation"
+    return _fuzz_python("requests", minutes, sources)
+
+
+def _fuzz_calls(minutes: float) -> bool:
+    corpus = _FOLDER / "calls"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for path in range(10):
+        for timeout in range(6):
+            # Headers alone, with a whole message, with a part of one, and cancelled.
+            begin = bytes([0, path, timeout, path % 4, 1])
+            for kind, rest in enumerate((b"", b"\1\0", b"\2\0\0\5\1", b"\3\0")):
+                (corpus / f"seed-{path}-{timeout}-{kind}").write_bytes(begin + rest)
+    return _fuzz_python("calls", minutes, "sparring_serve.server,sparring_serve.security")
+
+
+def _fuzz_python(name: str, minutes: float, sources: str) -> bool:
+    """Runs the target `fuzz.NAME` over its corpus, and prints which part of the sources it reached."""
+    corpus = _FOLDER / name
+    target = [sys.executable, "-m", f"fuzz.{name}"]
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     is_sound = _run(target, corpus, minutes, environment)
-    measured = str(_FOLDER / "requests.coverage")
+    measured = str(_FOLDER / f"{name}.coverage")
     coverage = [sys.executable, "-m", "coverage"]
-    sources = "sparring_serve.wire,sparring_serve.inference,sparring_serve.recommendation"
     for command in (
         [*coverage, "run", "--branch", f"--data-file={measured}", f"--source={sources}",
-         "-m", "fuzz.requests", "--replay", str(corpus)],
+         "-m", f"fuzz.{name}", "--replay", str(corpus)],
         [*coverage, "report", f"--data-file={measured}"],
     ):  # fmt: skip
         subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **environment})

@@ -85,6 +85,7 @@ TEST_PROGRAMS = {
     "redis-server": "redis-server",
     "fiu-run": "fiu-utils",
     "prometheus": "prometheus",
+    "node": "nodejs",
 }
 
 

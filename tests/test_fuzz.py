@@ -47,3 +47,36 @@ def test_an_error_that_is_no_refusal_ends_the_fuzzer(
     monkeypatch.setattr(LookupService, "pull", fail)
     with pytest.raises(ZeroDivisionError):
         _each_kind(target)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    with importlib.import_module("fuzz.calls").make_target() as target:
+        yield target
+
+
+def test_calls_that_stop_halfway_leave_a_healthy_server(calls: Any) -> None:
+    dice = random.Random(5)
+    for path in range(10):
+        for timeout in range(6):
+            calls(bytes([0, path, timeout, 0, 1]))
+    for _ in range(60):
+        calls(bytes(dice.randrange(256) for _ in range(dice.randrange(80))))
+
+
+def test_a_call_that_fails_in_the_server_ends_the_fuzzer(
+    calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LookupService, "pull", fail)
+    whole = bytes([0, 0, 3, 0, 1, 1, 0, 5, 0, 255])
+
+    def call_repeatedly() -> None:
+        for _ in range(20):  # a call may be cut off before its message is read
+            calls(whole)
+
+    with pytest.raises(AssertionError, match=r"(?s)the server failed: .*ZeroDivisionError"):
+        call_repeatedly()

@@ -191,6 +191,11 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
     for pod in pods.values():
         assert cluster.probe(pod, probe_of("serve-a", "readinessProbe"), 60), pod.log
 
+    # The Job of client.yaml itself.
+    asking = with_arguments(template_of("Job", "client"), {"7": str(keys[0])})
+    asked = cluster.start(asking, "client", "none")
+    assert asked.process.wait(60) == 0, asked.log
+
     client = start_client(cluster, "cat_3", keys, 200)
     wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
     # A replica of each shard goes, one by one; what took its place has another address.
@@ -342,6 +347,35 @@ def test_a_shard_that_learns_begins_again_with_the_newest_snapshot_and_so_do_mor
         assert cluster.probe(pod, container["startupProbe"], 60), pod.log
         assert "began with" in pod.log
     assert answer_to("pull") == (found, pushed)
+
+
+@pytest.mark.long
+def test_the_job_of_a_trainer_trains_tables_of_a_service(cluster: Cluster) -> None:
+    pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    template = template_of("StatefulSet", "parameters")
+    (container,) = template["spec"]["containers"]
+    shards = [
+        cluster.start(
+            template,
+            f"parameters-{shard}",
+            "parameters",
+            labels={"apps.kubernetes.io/pod-index": str(shard)},
+        )
+        for shard in (1, 2)
+    ]
+    for pod in shards:
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert cluster.probe(pod, container[kind], 60), pod.log
+    ratings = [f"{row % 50},{row % 31},{row % 5 + 0.5},{row}" for row in range(2000)]
+    (cluster.data / "ratings.csv").write_text(
+        "\n".join(["userId,movieId,rating,timestamp", *ratings])
+    )
+    trainer = cluster.start(template_of("Job", "trainer"), "trainer", "none")
+    assert trainer.process.wait(90) == 0, trainer.log
+    assert "rows of user" in trainer.log
+    for pod in shards:
+        assert pod.terminate(90) == 0, pod.log
 
 
 # -- training -------------------------------------------------------------------------

@@ -82,6 +82,7 @@ def trained_in_torch(
         labels = torch.from_numpy(batch.labels)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits(batch), labels)
         layers.zero_grad()
+        rows.zero_grad()
         loss.backward()
         layers.step()
         rows.step()

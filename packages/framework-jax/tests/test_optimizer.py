@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,12 @@ def test_rows_of_every_step_are_those_of_dense_parameters(native: Any) -> None:
         (optax.adafactor(0.1), "v_row"),
         (optax.lamb(0.1), "stepped together move differently"),
         (optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(0.1)), "a norm over all"),
+        (optax.chain(optax.sgd(0.1), optax.apply_every(2)), "keeps gradients for later steps"),
         (optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation(), "mini_step"),
         (optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), r"is (key|uint32)"),
         (optax.lookahead(optax.sgd(0.1), 5, 0.5), "steps_since_sync"),
     ],
-    ids=["adafactor", "lamb", "global norm", "multi steps", "noise", "lookahead"],
+    ids=["adafactor", "lamb", "global norm", "every", "multi steps", "noise", "lookahead"],
 )
 def test_optimizers_that_do_not_work_by_row_are_refused(native: Any, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot update rows of a table: .*({reason})"):
@@ -169,3 +171,77 @@ def test_gradients_of_tables_of_another_optimizer_are_named() -> None:
             InvalidArgumentError, match=r"'user' has gradients, but .* updates item"
         ):
             mine.step(batch, {"user": jnp.ones_like(batch.rows["user"])})
+
+
+def looked_up(tables: Tables) -> Any:
+    return np.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])[:3]
+
+
+@pytest.mark.parametrize("native", [optax.sgd(1.0), "sgd"])
+def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
+    tables, optimizer = made(native, **({"lr": 1.0} if native == "sgd" else {}))
+    before = looked_up(tables)
+    batch = tables.lookup({"user": IDS})
+    gradients = {"user": jnp.ones_like(batch.rows["user"])}
+    tables.accumulate(batch, gradients)
+    with pytest.raises(InvalidArgumentError, match=r"'user' was handed in before.*call step\(\)"):
+        optimizer.step(batch, gradients)
+    # Another gradient of the batch, such as that of a second loss, is added.
+    tables.accumulate(batch, {"user": jnp.ones_like(batch.rows["user"])})
+    optimizer.step()
+    np.testing.assert_allclose(looked_up(tables), before - 2, rtol=1e-6)
+    # A buffer of NumPy may be used again.
+    batch, buffer = tables.lookup({"user": IDS}), np.ones(batch.rows["user"].shape, np.float32)
+    tables.accumulate(batch, {"user": buffer})
+    optimizer.step(batch, {"user": buffer})
+    np.testing.assert_allclose(looked_up(tables), before - 4, rtol=1e-6)
+    tables.container.close()
+
+
+def test_a_step_whose_gradients_were_forgotten_warns() -> None:
+    tables, optimizer = made("sgd", lr=1.0)
+    batch = tables.lookup({"user": IDS})
+    with pytest.warns(UserWarning, match="no gradient was handed in, so no row changes"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = tables.lookup({"user": IDS})
+        optimizer.step(batch, {"user": jnp.ones_like(batch.rows["user"])})
+        # Nothing was looked up for training, as on a rank without examples.
+        optimizer.step()
+    tables.container.close()
+
+
+def test_validation_without_is_training_changes_no_row_creates_none_and_keeps_nothing() -> None:
+    tables, optimizer = made("sgd", lr=1.0)
+    for begin in range(0, 100, 10):
+        batch = tables.lookup({"user": np.arange(begin, begin + 10)})
+        assert tables.container.resources.num_batch_inputs == 1
+    del batch
+    assert tables.container.resources.num_batch_inputs == 0
+    assert tables.container.num_rows("user") == 0
+    # The gradient of a batch that is gone counts.
+    tables.accumulate(
+        gone := tables.lookup({"user": IDS}), {"user": jnp.ones_like(gone.rows["user"])}
+    )
+    del gone
+    optimizer.step()
+    assert tables.container.num_rows("user") == 3
+    tables.container.close()
+
+
+@pytest.mark.parametrize("padding", ["sum", "mean over the keys"])
+def test_a_penalty_over_the_rows_of_a_batch_counts_each_row_once(padding: str) -> None:
+    tables, optimizer = made("sgd", lr=0.25)
+    before = looked_up(tables)
+    batch = tables.lookup({"user": np.concatenate([IDS, IDS])})
+    count = len(batch.keys["user"]) if padding != "sum" else 1
+
+    def penalty(rows: Any) -> Any:
+        return (rows["user"] ** 2).sum() / count
+
+    value, gradients = jax.value_and_grad(penalty)(batch.rows)
+    np.testing.assert_allclose(value, (before**2).sum() / count, rtol=1e-5)
+    optimizer.step(batch, gradients)
+    np.testing.assert_allclose(looked_up(tables), before - 0.5 * before / count, rtol=1e-5)
+    tables.container.close()

@@ -79,6 +79,7 @@ class InTorch:
 
     def step(self, ids: Any, targets: Any) -> None:
         error = self.layer(self._from_numpy(ids)) - self._from_numpy(targets)
+        self._optimizer.zero_grad()
         error.square().sum().backward()
         self._optimizer.step()
 

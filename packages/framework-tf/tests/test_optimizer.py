@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -265,7 +266,8 @@ def test_a_gradient_that_is_refused_leaves_none_of_its_call_behind() -> None:
 
     with pytest.raises(InvalidArgumentError, match="gradients must have shape"):
         optimizer.apply([slices(1, DIM), slices(2, DIM + 1)], variables)
-    optimizer.apply([None, slices(3, DIM)], variables)
+    with pytest.warns(UserWarning, match="found no gradients for one/one_anchor"):
+        optimizer.apply([None, slices(3, DIM)], variables)
     assert [each.num_rows() for each in layers] == [{"one": 0}, {"other": 1}]
 
 
@@ -299,5 +301,41 @@ def test_a_learning_rate_that_is_none_is_refused_by_the_step(rate: float) -> Non
     assert np.array_equal(layer(tf.constant([1], tf.int64)), before)
     # The gradient of the refused step is gone.
     optimizer.learning_rate = 1.0
-    optimizer.apply([None], layer.trainable_variables)
+    other = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([2], tf.int64), [0, DIM])
+    optimizer.apply([other], layer.trainable_variables)
     assert np.array_equal(layer(tf.constant([1], tf.int64)), before)
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_gradients_that_are_missing_are_told_of(is_graph: bool) -> None:
+    """As in Keras: without any gradient a step raises, and variables without one are named."""
+    layer, dense = (
+        Embedding(DIM, storage="memory", name="item"),
+        keras.layers.Dense(1, name="score"),
+    )
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, dense])
+    optimizer = Optimizer(model, keras.optimizers.SGD(0.1))
+    ids = tf.constant([1, 2], tf.int64)
+    embeddings, constant = layer(ids), tf.ones([2])
+
+    def step(loss_of: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(loss_of())
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    taken = tf.function(step, autograph=False) if is_graph else step
+    with pytest.raises(InvalidArgumentError, match="no variable has a gradient"):
+        taken(lambda: constant)
+    assert int(optimizer.iterations) == 0
+    with pytest.warns(UserWarning, match="no gradients for item/item_anchor, which stay"):
+        taken(lambda: dense(embeddings))
+    assert layer.num_rows() == {"item": 0}
+    with pytest.warns(
+        UserWarning, match=r"no gradients for .*score/kernel, .*score/bias, which stay"
+    ):
+        taken(lambda: layer(ids))
+    assert layer.num_rows() == {"item": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        taken(lambda: model(ids))

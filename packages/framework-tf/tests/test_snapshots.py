@@ -72,6 +72,7 @@ def test_fit_goes_on_from_a_snapshot_of_torch(tmp_path: Path) -> None:
             for begin in range(part.start, part.stop, 40):
                 batch = slice(begin, begin + 40)
                 error = theirs(torch.from_numpy(ids[batch])) - torch.from_numpy(targets[batch])
+                stepping.zero_grad()
                 error.square().sum().backward()
                 stepping.step()
 

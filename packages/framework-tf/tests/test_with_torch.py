@@ -42,6 +42,7 @@ class InTorch:
 
     def step(self, ids: Any, targets: Any) -> None:
         error = self.layer(torch.from_numpy(ids)) - torch.from_numpy(targets)
+        self._optimizer.zero_grad()
         error.square().sum().backward()
         self._optimizer.step()
 

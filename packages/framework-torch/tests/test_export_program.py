@@ -44,7 +44,7 @@ if RELEASE < (2, 10):
     pytest.skip(f"programs need torch 2.10, found {torch.__version__}", allow_module_level=True)
 
 EXAMPLE = Path(__file__).parents[1] / "examples/run_program.cc"
-FEATURES = ["user", "seen", "bought"]
+FEATURES = ["user", "unused", "seen", "bought"]  # no table looks up the second
 
 
 class Model(nn.Module):
@@ -341,8 +341,9 @@ def test_sequences_are_exported(tmp_path: Path) -> None:
     optimizer = optimizer_of(model)
 
     def batch(size: int) -> KeyedJaggedTensor:
-        lengths = torch.arange(size) % 3
-        return KeyedJaggedTensor(["seen"], torch.arange(int(lengths.sum())), lengths=lengths).sync()
+        lengths = torch.arange(2 * size) % 3
+        ids = torch.arange(int(lengths.sum()))
+        return KeyedJaggedTensor(["unused", "seen"], ids, lengths=lengths).sync()
 
     model(batch(9)).sum().backward()
     optimizer.step()

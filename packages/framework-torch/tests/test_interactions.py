@@ -106,7 +106,7 @@ def test_layers_have_the_activations_that_were_given() -> None:
         (nn.Tanh(), torch.tanh),
         (torch.tanh, torch.tanh),
     ):
-        mlp = MLP(3, [5, 2], activation=activation)  # type: ignore[arg-type]
+        mlp = MLP(3, [5, 2], activation=activation)
         linear = [each for each in mlp if isinstance(each, nn.Linear)]
         wanted = function(linear[1](function(linear[0](values))))
         torch.testing.assert_close(mlp(values), wanted)
@@ -157,5 +157,6 @@ def test_cross_networks_give_torchrecs_results(kind: str) -> None:
 
 
 def _bias(layer: Any) -> Tensor:
-    found: Tensor = layer[1].bias if isinstance(layer, nn.Sequential) else layer.bias
+    found: Any = layer[1].bias if isinstance(layer, nn.Sequential) else layer.bias
+    assert isinstance(found, Tensor)
     return found

@@ -1,4 +1,4 @@
-"""Parts of TorchRec that have a counterpart of their own here: optimizers, sharders, wire, plans."""
+"""Counterparts of parts of TorchRec: optimizers, sharders, wire, plans."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_classes_of_row_optimizers_stand_for_update_methods(kind: Any, method: s
 
 def test_a_keyed_optimizer_of_a_subclass_saves_state_by_name() -> None:
     class Signs(torchrec.KeyedOptimizer):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for each in group["params"]:
                     each.data -= group["lr"] * each.grad.sign()

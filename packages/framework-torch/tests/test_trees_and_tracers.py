@@ -35,14 +35,16 @@ def bags(**settings: Any) -> EmbeddingBagCollection:
     configs = [
         EmbeddingBagConfig(name=f"{name}s", embedding_dim=2, feature_names=[name]) for name in "ab"
     ]
-    return EmbeddingBagCollection(configs, storage="memory", **settings)
+    settings = settings if "device" in settings else {"storage": "memory"} | settings
+    return EmbeddingBagCollection(configs, **settings)
 
 
 def sequences(**settings: Any) -> EmbeddingCollection:
     configs = [
         EmbeddingConfig(name=f"{name}s", embedding_dim=2, feature_names=[name]) for name in "ab"
     ]
-    return EmbeddingCollection(configs, storage="memory", **settings)
+    settings = settings if "device" in settings else {"storage": "memory"} | settings
+    return EmbeddingCollection(configs, **settings)
 
 
 def flat(output: Any) -> Tensor:
@@ -83,15 +85,16 @@ def test_a_collection_is_exported_and_ignores_unknown_features(
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"device": "emulated"}], ids=str)
 @pytest.mark.parametrize("make", [bags, sequences])
 def test_unknown_features_of_a_batch_are_ignored(
-    make: Callable[[], Any], is_compiled: bool
+    make: Callable[..., Any], settings: dict[str, Any], is_compiled: bool
 ) -> None:
     given = batch("x", "b", "y", "a", "z").sync()
     wanted = given.permute([3, 1])
     rows = []
     for features in (given, wanted):
-        module = make()
+        module = make(**settings)
         optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
         called = torch.compile(module, backend="aot_eager") if is_compiled else module
         optimizer.zero_grad()

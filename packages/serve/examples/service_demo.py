@@ -3,10 +3,10 @@
     python service_demo.py reports/service.html
 
 Three trainers without ranks, two of PyTorch and one of TensorFlow, push to two shards of the role
-`parameters`. The table is saved and published, a shard is killed and begins again with the snapshot.
-A program in C++ reads the published versions. Meanwhile a server of the role `inference` answers rows
-that another training writes to Redis, from a cache that follows its change notes. All of them are
-processes of their own, on loopback.
+`parameters`. The table is saved and published; a shard is killed, starts again with the snapshot and
+replays the pushes since then from its log, so nothing is lost. A program in C++ reads the published
+versions. Meanwhile a server of the role `inference` answers rows that another training writes to Redis,
+from a cache that follows its change notes. All of them are processes of their own, on loopback.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Seen:
     """When a snapshot of the service was saved, and its step."""
     published: list[tuple[float, int]] = field(default_factory=list)
     restarted_step: int = -1
-    """That the shard began with after it was killed."""
+    """Of the shard after it was killed and had replayed its log."""
     num_rows: int = 0
     """Of the last snapshot."""
     lookups: list[Lookup] = field(default_factory=list)

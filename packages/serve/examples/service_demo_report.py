@@ -24,8 +24,8 @@ def write_report(path: Path, seen: Seen) -> str:
     """Writes the page; returns its figures as text."""
     introduction = (
         f"{len(seen.steps)} trainers without ranks ({', '.join(seen.steps)}) pushed gradients to a table "
-        "in two shards. It was saved and published; a shard was killed, and began again with what was "
-        "saved. "
+        "in two shards. It was saved and published; a shard was killed, started again with the snapshot "
+        "and replayed the pushes since then from its log. "
     )
     if seen.lookups:
         introduction += (
@@ -66,7 +66,7 @@ def _timeline(seen: Seen) -> str:
 
 
 def _facts(seen: Seen) -> list[tuple[str, str]]:
-    saved, killed = seen.events["saved"].at, seen.events["killed"].at
+    killed, saved_step = seen.events["killed"].at, seen.saved[0][1]
     answering = seen.events["restarted"].at
     facts = [(f"pushes of {name}", f"{len(steps):,}") for name, steps in seen.steps.items()]
     facts += [
@@ -79,8 +79,8 @@ def _facts(seen: Seen) -> list[tuple[str, str]]:
         ("step of a trainer, longest", f"{max(each.seconds for each in all_steps):.2f} s"),
         ("shard was away", f"{answering - killed:.2f} s"),
         (
-            "pushes between save and kill, lost in that shard",
-            f"{sum(saved < each.at < killed for each in all_steps):,}",
+            "pushes since the save that the shard replayed",
+            f"{seen.restarted_step - saved_step:,}",
         ),
         ("rows of the last snapshot", f"{seen.num_rows:,}"),
     ]

@@ -89,6 +89,7 @@ def test_generated_code_health_probes_and_tritonclient_work_with_the_service(
         "refused": "NOT_FOUND",
         "health": 1,
         "triton": [[1, 7, -7, 0.5], [True, False, True, False]],
+        "triton_rejects": ["StatusCode.INVALID_ARGUMENT"] * 5,
         "metadata": ["rows", "found"],
         "server": "sparring",
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sparring_serve import LookupService, read_serving_config
+import numpy as np
+
+from sparring import partition
+from sparring_serve import LookupService, ShardReplicas, read_serving_config
 from sparring_serve.metrics import HELP
 from sparring_serve.reference import reference_tables
 from sparring_serve.refusal import Status
@@ -33,6 +36,20 @@ def test_the_page_has_every_method_of_the_port(service: LookupService) -> None:
     names = {path.rpartition("/")[2] for path in table_of_methods(methods)}
     assert {"Pull", "Refresh", "Check", "ModelInfer"} <= names
     assert {each for each in names if not re.search(rf"\b{each}\b", PAGE)} == set()
+
+
+def test_the_page_has_the_partitions_of_ten_keys() -> None:
+    row = re.compile(r"^\| `(-?\d+)` \| `0x(\w{16})` \| (\d+) \| (\d) \|$", re.M)
+    found = [
+        (int(key), int(bits, 16), int(of), int(shard)) for key, bits, of, shard in row.findall(PAGE)
+    ]
+    assert len({key for key, *_ in found}) == 10
+    keys = np.array([key for key, *_ in found], np.int64)
+    assert {2**63 - 1, -(2**63), 0, -1} <= set(keys.tolist())
+    assert [of for _, _, of, _ in found] == partition(keys).tolist()
+    assert [bits >> 52 for _, bits, _, _ in found] == partition(keys).tolist()
+    shards = ShardReplicas((("a:1",), ("b:1",), ("c:1",)))
+    assert [shard for *_, shard in found] == shards.shard_of(keys).tolist()
 
 
 def test_the_config_of_ours_loads() -> None:

@@ -107,6 +107,8 @@ OURS = {
     "ModelMetadataRequest": open_inference.ModelRequest,
     "TensorMetadata": open_inference.TensorMetadata,
     "ModelMetadataResponse": open_inference.ModelMetadata,
+    "InferParameter": open_inference.InferParameter,
+    "InferParameterEntry": open_inference.InferParameterEntry,
     "InferTensorContents": open_inference.TensorContents,
     "InferTensor": open_inference.InferTensor,
     "InferRequestedOutputTensor": open_inference.RequestedOutput,

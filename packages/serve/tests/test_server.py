@@ -323,6 +323,8 @@ def test_a_bug_is_told_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None
         client.pull({"item": [1]})
     assert "secret" not in str(caught.value)
     assert "secret of this server" in caplog.text
+    assert server.metrics.value("pulls_total", table="item", code="INTERNAL") == 1
+    assert server.metrics.value("pulls_total", code="OK") == 0
 
 
 def test_plain_text_is_for_loopback_only() -> None:

@@ -41,7 +41,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         for name, value in constants.items():
             monkeypatch.setattr(f"sparring_serve.transport_options.{name}", value)
         config = ServingConfig(
-            server=ServerConfig(poll_seconds=3600, most_deadline_seconds=1, drain_seconds=0)
+            server=ServerConfig(
+                poll_seconds=3600, most_deadline_seconds=1, drain_seconds=0, health_port=0
+            )
         )
         tables = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
         place = Place(ShardReplicas((("127.0.0.1:1",),)))
@@ -62,9 +64,12 @@ def first(connection: RawConnection, kind: FrameKind, seconds: float = 10) -> An
 
 
 def test_a_connection_may_have_128_calls(serve: Serve) -> None:
-    with RawConnection(serve().address) as connection:
-        settings = first(connection, FrameKind.SETTINGS).settings
-    assert settings[MAX_CONCURRENT_STREAMS] == 128
+    server = serve()
+    assert server.health_port is not None
+    for address in (server.address, f"127.0.0.1:{server.health_port.port}"):
+        with RawConnection(address) as connection:
+            settings = first(connection, FrameKind.SETTINGS).settings
+        assert settings[MAX_CONCURRENT_STREAMS] == 128
 
 
 def test_an_old_connection_is_ended_after_its_calls(serve: Serve) -> None:

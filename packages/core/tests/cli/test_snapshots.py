@@ -11,6 +11,7 @@ import pytest
 from sparring.cli.application import main
 from sparring.contracts.results import ScanChunk
 from sparring.contracts.table import TableConfig
+from sparring.errors import SnapshotError
 from sparring.kernels import functions as kernels
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
@@ -41,6 +42,26 @@ def test_inspect_shows_tables_and_chain(
         assert part in out
     assert "state: optimizer" in out
     assert "all as written" in out
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["export", "--output"]])
+def test_the_folder_of_a_run_means_its_newest_snapshot(
+    chain: Snapshot,
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = []
+    for number, url in enumerate((chain.url, str(Path(chain.url).parent))):
+        output = [f"out-{number}"] if command[-1] == "--output" else []
+        assert main([*command, *output, url]) == 0
+        shown.append(capsys.readouterr().out.replace(f"out-{number}", "out"))
+    assert shown[0] == shown[1]
+    (tmp_path / "empty").mkdir()
+    assert main([*command, *output, "empty"]) == 1
+    assert "empty" in capsys.readouterr().err
 
 
 def test_inspect_prints_json(chain: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,8 +176,8 @@ def test_what_is_no_snapshot_is_told_of(
     chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(chain.url).parent
-    assert main(["inspect", str(folder)]) == 1
-    assert f"see `sparring snapshots {folder}`" in capsys.readouterr().err
+    with pytest.raises(SnapshotError, match=f"see `sparring snapshots {folder}`"):
+        open_snapshot(str(folder))
     (tmp_path / "file").touch()
     assert main(["snapshots", str(tmp_path / "file")]) == 2
     assert "is no folder; name the one that holds snapshots" in capsys.readouterr().err

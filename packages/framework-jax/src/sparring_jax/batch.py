@@ -8,8 +8,9 @@ Both are pytrees of padded arrays; see `padded_sizes`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,27 @@ class Batch:
     """Table → ``(number of keys,)``: those of the rows."""
     shadow_ids: Mapping[str, int | None]
     """Table → under what the engine takes the gradient; None: it takes none."""
+    handed_in: list[weakref.ref[jax.Array]] = field(default_factory=list, repr=False, compare=False)
+    """Gradients that were handed in and still exist."""
+
+    def check_is_new(self, table: str, gradient: Any) -> None:
+        """Rejects a gradient that was handed in before.
+
+        Raises:
+            InvalidArgumentError: it was.
+        """
+        if any(each() is gradient for each in self.handed_in):
+            raise InvalidArgumentError(
+                f"accumulate: this gradient of table {table!r} was handed in before, and would count "
+                "twice; after accumulate(batch, gradients) call step() without arguments",
+                table=table,
+            )
+
+    def note_gradient(self, gradient: Any) -> None:
+        """Remembers a gradient that was handed in."""
+        # An array of JAX never changes; a buffer of NumPy may contain a new gradient.
+        if isinstance(gradient, jax.Array):
+            self.handed_in.append(weakref.ref(gradient))
 
 
 def embeddings(rows: Rows, places: Places) -> jax.Array:

@@ -55,6 +55,11 @@ class OptaxRows:
             raise refused(
                 f"it keeps no state for an array: {type(error).__name__}: {error}"
             ) from error
+        if any(isinstance(each, optax.ApplyEvery) for each in _states(native)):
+            raise refused(
+                "apply_every keeps gradients for later steps, in which their rows may have none; hand in "
+                "the gradients of several batches with Tables.accumulate before a step"
+            )
         self._row_leaves, self._counts, self._scalars = [], [], []
         initial = []
         for number, (path, leaf) in enumerate(leaves):
@@ -206,6 +211,12 @@ class OptaxRows:
             rows = after.copy()
             seen.append(rows[0, self._dim :: self._dim].astype(np.float64))
         return np.array(seen)
+
+
+def _states(native: optax.GradientTransformation) -> list[Any]:
+    """States of the transformations that an optimizer consists of."""
+    state = native.init(jnp.zeros((1, 1)))
+    return list(jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, optax.ApplyEvery)))
 
 
 def _averages(values: Any, beta: float) -> npt.NDArray[np.float64]:

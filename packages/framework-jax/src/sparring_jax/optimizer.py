@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,8 @@ class Optimizer:
         **hyperparameters: Any,
     ) -> None:
         self.tables = tables
+        self._num_gradients = tables.container.resources.num_gradients
+        """Gradients of the container before the last step."""
         self._updater: NativeUpdater | FusedUpdater
         if isinstance(sparse, (str, UpdateMethod)):
             if name is not None:
@@ -101,6 +104,15 @@ class Optimizer:
             )
         if batch is not None and gradients is not None:
             self.tables.accumulate(batch, gradients)
+        resources = self.tables.container.resources
+        if resources.num_gradients == self._num_gradients and resources.num_batch_inputs:
+            warnings.warn(
+                "step: rows were looked up for training since the last step, and no gradient was handed "
+                "in, so no row changes; call step(batch, gradients) with the gradients of batch.rows, or "
+                "look up with is_training=False",
+                stacklevel=2,
+            )
+        self._num_gradients = resources.num_gradients
         self._updater.step()
 
     def state_tree(self) -> Any:

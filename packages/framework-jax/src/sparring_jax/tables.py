@@ -5,6 +5,7 @@ ids ──► lookup ──► rows, places ──► value_and_grad of a jitted
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -88,7 +89,8 @@ class Tables(TableGroup):
         Args:
             ids: by feature: int64 of any shape, one embedding for each; or ``(ids, lengths)``: ids
                 ``(n,)`` in bags, which `pooled` adds up.
-            is_training: gradients of these rows will come. Without, nothing is kept for them.
+            is_training: gradients of these rows will come. Without, nothing is kept for them; with it,
+                the keys are kept until the next step, if the batch exists for so long.
 
         Raises:
             InvalidArgumentError: an unknown feature, ids that are no int64, lengths that do not fit; on
@@ -126,7 +128,13 @@ class Tables(TableGroup):
                 end = begin + bags[feature][0].size
                 places[feature] = self._places(feature, bags[feature], inverse[begin:end])
                 begin = end
-        return Batch(rows, places, keys, shadow_ids)
+        batch = Batch(rows, places, keys, shadow_ids)
+        resources = self.container.resources
+        for shadow_id in shadow_ids.values():
+            if shadow_id is not None:
+                # A batch that is gone gets no gradient, and must not be kept until a step.
+                weakref.finalize(batch, resources.release, shadow_id).atexit = False
+        return batch
 
     def accumulate(self, batch: Batch, gradients: Mapping[str, Any]) -> None:
         """Hands in the gradients of a batch's rows; those of several batches add up by key.
@@ -136,8 +144,8 @@ class Tables(TableGroup):
             gradients: of ``batch.rows``, as `jax.grad` gives them.
 
         Raises:
-            InvalidArgumentError: other tables or shapes than the batch's, or the batch takes no
-                gradients (any more). Nothing was added.
+            InvalidArgumentError: other tables or shapes than the batch's, the batch takes no
+                gradients (any more), or these arrays were handed in before. Nothing was added.
         """
         if gradients.keys() != batch.rows.keys():
             raise InvalidArgumentError(
@@ -160,9 +168,12 @@ class Tables(TableGroup):
                     f"found {gradient.shape} {gradient.dtype}",
                     table=table,
                 )
+            batch.check_is_new(table, gradient)
             ready.append((shadow_id, np.asarray(gradient)[: len(batch.keys[table])]))
-        for shadow_id, gradient in ready:
-            self.container.resources.accumulate(shadow_id, np.ascontiguousarray(gradient))
+        for shadow_id, own in ready:
+            self.container.resources.accumulate(shadow_id, np.ascontiguousarray(own))
+        for gradient in gradients.values():
+            batch.note_gradient(gradient)
 
     def infer(self, table: str, ids: Any) -> jax.Array:
         """Embeddings of ids inside a jitted function, as the table has them when it runs.

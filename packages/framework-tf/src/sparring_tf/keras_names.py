@@ -12,7 +12,7 @@ import sparring
 from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["absent_attribute", "dims_from", "initializer_from", "padding_from", "refuse_options"]
+__all__ = ["check_attribute", "dims_from", "initializer_from", "padding_from", "refuse_options"]
 
 _REMEDIES = {
     "embeddings_regularizer": (
@@ -50,12 +50,18 @@ class AbsentAttributeError(UnsupportedError, AttributeError):
     """An attribute of a layer of Keras has no meaning for tables: write what the message says."""
 
 
-def absent_attribute(layer: object, name: str) -> AttributeError:
-    """Returns the error for an attribute that a layer with tables does not have."""
-    kind = type(layer).__name__
+def check_attribute(layer: str, name: str) -> None:
+    """Explains an attribute of layers of Keras and keras-rs that layers with tables do not have.
+
+    Args:
+        layer: class of the layer.
+        name: the attribute that was asked for.
+
+    Raises:
+        AbsentAttributeError: it is one of those; the message says what to write instead.
+    """
     if name in _ABSENT:
-        return AbsentAttributeError(f"sparring_tf.{kind} has no attribute {name}: {_ABSENT[name]}")
-    return AttributeError(f"{kind!r} object has no attribute {name!r}")
+        raise AbsentAttributeError(f"sparring_tf.{layer} has no attribute {name}: {_ABSENT[name]}")
 
 
 _OF_KERAS_ALONE = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -297,7 +298,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             InvalidArgumentError: a gradient of an anchor is no `tf.IndexedSlices`; there are more or
-                fewer gradients than variables.
+                fewer gradients than variables, or all of them are None.
             NonFiniteGradientError: a gradient of a row holds NaN or infinity, and the policy is to
                 raise. In a graph, TensorFlow raises its own error with this one's text.
         """
@@ -316,6 +317,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"apply: found {len(gradients)} gradients for {len(variables)} variables; give one for "
                 "each, None where there is none"
             )
+        _check_missing(gradients, variables)
         tables, slices, dense = [], [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             trained = trained_table(variable)
@@ -423,13 +425,35 @@ def _checked_parts(given: int | None) -> int:
     return given
 
 
+def _check_missing(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Rejects a step without any gradient, and warns of variables without one, as Keras does."""
+    given = [*zip(gradients, variables, strict=True)]
+    missing = [variable for gradient, variable in given if gradient is None]
+    if len(missing) == len(given):
+        raise InvalidArgumentError(
+            "apply: no variable has a gradient, so the step would change nothing; compute the loss from "
+            "the model's outputs inside of the tape, and give compile a loss"
+        )
+    if any(gradient is not None and trained_table(each) is None for gradient, each in given):
+        # The optimizer of ordinary variables warns of those.
+        missing = [each for each in missing if trained_table(each) is not None]
+    if missing:
+        names = ", ".join(each.path for each in missing)
+        warnings.warn(
+            f"apply: found no gradients for {names}, which stay as they are; if they should be trained, "
+            "call their layers inside of the tape, and compute the loss from the outputs",
+            stacklevel=3,
+        )
+
+
 def _checked_slices(gradient: Any, table: str) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return gradient
     raise InvalidArgumentError(
         f"the gradient of table {table!r} must be tf.IndexedSlices, as a tape gives it, found "
-        f"{type(gradient).__name__}; do not make a dense tensor of it, "
-        "and leave the variable that stands for the table out of penalties",
+        f"{type(gradient).__name__}; do not make a dense tensor of it, leave the variable that stands "
+        "for the table out of penalties, and add gradients of several batches with "
+        "gradient_accumulation_steps=…",
         table=table,
     )
 

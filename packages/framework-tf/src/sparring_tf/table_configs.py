@@ -149,8 +149,8 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         for setting in ("input_shape", "output_shape"):
-            shape = _checked_shape(getattr(self, setting), setting, self.name)
-            object.__setattr__(self, setting, shape)
+            checked = _checked_shape(getattr(self, setting), setting, self.name)
+            object.__setattr__(self, setting, checked)
         shape, table = self.output_shape, self.table
         if shape is not None and shape[-1] != getattr(table, "embedding_dim", shape[-1]):
             raise InvalidArgumentError(

@@ -25,7 +25,7 @@ from sparring.errors import UnsupportedError
 from sparring_tf import exchanged_lookup, lookup_ops
 from sparring_tf.anchors import Anchor, TrainedTable
 from sparring_tf.keras_files import check_holds_rows
-from sparring_tf.keras_names import absent_attribute
+from sparring_tf.keras_names import check_attribute
 from sparring_tf.keras_rows import load_rows, save_rows
 from sparring_tf.program import lookups as program_lookups
 from sparring_tf.table_agent import TableAgent
@@ -65,8 +65,10 @@ class TableLayer(keras.layers.Layer):
         """Nothing is left to be made: no shape of an input matters."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that are not there.
-        raise absent_attribute(self, name)
+        # Called only for names that are not there, and for properties that raise AttributeError.
+        if not hasattr(type(self), name):
+            check_attribute(type(self).__name__, name)
+        return object.__getattribute__(self, name)
 
     @property
     def anchors(self) -> dict[str, Any]:

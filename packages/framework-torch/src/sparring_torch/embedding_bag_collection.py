@@ -209,4 +209,5 @@ def _mode(config: EmbeddingBagConfig) -> str:
             f"found {config.pooling!r}; for embeddings without pooling use an EmbeddingCollection",
             table=config.name,
         )
-    return found.value.lower()
+    name: str = found.value
+    return name.lower()

@@ -6,7 +6,6 @@ In its interface, which is TorchRec's, `keys` are feature names and `values` are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -319,11 +318,7 @@ class KeyedJaggedTensor(JaggedParts):
         )
 
     def length_per_key(self) -> list[int]:
-        """Ids of each feature.
-
-        Raises:
-            InvalidArgumentError: if the batch is on the device ``meta``.
-        """
+        """Ids of each feature; raises if the batch is on the device ``meta``."""
         if self._length_per_key is None:
             check_values(self._lengths, "length_per_key")
             even = self.evened()
@@ -417,17 +412,7 @@ class KeyedJaggedTensor(JaggedParts):
             InvalidArgumentError: a place out of range or repeated, or another `indices_tensor`.
         """
         order = list(indices)
-        if indices_tensor is not None and indices_tensor.tolist() != order:
-            raise InvalidArgumentError(
-                f"permute: found indices {order} and indices_tensor {indices_tensor.tolist()}; give "
-                "indices alone"
-            )
-        wrong = [each for each in order if not 0 <= each < len(self._keys)]
-        if wrong or len(set(order)) != len(order):
-            raise InvalidArgumentError(
-                f"permute: indices must be different places from 0 to {len(self._keys) - 1}, "
-                f"found {order}"
-            )
+        keyed_parts.check_order(order, len(self._keys), indices_tensor)
         parts = [self._part(index, index + 1) for index in order]
         if not parts:
             return KeyedJaggedTensor.empty_like(self)
@@ -508,9 +493,4 @@ class KeyedJaggedTensor(JaggedParts):
         return f"KeyedJaggedTensor({{\n  {features}\n}}, stride={self._stride})"
 
 
-keyed_parts.register_tree(
-    KeyedJaggedTensor,
-    keyed_parts.batch_leaves,
-    partial(keyed_parts.batch_from_leaves, KeyedJaggedTensor),
-    ("values", "weights", "lengths", "inverse_indices"),
-)
+keyed_parts.register_batch(KeyedJaggedTensor)

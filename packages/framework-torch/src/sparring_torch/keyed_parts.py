@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
-    "batch_from_leaves",
-    "batch_leaves",
+    "check_order",
     "check_strides",
     "inverse_of",
     "joined",
+    "register_batch",
     "register_tree",
     "shared_stride",
 ]
@@ -45,6 +46,22 @@ def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
             stride=given,
         )
     return num_bags // num_keys
+
+
+def check_order(order: Sequence[int], num_keys: int, as_tensor: Tensor | None) -> None:
+    """Checks places of features.
+
+    Raises:
+        InvalidArgumentError: if a place is out of range or repeated, or the tensor has other places.
+    """
+    if as_tensor is not None and as_tensor.tolist() != order:
+        raise InvalidArgumentError(
+            f"permute: found indices {order} and indices_tensor {as_tensor.tolist()}; give indices alone"
+        )
+    if not all(0 <= each < num_keys for each in order) or len(set(order)) != len(order):
+        raise InvalidArgumentError(
+            f"permute: indices must be different places from 0 to {num_keys - 1}, found {order}"
+        )
 
 
 def check_strides(names: Sequence[str], strides: Sequence[int], num_bags: int) -> None:
@@ -128,7 +145,7 @@ def register_tree(
     torch.serialization.add_safe_globals([kind])
 
 
-def batch_leaves(batch: Any) -> tuple[list[Any], list[Any]]:
+def _batch_leaves(batch: Any) -> tuple[list[Any], list[Any]]:
     """Tensors of a `KeyedJaggedTensor`, and the rest of it."""
     leaves = [batch._values, batch._weights, batch._lengths]
     # Most batches have none, and who describes their shapes need not know of it.
@@ -136,8 +153,8 @@ def batch_leaves(batch: Any) -> tuple[list[Any], list[Any]]:
     return leaves, [batch._keys, batch._strides]
 
 
-def batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> Any:
-    """The `KeyedJaggedTensor` of what `batch_leaves` returned."""
+def _batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> Any:
+    """Returns the `KeyedJaggedTensor` that these parts are of."""
     values, weights, lengths, *rest = leaves
     inverse = rest[0] if rest else None
     keys, strides = context
@@ -146,3 +163,9 @@ def batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> A
     if strides is not None:
         stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
     return kind._trusted(keys, values, weights, lengths, stride, strides=strides, inverse=inverse)
+
+
+def register_batch(kind: Any) -> None:
+    """Makes `KeyedJaggedTensor` a tree of tensors."""
+    names = ("values", "weights", "lengths", "inverse_indices")
+    register_tree(kind, _batch_leaves, partial(_batch_from_leaves, kind), names)

@@ -212,7 +212,8 @@ def _leaves(keyed: KeyedTensor) -> tuple[list[Any], list[Any]]:
 
 def _from_leaves(leaves: Iterable[Any], context: list[Any]) -> KeyedTensor:
     keys, length_per_key, key_dim = context
-    return KeyedTensor._trusted(keys, length_per_key, *leaves, key_dim)
+    (values,) = leaves
+    return KeyedTensor._trusted(keys, length_per_key, values, key_dim)
 
 
 register_tree(KeyedTensor, _leaves, _from_leaves, ("values",))

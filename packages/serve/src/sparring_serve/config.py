@@ -139,7 +139,9 @@ class ServerConfig(DocumentModel):
     )
     tls: TlsFiles = Field(TlsFiles(), description="Encrypts, if it has a certificate.")
     token_file: Path | None = Field(
-        None, description="A line for each token: role (pull, push or admin), blank, token."
+        None,
+        description="A line for each token: role (pull, push or admin), blank, token; null: lookups are "
+        "accepted from everywhere, and all other calls from loopback addresses only.",
     )
     insecure: bool = Field(
         False, description="Allow plain text where other machines reach the port."

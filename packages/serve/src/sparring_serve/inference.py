@@ -15,7 +15,7 @@ import numpy as np
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import LookupService, checked_ids, decoded
 from sparring_serve.tables import Ids
-from sparring_serve.wire.fields import Buffer, encode
+from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RowDtype
 from sparring_serve.wire.open_inference import (
     InferAnswer,
@@ -52,8 +52,9 @@ def infer(
         if remaining_seconds <= 0:
             raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
         service.check_request_bytes(content)
-        request: InferRequest = decoded(InferRequest, content)
+        request = _request(content)
         ids, shape = _input(request)
+        wanted = _outputs(request)
         [described] = service.check_asked([(request.model_name, ids)])
         table, num_ids = described.name, len(ids)
         num_bytes = len(content) + len(ids) * (4 * described.dim + 1)
@@ -77,13 +78,6 @@ def infer(
                 ),
                 "found": (InferTensor("found", "BOOL", shape), as_bytes(found.found)),
             }
-            wanted = [each.name for each in request.outputs] or list(outputs)
-            unknown = [name for name in wanted if name not in outputs]
-            if unknown:
-                raise Refusal(
-                    Status.INVALID_ARGUMENT,
-                    f"model {table!r}: no output {unknown[0]!r}; ask for rows or found",
-                )
             return encode(
                 InferAnswer(
                     table,
@@ -97,9 +91,88 @@ def infer(
         code = refusal.status.value
         service.metrics.count_rejected(refusal.reason)
         raise
+    except Exception:
+        code = Status.INTERNAL.value
+        raise
     finally:
         seconds = time.perf_counter() - begin
         service.metrics.note_pull([table], code, (num_ids, num_found), seconds)
+
+
+def _request(content: Buffer) -> InferRequest:
+    """The request, all of whose fields and parameters have an effect.
+
+    Raises:
+        Refusal: one has none here.
+    """
+    try:
+        request = decode(InferRequest, content, rejects_unknown=True)
+    except MessageError as error:
+        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+    of_places = (
+        ("the request", request.parameters, _REQUEST_PARAMETERS),
+        *((f"input {each.name!r}", each.parameters, _TENSOR_PARAMETERS) for each in request.inputs),
+        *(
+            (f"output {each.name!r}", each.parameters, _OUTPUT_PARAMETERS)
+            for each in request.outputs
+        ),
+    )
+    for place, parameters, known in of_places:
+        for each in parameters:
+            default, advice = known.get(
+                each.key, (_UNKNOWN, f"these are known: {', '.join(known)}; leave it out")
+            )
+            if each.value.value != default:
+                expected = "no such parameter" if default is _UNKNOWN else f"{default or 0!r}"
+                raise Refusal(
+                    Status.INVALID_ARGUMENT,
+                    f"model {request.model_name!r}: parameter {each.key!r} of {place} is "
+                    f"{each.value.value or 0!r}, expected {expected}; {advice}",
+                    reason="parameter",
+                )
+    return request
+
+
+_UNKNOWN = object()
+_SEQUENCE = "requests do not depend on each other; leave it out"
+_MEMORY = "ids and rows are in the messages; leave it out"
+_BINARY = "replies have raw_output_contents; leave it out"
+_TENSOR_PARAMETERS: dict[str, tuple[Any, str]] = {
+    "shared_memory_region": (None, _MEMORY),
+    "shared_memory_offset": (None, _MEMORY),
+    "shared_memory_byte_size": (None, _MEMORY),
+}
+_OUTPUT_PARAMETERS = {
+    **_TENSOR_PARAMETERS,
+    "classification": (
+        None,
+        "rows are embeddings, and not scores of classes; leave it out, or call Lookup/Recommend for the "
+        "best rows",
+    ),
+    "binary_data": (True, _BINARY),
+}
+_REQUEST_PARAMETERS = {
+    "sequence_id": (None, _SEQUENCE),
+    "sequence_start": (None, _SEQUENCE),
+    "sequence_end": (None, _SEQUENCE),
+    "priority": (None, "calls are answered in the order in which they come; leave it out"),
+    "timeout": (None, "set the deadline of the gRPC call instead"),
+    "binary_data_output": (True, _BINARY),
+}
+"""Of each parameter the one value that is accepted (None is false, 0 or empty), and advice."""
+
+
+def _outputs(request: InferRequest) -> list[str]:
+    """Names of the outputs that are asked for."""
+    wanted = [each.name for each in request.outputs]
+    if not set(wanted) <= {"rows", "found"} or len(set(wanted)) < len(wanted):
+        raise Refusal(
+            Status.INVALID_ARGUMENT,
+            f"model {request.model_name!r}: found the outputs {', '.join(wanted)}, expected rows and "
+            "found, each at most once; ask for these, or for none to have both",
+            reason="outputs",
+        )
+    return wanted or ["rows", "found"]
 
 
 def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
@@ -113,6 +186,13 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
     shape = given[0].shape
     content: Any = given[0].contents.int64_contents
     if request.raw_input_contents:
+        if len(request.raw_input_contents) > 1 or content:
+            raise Refusal(
+                Status.INVALID_ARGUMENT,
+                f"model {request.model_name!r}: found ids in {len(request.raw_input_contents)} "
+                f"raw_input_contents and {len(content):,} int64_contents; send ids in one of them",
+                reason="ids",
+            )
         ids = checked_ids(request.raw_input_contents[0])
     else:
         ids = np.array(content, np.int64)
@@ -128,17 +208,30 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
 def model_ready(service: LookupService, content: Buffer) -> bytes:
     """Answers a ModelReadyRequest."""
     request: ModelRequest = decoded(ModelRequest, content)
-    return encode(Ready(service.is_ready and request.name in service.tables.shapes()))
+    is_known = request.name in service.tables.shapes()
+    return encode(Ready(service.is_ready and is_known and _has_version(service, request)))
+
+
+def _has_version(service: LookupService, request: ModelRequest) -> bool:
+    kept = [each.hash for each in service.tables.versions()]
+    return not request.version or request.version in kept
 
 
 def model_metadata(service: LookupService, content: Buffer) -> bytes:
     """Answers a ModelMetadataRequest.
 
     Raises:
-        Refusal: no such table.
+        Refusal: no such table or version.
     """
     request: ModelRequest = decoded(ModelRequest, content)
     [shape] = service.check_asked([(request.name, np.empty(0, np.int64))])
+    if not _has_version(service, request):
+        raise Refusal(
+            Status.NOT_FOUND,
+            f"model {request.name!r}: version {request.version!r} is not kept; leave it out, and see "
+            "versions in the reply",
+            reason="version_gone",
+        )
     return encode(
         ModelMetadata(
             shape.name,

@@ -58,6 +58,9 @@ def recommend(
         code = refusal.status.value
         service.metrics.count_rejected(refusal.reason)
         raise
+    except Exception:
+        code = Status.INTERNAL.value
+        raise
     finally:
         seconds = time.perf_counter() - begin + waited_seconds
         service.metrics.note_recommend(table, code, num_queries, seconds)

@@ -116,6 +116,9 @@ class LookupService:
             code = refusal.status.value
             self.metrics.count_rejected(refusal.reason)
             raise
+        except Exception:
+            code = Status.INTERNAL.value
+            raise
         finally:
             known = self.tables.shapes()
             # Names of strangers would make a series each.

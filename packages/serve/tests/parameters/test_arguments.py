@@ -140,7 +140,7 @@ def test_wrong_arguments_are_refused_for_asyncio_too() -> None:
         (lambda client: client.recommend("item", ONES, k=0), "k must be .*at least 1, found 0"),
         (lambda client: client.load("a", tables="item"), r"found 'item'; give tables=\['item'\]"),
         (lambda client: client.load("a", tables=[]), "at least one table"),
-        (lambda client: client.save(".."), "'..' is no name of a snapshot"),
+        (lambda client: client.save(".."), "'..' is not the name of a snapshot"),
         (
             lambda _: ParameterClient("a:1", "b.yaml"),
             "config must be a ClientConfig, found str; .*from_config",

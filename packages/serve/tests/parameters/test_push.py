@@ -24,7 +24,7 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.client.transport import Send
-from sparring_serve.refusal import Refusal
+from sparring_serve.refusal import Refusal, Status
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PushRequest, TableGradients, Wait
 
@@ -296,6 +296,22 @@ def test_tables_that_learn_give_no_recommendations(make_shards: MakeShards) -> N
         pytest.raises(InvalidArgumentError, match="or publish it and serve that"),
     ):
         client.recommend("item", np.ones((1, 4)))
+
+
+@pytest.mark.parametrize(
+    "hyper", ["[" * 3000, "[" * 2000 + "]" * 2000, '{"lr": ' * 400 + "1" + "}" * 400, "{" * 65]
+)
+def test_nested_hyper_parameters_are_an_invalid_argument(
+    make_shards: MakeShards, hyper: str
+) -> None:
+    shards = make_shards(1)
+    content = encode(PushRequest((TableGradients("user", bytes(8), bytes(32), "", hyper),), "a", 1))
+    with pytest.raises(
+        Refusal, match=r"with at most 64 brackets, found '.*send one such as"
+    ) as caught:
+        shards.services["shard:0"].push(content, 5.0)
+    assert caught.value.status is Status.INVALID_ARGUMENT
+    assert shards.services["shard:0"].shard.steps == 0
 
 
 def test_a_shard_that_hung_and_restarted_is_reported_although_its_circuit_is_open(

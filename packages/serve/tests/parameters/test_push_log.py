@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 import yaml
 
 from sparring.errors import SnapshotError, StorageIOError
@@ -151,14 +153,11 @@ def go_down(log: Path) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     assert boot in content
     # The header's checksum is made again, as another machine would have written it.
-    import struct
-    import zlib
-
-    size, _, kind = struct.unpack_from("<IIB", content, 8)
-    header = content[17 : 17 + size].replace(boot, b"0" * len(boot))
-    check = zlib.crc32(header, zlib.crc32(bytes([kind])))
+    size, _, kind = struct.unpack_from("<IQB", content, 8)
+    header = content[21 : 21 + size].replace(boot, b"0" * len(boot))
+    check = xxhash.xxh3_64_intdigest(bytes([kind]) + header)
     newest.write_bytes(
-        content[:8] + struct.pack("<IIB", size, check, kind) + header + content[17 + size :]
+        content[:8] + struct.pack("<IQB", size, check, kind) + header + content[21 + size :]
     )
 
 
@@ -302,6 +301,28 @@ def test_a_log_is_of_one_process(tmp_path: Path) -> None:
     with pytest.raises(StorageIOError, match=r"used by another process.*parameters.push_log"):
         PushLog(tmp_path, 0, 1, 1 << 20, 0)
     log.close()
+
+
+@pytest.mark.parametrize(
+    ("is_load", "is_lost"), [(False, False), (True, True)], ids=["failed save", "load"]
+)
+def test_a_log_that_a_load_interrupted_is_reported_and_one_of_a_failed_save_continues(
+    tmp_path: Path, is_load: bool, is_lost: bool
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    log.resume("a", lambda _: None)
+    log.append(b"before")
+    log.begin("b", is_load=is_load)
+    log.append(b"after")
+    log._lock.close()  # killed before the load or the save was committed
+    replayed: list[bytes] = []
+    again = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    resumed = again.resume("a", replayed.append)
+    assert replayed == [b"before", b"after"]
+    assert bool(resumed.lost) is is_lost
+    assert ("replaced by those of b" in resumed.lost) is is_lost
+    assert (again.incarnation == log.incarnation) is not is_lost
+    again.close()
 
 
 @pytest.mark.parametrize("file", ["rows", "manifest"])

@@ -17,6 +17,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_tools import protoc
 
 
+def rejections(client, tensor):
+    """Statuses of requests with parameters that have no effect here."""
+    for options in (
+        {"outputs": [triton.InferRequestedOutput("rows", class_count=2)]},
+        {"sequence_id": 7, "sequence_start": True},
+        {"priority": 1},
+        {"timeout": 1000},
+        {"parameters": {"temperature": 1}},
+    ):
+        try:
+            client.infer("item", [tensor], **options)
+            yield "OK"
+        except triton.InferenceServerException as error:
+            yield error.status()
+
+
 def main() -> None:
     address, proto = sys.argv[1], Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +87,7 @@ def main() -> None:
     tensor.set_data_from_numpy(ids)
     inferred = client.infer("item", [tensor])
     found["triton"] = [inferred.as_numpy("rows").tolist()[0], inferred.as_numpy("found").tolist()]
+    found["triton_rejects"] = [*rejections(client, tensor)]
     described = client.get_model_metadata("item", as_json=True)
     found["metadata"] = [each["name"] for each in described["outputs"]]
     found["server"] = client.get_server_metadata(as_json=True)["name"]

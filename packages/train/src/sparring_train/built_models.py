@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError
 from sparring_train.config.own_model import OwnModel
 from sparring_train.hookspecs import ModelRequest
+from sparring_train.named_classes import create, find_class
 from sparring_train.registered_kinds import model_kinds
 
 if TYPE_CHECKING:
@@ -51,26 +51,16 @@ def built_model(
 def _own(
     section: OwnModel, base: type, embeddings: Callable[[ModelRequest], Any], request: ModelRequest
 ) -> Any:
-    module, _, name = section.kind.partition(":")
-    try:
-        made: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise _refusal(
-            f"{section.kind} cannot be found: {error}; the module must be on Python's path "
-            "(PYTHONPATH=. for the current directory)"
-        ) from error
-    try:
-        model = made(embeddings(request), len(request.schema.numbers), **section.options)
-    except TypeError as error:
-        raise _refusal(
-            f"{section.kind} was called with the embeddings, the number of number columns and the "
-            f"options {', '.join(section.options) or '(none)'}: {error}"
-        ) from error
-    if not isinstance(model, base):
-        raise _refusal(
-            f"{section.kind} made a {type(model).__name__}, expected a {base.__module__}.{base.__name__}"
-        )
-    return model
+    found = find_class(section.kind, "model.kind", base)
+    return create(
+        found,
+        section.kind,
+        "model.options",
+        embeddings(request),
+        len(request.schema.numbers),
+        words="the embeddings, the number of number columns",
+        options=section.options,
+    )
 
 
 def _refusal(reason: str) -> ConfigError:

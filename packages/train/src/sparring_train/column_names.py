@@ -8,7 +8,9 @@ from collections.abc import Iterable
 __all__ = ["ITEMS", "SESSIONS", "USERS", "first_named", "words_of"]
 
 SESSIONS = frozenset(("session", "visit", "basket"))
-USERS = frozenset(("user", "customer", "visitor", "member", "client", "uid")) | SESSIONS
+USERS = SESSIONS | frozenset(
+    ("user", "customer", "visitor", "member", "client", "uid", "email", "mail", "account", "buyer")
+)
 # fmt: off
 ITEMS = frozenset((
     "item", "product", "movie", "film", "sku", "article", "book", "song", "track", "video", "ad", "iid",

@@ -8,8 +8,8 @@ same value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.loop.item_catalogue import ItemCatalogue
 
-__all__ = ["KnownColumns", "known_columns"]
+__all__ = ["KnownColumns", "items_and_user", "known_columns"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def known_columns(
         if user is not None:
             rows = batch.take(batch.ids[user].counts == 1)
             by_user.add(rows.ids[user].ids, _hashes(rows, schema, columns))
-            if user_id is not None and len(own := rows.take(rows.ids[user].ids == user_id)):
+            if user_id is not None and len(own := _rows_of(batch, user, user_id)):
                 last = own.take(slice(len(own) - 1, None))
         rows = batch.take(batch.ids[item].counts == 1)
         one_each = {**rows.ids, item: Column(rows.ids[item].ids)}
@@ -82,6 +82,51 @@ def known_columns(
         frozenset(name for name, owner in of.items() if owner == "user"),
         last,
     )
+
+
+def items_and_user(
+    batches: Iterable[ColumnBatch],
+    names: Sequence[str],
+    user: str | None,
+    user_id: int | None,
+    *,
+    history: str | None,
+) -> tuple[ColumnBatch, ColumnBatch | None]:
+    """Reads training rows once, for a model that knows which features belong to an item.
+
+    Args:
+        batches: all training rows, in the order of the files.
+        names: features of an item; the first has its id.
+        user: the feature of users, if there is one.
+        user_id: the user whose row is wanted.
+        history: a feature with the items before each row. The last of the longest ones counts.
+
+    Returns:
+        Each item once, with the features of its last row, and the user's last row, if there is one.
+    """
+    catalogue = ItemCatalogue(names)
+    last: ColumnBatch | None = None
+    longest = 0
+    for batch in batches:
+        has_item = batch.take(batch.ids[names[0]].counts == 1)
+        one_each = {**has_item.ids, names[0]: Column(has_item.ids[names[0]].ids)}
+        catalogue.add(replace(has_item, ids=one_each))
+        if user is None or user_id is None:
+            continue
+        own = _rows_of(has_item, user, user_id)
+        if not len(own):
+            continue
+        lengths = np.zeros(len(own), np.int64) if history is None else own.ids[history].counts
+        if int(lengths.max()) >= longest:
+            longest = int(lengths.max())
+            place = len(own) - 1 - int(np.argmax(lengths[::-1]))
+            last = own.take(slice(place, place + 1))
+    return catalogue.items(), last
+
+
+def _rows_of(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
+    rows = batch.take(batch.ids[user].counts == 1)
+    return rows.take(rows.ids[user].ids == user_id)
 
 
 class _Changes:

@@ -1,19 +1,16 @@
-"""Optimizers by the names that configurations use.
-
-Configurations are not trusted, so they import nothing: a name stands for an update method or for an
-optimizer of the framework's own module. One from elsewhere is given to an adapter's `Optimizer` in a
-program.
-"""
+"""Optimizers by the names that configurations use: an update method, or an optimizer of the framework,
+by its name there or as ``package.module:Class``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
 from sparring import PluginManager, resolve_method, suggestion
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, PluginError
+from sparring_train.named_classes import find_class
 
 __all__ = ["method_or_native", "native_class", "optimizer_classes"]
 
@@ -34,24 +31,25 @@ def optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str, type
     }
 
 
-def native_class(
-    name: str, known: Mapping[str, type[_Native]], module: str, setting: str
-) -> type[_Native]:
+def native_class(name: str, module: ModuleType, base: type[_Native], setting: str) -> type[_Native]:
     """The class that a configuration names.
 
     Args:
-        name: ``adagrad``, in any case, or with the module's name, as ``torch.optim.Adagrad``.
-        known: what `optimizer_classes` gave.
-        module: the module's name as users write it.
+        name: ``adagrad``, in any case, or ``package.module:Class``.
+        module: the framework's module of optimizers, as ``torch.optim``.
+        base: what all of them inherit from.
         setting: the dotted key that holds `name`, for messages.
 
     Raises:
-        ConfigError: the module has no such optimizer.
+        ConfigError: there is no such optimizer, or it is none.
     """
-    short = name.removeprefix(f"{module}.").lower()
+    if ":" in name:
+        return find_class(name, setting, base)
+    known, short = optimizer_classes(module, base), name.lower()
     if short not in known:
         raise ConfigError(
-            f"{setting}: {module} has no optimizer {name!r}; {suggestion(short, known)}",
+            f"{setting}: {module.__name__} has no optimizer {name!r}; {suggestion(short, known)}, or "
+            "name a class as package.module:Class",
             setting=setting,
         )
     return known[short]
@@ -71,6 +69,8 @@ def method_or_native(
         ConfigError: there is neither.
         PluginError: a plugin offers such a method, but is broken or not the only one.
     """
+    if ":" in name:
+        return make_native()
     try:
         return resolve_method(name, plugin_manager)
     except PluginError as error:

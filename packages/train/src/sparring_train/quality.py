@@ -7,16 +7,19 @@ dtype of predictions, while scikit-learn wants all samples at once and sums floa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import InvalidArgumentError
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_train.named_classes import name_of_class
 
 __all__ = [
     "BinaryQuality",
     "CollectedPredictions",
+    "JoinedQuality",
     "LOWER_IS_BETTER",
     "MeanLogLoss",
     "NumberQuality",
@@ -207,6 +210,62 @@ class BinaryQuality:
         if num_ones in (0, num_samples):
             return f"all {num_samples:,} {part} rows have the label {int(num_ones > 0)}"
         return None
+
+
+class JoinedQuality:
+    """The metrics of several.
+
+    Args:
+        parts: the first one has the metrics of the model; no two have a metric of one name.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._lower: set[str] = set()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        for part in self._parts:
+            part.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """Those of all parts.
+
+        Raises:
+            ConfigError: two have a metric of one name, or a value is no number.
+        """
+        found: dict[str, float] = {}
+        for part in self._parts:
+            name = name_of_class(type(part))
+            given = part.metrics()
+            twice = sorted(set(found) & set(given))
+            if twice:
+                raise ConfigError(
+                    f"training.metrics: {name} returns the metric {twice[0]!r}, which there is already; "
+                    "give it another name",
+                    setting="training.metrics",
+                )
+            try:
+                found |= {str(key): float(value) for key, value in given.items()}
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"training.metrics: {name}.metrics() must return numbers by name, found {given!r}: "
+                    f"{error}",
+                    setting="training.metrics",
+                ) from error
+            if not getattr(part, "higher_is_better", True):
+                self._lower.update(given)
+        return found
+
+    def why_undefined(self, part: str) -> str | None:
+        """See `Quality.why_undefined`."""
+        why: str | None = self._parts[0].why_undefined(part)
+        return why
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        """Names of metrics whose lower values are better, once `metrics` was called."""
+        return LOWER_IS_BETTER | self._lower
 
 
 class NumberQuality:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from sparring import Snapshot
 from sparring.errors import ConfigError
+from sparring_train.config.names import short_name
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 
@@ -135,5 +136,5 @@ def _changes(
 
 
 def _class_name(optimizer: Mapping[str, Any]) -> str:
-    """`torch.optim.Adam` and `adam` are one."""
-    return str(optimizer.get("name")).rpartition(".")[2].lower()
+    """`torch.optim:Adam` and `adam` are one."""
+    return short_name(str(optimizer.get("name")))

@@ -60,15 +60,24 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
 
 @contextmanager
 def opened_run(
-    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager, *, in_order: bool = False
 ) -> Iterator[tuple[RunConfig, OpenedModel]]:
     """Configuration and model of the run that saved a snapshot, over the rows of the snapshot.
+
+    Args:
+        snapshot: snapshot of the run.
+        overrides: see `run_of`.
+        manager: see `run_of`.
+        in_order: whether training rows are read in the order of the files, if their kind supports it.
 
     Raises:
         ConfigError: see `run_of`.
         UnsupportedError: the trainer of its framework opens no saved models.
     """
     config = run_of(snapshot, overrides, manager)
+    if in_order and hasattr(config.data, "shuffle"):
+        data = config.data.model_copy(update={"shuffle": False})
+        config = config.model_copy(update={"data": data})
     open_model = trainer_of(config.framework, manager).open
     if open_model is None:
         raise UnsupportedError(

@@ -138,16 +138,16 @@ def test_a_log_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str
     columns = {"who": columns["user"], "page_key": columns["item_id"], "price": columns["price"]}
     path = write(tmp_path / "log.csv", columns)
     _, said = written(capsys, path, status=2)
-    assert "say label=COLUMN, one of who, page_key, price; or --model two_towers" in " ".join(
+    assert "give label=COLUMN, one of who, page_key, price; or --model two_towers" in " ".join(
         said.split()
     )
     text, unsure = written(capsys, path, "--model", "two_towers")
     assert parse_config(text).model.kind == "two_towers"
     assert "who, page_key: taken for the user and the item, by their order" in unsure
     _, said = written(capsys, path, "--model", "sequence", status=2)
-    assert "needs a column of times; say time=COLUMN" in said
+    assert "needs a column of times; give time=COLUMN" in said
     _, said = written(capsys, path, "--model", "two_towers", "skip=who", status=2)
-    assert "say categorical=USER,ITEM" in said
+    assert "give categorical=USER,ITEM" in said
 
 
 def visits(of: str, num_rows: int = 1500) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def test_sessions_with_times_get_a_model_of_sequences(
     }
     assert found[1] < found[0]
     assert found[0] - found[1] <= last
-    assert main(["recommend", "run", "--user", "u4"]) == 2
+    assert main(["recommend", "run"]) == 2
     assert "give --with history=ITEM,ITEM" in " ".join(capsys.readouterr().err.split())
 
 

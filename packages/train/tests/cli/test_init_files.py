@@ -106,9 +106,12 @@ def test_german_files(capsys: pytest.CaptureFixture[str]) -> None:
         f"Kunde {n % 40};Größe {n % 25};{n % 9}.{n % 7}00,5;{'ja' if n % 3 else 'nein'}"
         for n in range(600)
     ]
+    rows.insert(0, "kaputt;zeile")
     write("log.csv", "Kunde;Grüße;Preis;gekauft", rows, "utf-8-sig")
     text, said = written(capsys, "log.csv", "label=gekauft")
-    assert said == ""
+    assert said.endswith(
+        "row 2: found 2 fields in 'kaputt;zeile', expected 4 fields, as the header has"
+    )
     data: Any = parse_config(text).data
     assert (data.delimiter, data.decimal, data.numeric) == (";", ",", ("Preis",))
     assert data.label_values == {"ja": 1, "nein": 0}
@@ -269,7 +272,7 @@ def test_a_column_of_two_values_is_the_label_of_a_click_model(
     text, said = written(capsys, "log.csv")
     assert parse_config(text).model.kind == "two_towers"
     assert (
-        "seen, returned: each has two values; say label=COLUMN if one of them is the label" in said
+        "seen, returned: each has two values; give label=COLUMN if one of them is the label" in said
     )
 
 
@@ -316,8 +319,6 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
         "split={fraction: 0.2}",
         "training.epochs=3",
         "seed=7",
-    )
-    given += (
         "optimizer.sparse.lr=0.5",
         "threads=2",
         "metrics.every_seconds=5",

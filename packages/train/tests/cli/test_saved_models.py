@@ -163,7 +163,7 @@ def test_predict_says_how_many_rows_have_an_id_without_a_row(
     ]
     (folder / "empty.csv").write_text("item,user,price\n")
     assert main(["predict", "clicks", "empty.csv"]) == 0
-    assert capsys.readouterr().out == "prediction\n"
+    assert capsys.readouterr().out == "user,item,prediction\n"
 
 
 FEATURES = """
@@ -434,9 +434,9 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
         ),
         (
             ["ratings"],
-            "found 0 ids of feature 'user'; the model needs one of each; give: --with user=…",
+            "found 0 ids of feature 'user'; the model needs one of each; give: --user=…",
         ),
-        (["required", "-k", "1"], "give: --with user_id=… --with device=…"),
+        (["required", "-k", "1"], "give: --user=… --with device=…"),
         (["ratings", "--new"], "--new needs a user"),
     ],
 )

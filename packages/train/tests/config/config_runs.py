@@ -98,6 +98,7 @@ class Ran(SilentProgress):
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
+    validated: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     threads: set[tuple[int, int]] = field(default_factory=set)
     """Of sparring's pool and of torch."""
@@ -107,8 +108,8 @@ class Ran(SilentProgress):
         self.samples.append(samples)
         self.threads.add((execution.num_threads(), torch.get_num_threads()))
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.evaluated.append(step)
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
+        (self.evaluated if part == "test" else self.validated).append(step)
 
     def on_message(self, message: str) -> None:
         self.messages.append(message)

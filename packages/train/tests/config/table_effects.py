@@ -148,7 +148,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         assert _ran(runs, *words).losses == _ran(runs).losses
         assert _ran(runs, words[0], "data.label_values={no: 1, yes: 0}").losses != _ran(runs).losses
         with pytest.raises(
-            DataError, match=r"found 'no', expected one of 'yes', as data\.label_val"
+            DataError, match=r"found 'no', expected one of 'yes', because of data\.label_val"
         ):
             _ran(runs, words[0], "data.label_values={yes: 1}")
 

@@ -15,11 +15,12 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, Pe
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import table_effects
+from . import own_classes, table_effects, validation_effects
 from .config_runs import FILES, Effects, Ran, Runs, all_keys, is_of_ranking
 
 EFFECTS = Effects()
 table_effects.register(EFFECTS)
+validation_effects.register(EFFECTS)
 
 SECTIONS = (
     "framework",
@@ -363,6 +364,25 @@ def _(runs: Runs) -> None:
     assert 0.9 < abs(found - 3).max() <= 1  # two standard deviations
 
 
+@EFFECTS.of(
+    "tables.initializer:package.module:Class.kind", "tables.initializer:package.module:Class.*"
+)
+def _(runs: Runs) -> None:
+    own = own_classes.__name__
+    for scale in (1.0, 4.0):
+        values = runs.first_values(f"tables.initializer={{kind: {own}:Scaled, scale: {scale}}}")
+        for each in values.values():
+            assert scale / 32 <= each.min() < each.max() <= 2 * scale / 32
+    with pytest.raises(
+        ConfigError, match="Constant made a str for table 'user', expected one of Zeros"
+    ):
+        runs.first_values(f"tables.initializer={own}:Constant")
+    with pytest.raises(ConfigError, match="Absolute has no method 'initializer'"):
+        runs.first_values(f"tables.initializer={own}:Absolute")
+    named = runs.first_values("tables.initializer={kind: sparring.contracts:Constant, value: 2.0}")
+    assert set(named["user"].ravel()) == {2.0}
+
+
 @EFFECTS.of("tables.initializer:xavier.kind", "tables.initializer:xavier.gain")
 def _(runs: Runs) -> None:
     bound = np.sqrt(6 / 33)
@@ -508,8 +528,8 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("optimizer.sparse.update")
 def _(runs: Runs) -> None:
-    shadow = "optimizer.sparse={name: torch.optim.Adagrad, update: shadow}"
-    auto = runs.ratings("optimizer.sparse={name: torch.optim.Adagrad}")
+    shadow = "optimizer.sparse={name: torch.optim:Adagrad, update: shadow}"
+    auto = runs.ratings("optimizer.sparse={name: torch.optim:Adagrad}")
     assert np.allclose(runs.ratings(shadow).losses, auto.losses, rtol=1e-5)
     # An update method has no code of the framework to fall back on.
     with pytest.raises(InvalidArgumentError, match="update='shadow' is for"):

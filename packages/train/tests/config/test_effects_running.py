@@ -30,10 +30,13 @@ from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
+from . import own_classes
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
+
+OWN = own_classes.__name__
 
 KEYS = [key for key in all_keys() if key not in ELSEWHERE and not is_of_ranking(key)]
 
@@ -54,6 +57,48 @@ def test_effects_are_of_keys_that_there_are() -> None:
 def _(runs: Runs) -> None:
     assert runs.ratings("training.epochs=3").end.steps == 12
     assert runs.ratings("training.epochs=3", "training.steps=7").end.steps == 7
+
+
+@EFFECTS.of("training.watch", "training.patience", "training.min_improvement", "training.keep_best")
+def _(runs: Runs) -> None:
+    validated = ("data.validation_samples=64", "training.epochs=12", "optimizer.sparse.lr=1.0")
+    by_auc = runs.clicks(*validated)
+    by_loss = runs.clicks(*validated, "training.watch=log_loss")
+    assert by_auc.end.best_step != by_loss.end.best_step
+    assert by_auc.validated == [3 * each for each in range(1, 13)]
+    stopped = runs.clicks(*validated, "training.watch=log_loss", "training.patience=2")
+    assert by_loss.end.best_step is not None
+    assert stopped.end.steps == by_loss.end.best_step + 6
+    last = runs.clicks(*validated, "training.watch=log_loss", "training.keep_best=false")
+    assert last.end.metrics != by_loss.end.metrics
+    least = "training.min_improvement=10"
+    assert runs.clicks(*validated, "training.watch=log_loss", least).end.best_step == 3
+    for key in ("watch=auc", "patience=1", "min_improvement=1"):
+        with pytest.raises(ConfigError, match="needs rows for validation"):
+            runs.clicks(f"training.{key}")
+
+
+@EFFECTS.of("training.loss.name", "training.loss.*", "training.metrics.<name>")
+def _(runs: Runs) -> None:
+    plain = runs.clicks()
+    own = {
+        times: runs.clicks(
+            f"training.loss={{name: {OWN}:ScaledError, times: {times}}}",
+            "optimizer.sparse.name=sgd",
+        )
+        for times in (1.0, 3.0)
+    }
+    assert own[3.0].losses[0] == pytest.approx(3 * own[1.0].losses[0])
+    assert own[1.0].losses[0] != plain.losses[0]
+    with pytest.raises(ConfigError, match="has a loss of its own"):
+        runs.ratings(f"training.loss={OWN}:ScaledError")
+    measured = runs.clicks(f"training.metrics=[{{name: {OWN}:Absolute, power: 2}}]").end.metrics
+    assert measured.keys() == {"auc", "log_loss", "absolute"}
+    assert measured["auc"] == plain.end.metrics["auc"]
+    one = runs.clicks(f"training.metrics=[{OWN}:Absolute]").end.metrics
+    assert one["absolute"] != measured["absolute"]
+    with pytest.raises(ConfigError, match=r"training\.loss: is for models for labels"):
+        runs.visits(f"training.loss={OWN}:ScaledError")
 
 
 @EFFECTS.of("training.micro_batches", "report.trace_path")

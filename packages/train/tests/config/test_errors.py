@@ -123,8 +123,8 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "tables:\n  overrides:\n    user: {initializer: zeroes}\n",
         [
             "run.yaml:8:25: tables.overrides.user.initializer is wrong (found 'zeroes', "
-            "expected zeros, constant, uniform, normal, truncated_normal or xavier; did you mean "
-            "zeros?)"
+            "expected zeros, constant, uniform, normal, truncated_normal, xavier or "
+            "package.module:Class; did you mean zeros?)"
         ],
     ),
     "admission without its number": (

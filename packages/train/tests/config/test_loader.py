@@ -95,7 +95,7 @@ OVERRIDES: list[tuple[str, str, Any]] = [
     (RATINGS, "optimizer.sparse.lr=1", lambda c: c.optimizer.sparse.lr == 1.0),
     (RATINGS, "optimizer.sparse.name=lion", lambda c: "lr" not in hyper(c)),
     (RATINGS, "optimizer.sparse.name=adagrad", lambda c: hyper(c)["lr"] == 0.05),
-    (RATINGS, "optimizer.sparse.name=torch.optim.Adagrad", lambda c: hyper(c)["lr"] == 0.05),
+    (RATINGS, "optimizer.sparse.name=torch.optim:Adagrad", lambda c: hyper(c)["lr"] == 0.05),
     (RATINGS, "optimizer.sparse={name: lion, lr: 0.01}", lambda c: hyper(c)["lr"] == 0.01),
     (RATINGS, "training.steps=null", lambda c: c.training.steps is None),
     (RATINGS, "storage.options={capacity: 10}", lambda c: c.storage.options == {"capacity": 10}),
@@ -151,7 +151,7 @@ def test_what_is_shown_reads_back_the_same() -> None:
         [
             "tables.initializer={kind: uniform, low: -1, high: 1}",
             "tables.overrides={cat_1: {initializer: zeros}}",
-            "optimizer.sparse={name: torch.optim.Adam, lr: 1e-7, betas: [0.9, 0.99]}",
+            "optimizer.sparse={name: 'torch.optim:Adam', lr: 1e-7, betas: [0.9, 0.99]}",
             "storage.options={capacity: 10, text: 'null', number: '7'}",
         ],
     )

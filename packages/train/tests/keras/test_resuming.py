@@ -38,7 +38,7 @@ CLICKS: dict[str, Any] = {
 }
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "native adam": {"sparse": {"name": "keras.optimizers.Adam", "lr": 0.01}},
+    "native adam": {"sparse": {"name": "keras.optimizers:Adam", "lr": 0.01}},
     "fused adagrad": {
         "sparse": {"name": "adagrad", "lr": 0.05},
         "dense": {"name": "sgd", "lr": 0.01, "momentum": 0.9},

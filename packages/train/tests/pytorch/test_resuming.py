@@ -49,7 +49,7 @@ CLICKS: dict[str, Any] = {
 }
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "native adam": {"sparse": {"name": "torch.optim.Adam", "lr": 0.01}},
+    "native adam": {"sparse": {"name": "torch.optim:Adam", "lr": 0.01}},
     "native nadam, momentum": {
         "sparse": {"name": "nadam", "lr": 0.01},
         "dense": {"name": "sgd", "lr": 0.01, "momentum": 0.9},

@@ -10,16 +10,25 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.cli.output import make_console, print_error, print_json, print_warning
+from sparring.errors import SnapshotError
 from sparring.snapshot.chain import TableSummary, summarize
 from sparring.snapshot.export import export_tables
 from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.retention import compact, list_snapshots, unreadable_snapshots
+from sparring.snapshot.retention import (
+    compact,
+    latest_snapshot,
+    list_snapshots,
+    unreadable_snapshots,
+)
 from sparring.snapshot.table_import import import_table
 from sparring.snapshot.verify import VerifyReport, verify_snapshot
 
 __all__ = ["add_compact", "add_export", "add_import", "add_inspect", "add_snapshots"]
 
 _URL = typer.Argument(metavar="SNAPSHOT", help="A folder, or a URL such as s3://bucket/run/step-7.")
+_PLACE = typer.Argument(
+    metavar="SNAPSHOT", help="A snapshot, or the folder of a run's snapshots: the newest is taken."
+)
 _JSON = typer.Option("--json", help="Print one line of JSON.")
 
 
@@ -71,14 +80,14 @@ def snapshots(
 
 
 def inspect(
-    url: Annotated[str, _URL],
+    url: Annotated[str, _PLACE],
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all files and check every hash.")
     ] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Show a snapshot's tables, rows, bytes, norms and chain; exit with 1 if it is damaged."""
-    snapshot = open_snapshot(url)
+    snapshot = _snapshot_at(url)
     report = verify_snapshot(snapshot) if verify else None
     is_sound = report is None or report.is_sound
     # Of a damaged snapshot the hashes have said what there is to say.
@@ -91,8 +100,19 @@ def inspect(
         raise typer.Exit(1)
 
 
+def _snapshot_at(url: str) -> Snapshot:
+    """Returns the snapshot at a URL, or the newest one in it."""
+    try:
+        return open_snapshot(url)
+    except SnapshotError:
+        newest = latest_snapshot(url)
+        if newest is None:
+            raise
+        return newest
+
+
 def export(
-    url: Annotated[str, _URL],
+    url: Annotated[str, _PLACE],
     output: Annotated[Path, typer.Option(help="The folder to write to.")],
     to: Annotated[
         Literal["parquet", "npy", "faiss"],
@@ -103,7 +123,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the tables of a snapshot as files for other programs."""
-    snapshot = open_snapshot(url)
+    snapshot = _snapshot_at(url)
     for name, targets in export_tables(snapshot, output, to=to, with_state=state).items():
         for target in targets:
             typer.echo(f"{name}: {target}, {_bytes(target.stat().st_size)}")

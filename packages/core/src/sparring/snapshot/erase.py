@@ -51,6 +51,8 @@ class ErasedSnapshots:
     """URLs of snapshots that were removed → those that were written in their place."""
     num_rows: int = 0
     """Rows that were left out, over all of these."""
+    keys: set[int] = field(default_factory=set)
+    """Keys that had rows in one of these."""
     clean: list[str] = field(default_factory=list)
     """URLs of those that had none of the keys, and stay."""
     num_dead_attempts: int = 0
@@ -152,6 +154,7 @@ def _without(
                     continue
                 is_kept = ~np.isin(chunk.keys, keys)
                 result.num_rows += int(np.count_nonzero(~is_kept)) if is_counted else 0
+                result.keys.update(chunk.keys[~is_kept].tolist() if is_counted else ())
                 yield ScanChunk(
                     chunk.keys[is_kept],
                     chunk.rows[is_kept],

@@ -249,7 +249,9 @@ def test_no_changed_key_is_missed(count: int, backend: MemoryStorage, tmp_path: 
 
 @pytest.mark.parametrize("begins", ["restarted", "empty log"])
 @pytest.mark.parametrize("fails", ["listing the cached keys", "erasing them"])
+@pytest.mark.parametrize("drop_seconds", [0, 0.1])
 def test_a_cache_whose_emptying_fails_is_emptied_later(
+    drop_seconds: float,
     fails: str,
     begins: str,
     trainer: Trainer,
@@ -260,7 +262,7 @@ def test_a_cache_whose_emptying_fails_is_emptied_later(
     """After the failure the base is that of the new trainer, so the retried note looks complete."""
     if begins == "restarted":
         trainer.publish()
-    with open_reader(backend, tmp_path, poll_seconds=0.01) as reader:
+    with open_reader(backend, tmp_path, poll_seconds=0.01, drop_seconds=drop_seconds) as reader:
         looks = reader.counters().failed_looks
         reader.find(KEYS)
         method = "cached" if fails == "listing the cached keys" else "erase"

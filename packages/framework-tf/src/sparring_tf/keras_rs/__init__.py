@@ -1,3 +1,3 @@
-"""What programs of keras-rs need besides the layers of this package."""
+"""Parts of programs of keras-rs besides the layers of this package."""
 
 from __future__ import annotations

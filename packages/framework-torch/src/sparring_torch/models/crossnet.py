@@ -1,6 +1,6 @@
 """Cross networks: polynomial interactions of features, layer by layer.
 
-x0 is the input of the network, x that of a layer:
+x0 is the input of the network, x the input of a layer:
 
     VectorCrossNet           x ← x0 * (w · x) + b + x          w (n,)
     CrossNet                 x ← x0 * (W x + b) + x            W (n, n)

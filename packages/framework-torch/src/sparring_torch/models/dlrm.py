@@ -31,6 +31,7 @@ class _Base(nn.Module):
     """
 
     inter_arch: nn.Module
+    over_arch: OverArch
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class DLRM(_Base):
         dense_arch_layer_sizes: widths of the layers over the numbers; the last one is `dim`.
         over_arch_layer_sizes: widths of the layers over the products; the last one, 1 as a rule,
             is not activated.
-        dense_device: where the layers are made.
+        dense_device: device of the layers.
 
     Raises:
         InvalidArgumentError: the tables differ in dim, or the dense arch ends in another width.
@@ -119,7 +120,7 @@ class DLRM_DCN(_Base):  # noqa: N801 - TorchRec's name
             `DLRM`.
         dcn_num_layers: layers of the cross network.
         dcn_low_rank_dim: rank of its matrices.
-        dense_device: where the layers are created.
+        dense_device: device of the layers.
 
     Raises:
         InvalidArgumentError: as `DLRM`.
@@ -154,7 +155,7 @@ class DLRM_Projection(_Base):  # noqa: N801 - TorchRec's name
         interaction_branch1_layer_sizes: widths of the layers of one projection; the last is a multiple
             of dim.
         interaction_branch2_layer_sizes: of the other.
-        dense_device: where the layers are created.
+        dense_device: device of the layers.
 
     Raises:
         InvalidArgumentError: as `DLRM`; or if a projection does not end in a multiple of dim.

@@ -18,7 +18,7 @@ class InteractionArch(nn.Module):
 
     Args:
         num_sparse_features: f.
-        device: where the indices of the pairs are created.
+        device: device of the indices of the pairs.
     """
 
     def __init__(self, num_sparse_features: int, device: torch.device | str | None = None) -> None:

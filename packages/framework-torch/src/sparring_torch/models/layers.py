@@ -35,7 +35,7 @@ class MLP(nn.Sequential):
         layer_sizes: widths of the layers.
         bias: whether layers have a bias.
         activation: ``relu``, ``sigmoid``, a module, or a function of a tensor; layers share a module.
-        device: where parameters are created.
+        device: device of the parameters.
         dtype: of parameters.
         activation_on_last: whether the last layer has the activation, too.
 
@@ -66,7 +66,7 @@ class DenseArch(MLP):
     Args:
         in_features: width of the input.
         layer_sizes: widths of the layers; all have a ReLU.
-        device: where parameters are created.
+        device: device of the parameters.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OverArch(MLP):
     Args:
         in_features: width of the input.
         layer_sizes: widths of the layers; all but the last have a ReLU.
-        device: where parameters are created.
+        device: device of the parameters.
     """
 
     def __init__(

@@ -71,15 +71,15 @@ class GradientClippingOptimizer(OptimizerOfParts):
         self._clipping, self._most, self._norm_type = clipping, max_gradient, norm_type
         self.defaults = optimizer.defaults
 
-    # The groups and the state are those of the optimizer, as they are now.
+    # They are read from the optimizer at each use, because schedulers and loading replace them.
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the optimizer."""
+        """Groups of the optimizer."""
         return self._parts["optimizer"].param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the optimizer."""
+        """State of the optimizer."""
         return self._parts["optimizer"].state
 
     def step(self, closure: Any = None) -> Any:
@@ -97,9 +97,9 @@ class GradientClippingOptimizer(OptimizerOfParts):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer."""
+        """`state_dict` of the optimizer."""
         return self._parts["optimizer"].state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Into the optimizer."""
+        """Loads the state of the optimizer."""
         self._parts["optimizer"].load_state_dict(state_dict)

@@ -55,13 +55,13 @@ class RandomRecDataset(IterableDataset[Batch]):
         batch_size: examples of a batch.
         hash_size: ids of each feature are below this number; None: 100, without `hash_sizes`.
         hash_sizes: the same, feature by feature.
-        ids_per_feature: the most ids of a bag; None: 2, without `ids_per_features`.
+        ids_per_feature: maximum number of ids in a bag; None: 2, without `ids_per_features`.
         ids_per_features: the same, feature by feature.
         num_dense: numbers of an example.
         manual_seed: of the batches; None: torch's default generator.
         num_batches: after how many an iterator ends; None: never.
         num_generated_batches: batches that are created.
-        min_ids_per_feature: the fewest ids of a bag; None: as many as the most.
+        min_ids_per_feature: minimum number of ids in a bag; None: the maximum.
         min_ids_per_features: the same, feature by feature.
 
     Raises:

@@ -18,7 +18,7 @@ class KeyedOptimizer(torch.optim.Optimizer):
     """Base of optimizers of ordinary parameters by name; a subclass defines `step`.
 
     Args:
-        params: name → parameter; those that stand for rows are left out.
+        params: name → parameter; anchors of rows are left out.
         state: parameter → its state; kept, not copied.
         param_groups: as torch has them.
     """
@@ -53,7 +53,7 @@ class KeyedOptimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned.
+        """Loads the result of `state_dict`.
 
         Raises:
             InvalidArgumentError: if it is of other parameters; nothing is changed.
@@ -86,8 +86,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     """Ordinary parameters by name, and the optimizer that a function creates for them.
 
     Args:
-        params: name → parameter, such as ``dict(model.named_parameters())``; those that stand for rows
-            are left out.
+        params: name → parameter, such as ``dict(model.named_parameters())``; anchors of rows are
+            left out.
         optim_factory: creates an optimizer of a list of parameters.
     """
 
@@ -97,7 +97,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         optim_factory: Callable[[Any], torch.optim.Optimizer],
     ) -> None:
         ordinary = [each for each in params.values() if not isinstance(each, Anchor)]
-        # A model whose parameters all are rows leaves none; torch refuses an empty list.
+        # If all parameters of a model are anchors of rows, none is left; torch rejects an empty list.
         self._inner = optim_factory(ordinary or [{"params": []}])
         super().__init__(params, self._inner.state, self._inner.param_groups)
         self.defaults = self._inner.defaults

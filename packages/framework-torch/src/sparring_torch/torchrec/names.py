@@ -1,4 +1,4 @@
-"""Names of TorchRec that have no counterpart of their name, and what to write in their place.
+"""Names of TorchRec without a counterpart of that name, and the code to write instead.
 
 They can be imported and subclassed, and annotations may name them. To use one raises `UnsupportedError`.
 """
@@ -170,7 +170,7 @@ class _Unsupported(type):
 
 
 def unsupported(name: str) -> Any:
-    """Returns what stands for a name of `WORDS`: a class that raises when it is called or read.
+    """Returns a class for a name of `WORDS`, which raises when it is called or read.
 
     A subclass of it can be defined; it raises when it is called.
     """

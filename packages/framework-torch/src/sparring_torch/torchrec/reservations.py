@@ -1,4 +1,4 @@
-"""Memory that a planner leaves free for what is no table."""
+"""Memory that a planner leaves free for everything but tables."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ __all__ = ["LAMB", "PartialRowWiseAdam", "RowWiseAdagrad"]
 class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator per row: Gupta et al., KDD 2021.
 
-    For rows of tables it stands for the update method ``rowwise_adagrad``, in
-    `apply_optimizer_in_backward` and `sparring_torch.Optimizer`. As an optimizer it steps parameters
-    ``(n, …)``, whose first dimension is that of rows::
+    `apply_optimizer_in_backward` and `sparring_torch.Optimizer` use the update method
+    ``rowwise_adagrad`` for rows of tables. As an optimizer it steps parameters ``(n, …)`` of n rows::
 
         g ← g + weight_decay * w;  s ← s + mean(g²);  w ← w - lr * g / (√s + eps)
 
@@ -60,7 +59,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 raise InvalidArgumentError(
                     f"RowWiseAdagrad: {name} must be at least 0, found {value}"
                 )
-        # A model whose parameters all are rows leaves none; torch refuses an empty list.
+        # If all parameters of a model are anchors of rows, none is left; torch rejects an empty list.
         given = list(params) or [{"params": []}]
         super().__init__(given, {**defaults, "maximize": maximize})
 
@@ -94,7 +93,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
 
 class _OfRows(torch.optim.Optimizer):
-    """Stands for the update method of rows that `update_method` names."""
+    """Name of the update method `update_method` of rows."""
 
     update_method: ClassVar[str]
 
@@ -106,12 +105,12 @@ class _OfRows(torch.optim.Optimizer):
 
 
 class LAMB(_OfRows):
-    """Stands for the update method ``lamb`` of rows."""
+    """Name of the update method ``lamb`` of rows."""
 
     update_method = "lamb"
 
 
 class PartialRowWiseAdam(_OfRows):
-    """Stands for the update method ``partial_rowwise_adam`` of rows."""
+    """Name of the update method ``partial_rowwise_adam`` of rows."""
 
     update_method = "partial_rowwise_adam"

@@ -48,19 +48,21 @@ def serve(
         int | None, typer.Option(help="Processes on one port; as server.workers.", min=1)
     ] = None,
     role: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="inference: serving snapshots, read only; parameters: tables that learn from pushes."
+            help="inference: serving snapshots, read only; parameters: tables that learn from pushes. "
+            "Without it, the one that the file declares."
         ),
-    ] = "inference",
+    ] = None,
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve tables over gRPC until SIGTERM: a folder of serving snapshots, or tables that learn."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     given = [*(overrides or []), *([] if workers is None else [f"server.workers={workers}"])]
-    if role not in ("inference", "parameters"):
+    if role not in (None, "inference", "parameters"):
         raise ConfigError(f"--role: must be inference or parameters, found {role!r}")
     read = read_serving_config(config, given)
+    role = role or _declared_role(read, config)
     place = Place(read.shard_map, _shard(shard, read))
     address = read.server.address or _address(read, place, replica)
     if role == "parameters":
@@ -71,6 +73,19 @@ def serve(
     if read.server.workers > 1 and worker is None:
         raise typer.Exit(_run_workers(config, given, ["--shard", shard], address))
     _run(open_server, read, place, address, worker or 0)
+
+
+def _declared_role(read: ServingConfig, config: Path) -> str:
+    """Returns the role of servers whose command names none."""
+    if read.parameters is None:
+        return "inference"
+    if "snapshots" in read.model_fields_set or read.tables:
+        raise ConfigError(
+            f"{config} declares tables that learn, under `parameters`, and tables to read; say which "
+            f"this server has: sparring serve {config} --role parameters, or sparring serve {config} "
+            "--role inference"
+        )
+    return "parameters"
 
 
 def _shard(text: str, config: ServingConfig) -> int:

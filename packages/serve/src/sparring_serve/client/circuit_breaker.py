@@ -11,14 +11,14 @@ from sparring_serve.client.transport import Outcome
 __all__ = ["CIRCUIT_SECONDS", "CircuitBreaker", "CircuitState"]
 
 CIRCUIT_SECONDS = 0.1
-"""While a replica does not answer, one call in this time is sent to it."""
+"""Time in which one call is sent to a replica that does not answer."""
 
 _MORE_PATIENT = 4
 """A call that allows so many times more than the ones that got no answer is sent in any case."""
 
 
 class CircuitState(Enum):
-    """What becomes of a call to a replica."""
+    """State of the circuit to a replica."""
 
     CLOSED = "closed"
     """It is sent."""
@@ -50,7 +50,7 @@ class CircuitBreaker:
         self._answered: dict[str, float] = {}
 
     def state(self, address: str, now: float, seconds: float) -> CircuitState:
-        """What becomes of a call that allows `seconds`."""
+        """Returns what becomes of a call that allows `seconds`."""
         if address not in self._hangs:
             return CircuitState.CLOSED
         with self._lock:

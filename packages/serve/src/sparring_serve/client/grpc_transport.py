@@ -228,7 +228,7 @@ class AsyncGrpcTransport:
 
 
 def _note_late(note: Callable[[], None], ended: Any) -> None:
-    """Calls `note` if an attempt that nobody waited for was answered."""
+    """Calls `note` if an attempt that no one waited for was answered."""
     if ended.cancelled() or ended.exception() is not None:
         return
     result = ended.result()

@@ -16,12 +16,13 @@ import os
 import secrets
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import xxhash
 
 from sparring.errors import StorageIOError
 from sparring_serve.wire.fields import Buffer
@@ -31,8 +32,8 @@ __all__ = ["PushLog", "Resumed", "new_incarnation"]
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"SPRPLOG1"
-_RECORD = struct.Struct("<IIB")
-"""Payload bytes, CRC-32 of kind and payload, kind."""
+_RECORD = struct.Struct("<IQB")
+"""Payload bytes, XXH3-64 of kind and payload, kind."""
 _MAX_RECORD_BYTES = 1 << 27
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -179,6 +180,11 @@ class PushLog:
 
     def _missing(self, chain: list[_Segment]) -> str:
         faults = [f"{each.path.name}: {each.fault}" for each in chain if each.fault]
+        faults += [
+            f"the rows were replaced by those of {each.base} while the log was written"
+            for each in chain[1:]
+            if each.header.get("is_load")
+        ]
         last = chain[-1]
         milliseconds = last.header["sync_milliseconds"]
         if last.header["boot"] != _boot() and not last.is_ended and milliseconds:
@@ -271,13 +277,20 @@ class PushLog:
         _log.warning("%s: until the next save, pushes are lost if this server is killed", why)
         self._write(_Kind.GAP, why.encode())
 
-    def begin(self, base: str | None) -> int:
-        """Begins a segment: pushes from now on follow `base`. Returns its number, for `commit`."""
+    def begin(self, base: str | None, *, is_load: bool = False) -> int:
+        """Begins a segment: pushes from now on follow `base`. Returns its number, for `commit`.
+
+        Args:
+            base: URL of the snapshot; empty: no rows; None: the segment before.
+            is_load: whether the rows are replaced by those of `base`, so that the segment does not
+                continue the one before.
+        """
         self._number += 1
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
         header = {
             "incarnation": self.incarnation,
             "base": base,
+            "is_load": is_load,
             "boot": _boot(),
             "shard": self._shard,
             "num_shards": self._num_shards,
@@ -285,7 +298,8 @@ class PushLog:
         }
         try:
             opened = path.open("xb", buffering=0)
-            opened.write(_MAGIC + _framed(_Kind.HEADER, json.dumps(header).encode()))
+            payload = json.dumps(header).encode()
+            opened.write(_MAGIC + _head(_Kind.HEADER, payload) + payload)
             os.fsync(opened.fileno())
             _sync_folder(self.folder)
         except OSError as error:
@@ -322,17 +336,18 @@ class PushLog:
 
     def _write(self, kind: _Kind, payload: Buffer) -> None:
         assert self._file is not None
-        record = memoryview(_framed(kind, payload))
+        parts = [memoryview(_head(kind, payload)), memoryview(payload)]
         before = self._file.tell()
         try:
-            written = 0
-            while written < len(record):
-                written += self._file.write(record[written:])
+            for part in parts:
+                written = 0
+                while written < len(part):
+                    written += self._file.write(part[written:])
         except OSError as error:
             self._file.truncate(before)
             self._file.seek(before)
             raise self._failed("cannot be written", error) from error
-        self.num_bytes += len(record)
+        self.num_bytes += sum(map(len, parts))
         self._is_dirty = True
 
     def _fsync(self) -> None:
@@ -355,9 +370,15 @@ def _number(path: Path) -> int:
     return int(path.suffixes[-2][1:])
 
 
-def _framed(kind: _Kind, payload: Buffer) -> bytes:
-    check = zlib.crc32(payload, zlib.crc32(bytes([kind])))
-    return b"".join((_RECORD.pack(len(payload), check, kind), payload))
+def _head(kind: _Kind, payload: Buffer) -> bytes:
+    """Returns what precedes a payload."""
+    return _RECORD.pack(len(payload), _checksum(kind, payload), kind)
+
+
+def _checksum(kind: int, payload: Buffer) -> int:
+    check = xxhash.xxh3_64(bytes([kind]))
+    check.update(payload)
+    return check.intdigest()
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -370,7 +391,7 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
             if num_bytes > _MAX_RECORD_BYTES:
                 return
             payload = file.read(num_bytes)
-            if len(payload) < num_bytes or zlib.crc32(payload, zlib.crc32(bytes([kind]))) != check:
+            if len(payload) < num_bytes or _checksum(kind, payload) != check:
                 return
             yield kind, payload
 

@@ -362,10 +362,19 @@ def _wrong(text: str) -> Refusal:
     return Refusal(Status.INVALID_ARGUMENT, text, reason="push")
 
 
+MAX_HYPER_BRACKETS = 64
+
+
 @lru_cache(maxsize=256)
 def _merged(given: str, method: str, declared: str) -> HyperParameters:
     from sparring import resolve_method
 
+    # Parsers of nested brackets use the stack, and hyper-parameters are flat.
+    if given.count("[") + given.count("{") > MAX_HYPER_BRACKETS:
+        raise InvalidArgumentError(
+            "hyper-parameters must be a JSON mapping of names to values with at most "
+            f'{MAX_HYPER_BRACKETS} brackets, found {given[:80]!r}; send one such as {{"lr": 0.1}}'
+        )
     try:
         asked = json.loads(given)
     except ValueError:

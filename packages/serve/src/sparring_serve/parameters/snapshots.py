@@ -265,7 +265,7 @@ class ShardSnapshots:
             with self._in_order() as log:
                 segment = 0
                 if log is not None:
-                    segment = log.begin(url if is_all else None)
+                    segment = log.begin(url if is_all else None, is_load=is_all)
                     if not is_all:
                         log.skip("some of the tables were loaded from another snapshot")
                 waiting = self._queue.call(lambda: self._shard.load(url, part.tables))

@@ -9,7 +9,7 @@ import grpc
 from sparring.errors import StorageIOError
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.grpc_methods import Methods, make_probe_handler
-from sparring_serve.transport_options import CHANNEL_OPTIONS
+from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
 
 __all__ = ["HealthPort"]
 
@@ -33,7 +33,8 @@ class HealthPort:
     def __init__(self, host: str, port: int) -> None:
         self._lane = CallLane("sparring-serve-health", _THREADS, _MAX_CALLS)
         self._grpc = grpc.server(
-            self._lane.threads, options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+            self._lane.threads,
+            options=[*CHANNEL_OPTIONS, *server_options(0), ("grpc.so_reuseport", 0)],
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

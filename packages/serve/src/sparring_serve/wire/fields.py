@@ -185,26 +185,34 @@ def _varint(value: int) -> bytes:
 _Message = TypeVar("_Message")
 
 
-def decode(message: type[_Message], content: Buffer) -> _Message:
-    """A message from its bytes; unknown fields are skipped.
+def decode(message: type[_Message], content: Buffer, *, rejects_unknown: bool = False) -> _Message:
+    """A message from its bytes.
+
+    Args:
+        message: its class.
+        content: its bytes.
+        rejects_unknown: otherwise unknown fields are skipped.
 
     Raises:
-        MessageError: `content` is none, or is beyond the bounds.
+        MessageError: `content` is none, or is beyond the bounds, or has an unknown field.
     """
     view = memoryview(content)
     if len(view) > MOST_BYTES:
         _refuse(message, f"{len(view):,} bytes, more than {MOST_BYTES:,}")
-    found: _Message = _decode(message, view)
+    found: _Message = _decode(message, view, rejects_unknown)
     return found
 
 
-def _decode(message: Any, view: memoryview) -> Any:
+def _decode(message: Any, view: memoryview, rejects_unknown: bool) -> Any:
     kinds = _kinds(message)
     values: dict[str, Any] = {}
     for num_fields, (number, wire_type, value) in enumerate(_split(message, view)):
         if num_fields >= _MOST_ITEMS:
             _refuse(message, f"more than {_MOST_ITEMS:,} fields")
         if number not in kinds:
+            if rejects_unknown:
+                names = ", ".join(f"{kind.number} {name}" for name, kind in _fields(message))
+                _refuse(message, f"field {number} is not supported, these are: {names}")
             continue
         name, kind = kinds[number]
         if kind.is_repeated:
@@ -212,11 +220,11 @@ def _decode(message: Any, view: memoryview) -> Any:
             if kind.form == "number" and wire_type == _DELIMITED:
                 items.extend(_packed(message, value))
             else:
-                items.append(_read(message, name, kind, wire_type, value))
+                items.append(_read(message, name, kind, wire_type, value, rejects_unknown))
             if len(items) > _MOST_ITEMS:
                 _refuse(message, f"more than {_MOST_ITEMS:,} items of {name}")
         else:
-            values[name] = _read(message, name, kind, wire_type, value)
+            values[name] = _read(message, name, kind, wire_type, value, rejects_unknown)
     return message(
         **{
             name: tuple(value) if isinstance(value, list) else value
@@ -225,7 +233,14 @@ def _decode(message: Any, view: memoryview) -> Any:
     )
 
 
-def _read(message: type[Any], name: str, kind: _Kind, wire_type: int, value: Any) -> Any:
+def _read(
+    message: type[Any],
+    name: str,
+    kind: _Kind,
+    wire_type: int,
+    value: Any,
+    rejects_unknown: bool,
+) -> Any:
     form = kind.form
     if wire_type != _WIRE_TYPES[form]:
         _refuse(message, f"field {name} has the wire type {wire_type}")
@@ -246,7 +261,7 @@ def _read(message: type[Any], name: str, kind: _Kind, wire_type: int, value: Any
             _refuse(message, f"field {name} is not UTF-8")
     # Messages hold messages of other kinds, so depth has an end.
     assert kind.message is not None
-    return _decode(kind.message, value)
+    return _decode(kind.message, value, rejects_unknown)
 
 
 _WIRE_TYPES = {
@@ -319,7 +334,7 @@ def _read_varint(message: type[Any], view: memoryview, at: int) -> tuple[int, in
 
 def _refuse(message: type[Any], found: str) -> NoReturn:
     raise MessageError(
-        f"no {message.__name__}: {found}; send one as wire/lookup.proto of sparring-serve describes it"
+        f"no {message.__name__}: {found}; send one as the .proto files of sparring-serve describe it"
     )
 
 

@@ -1,11 +1,12 @@
 """Messages of other protocols on the same port: the Open Inference Protocol, and grpc.health.v1.
 
-The part that is served; other fields are skipped. Ids are the one input, raw or as `int64_contents`.
+The part that is served. Ids are the one input, raw or as `int64_contents`.
 https://github.com/kserve/open-inference-protocol · https://github.com/grpc/grpc-proto
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -17,6 +18,7 @@ from sparring_serve.wire.fields import (
     number,
     numbers,
     one,
+    real,
     text,
     texts,
 )
@@ -27,6 +29,8 @@ __all__ = [
     "HealthAnswer",
     "HealthRequest",
     "InferAnswer",
+    "InferParameter",
+    "InferParameterEntry",
     "InferRequest",
     "InferTensor",
     "Live",
@@ -34,6 +38,7 @@ __all__ = [
     "ModelRequest",
     "NoFields",
     "Ready",
+    "RequestedOutput",
     "ServerMetadata",
     "ServingStatus",
     "TensorContents",
@@ -108,6 +113,31 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class InferParameter:
+    """InferParameter, one of whose fields is set."""
+
+    bool_param: bool = flag(1)
+    int64_param: int = number(2)
+    string_param: str = text(3)
+    double_param: float = real(4)
+    uint64_param: int = number(5)
+
+    @property
+    def value(self) -> bool | int | str | float | None:
+        """The field that is set; None if it is false, 0 or empty."""
+        values = (getattr(self, each.name) for each in dataclasses.fields(self))
+        return next((each for each in values if each), None)
+
+
+@dataclass(frozen=True, slots=True)
+class InferParameterEntry:
+    """An entry of a map of parameters."""
+
+    key: str = text(1)
+    value: InferParameter = one(2, InferParameter)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorContents:
     """InferTensorContents, of which ids need one field."""
 
@@ -122,6 +152,7 @@ class InferTensor:
     datatype: str = text(2)
     shape: tuple[int, ...] = numbers(3)
     contents: TensorContents = one(5, TensorContents)
+    parameters: tuple[InferParameterEntry, ...] = many(4, InferParameterEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +160,7 @@ class RequestedOutput:
     """InferRequestedOutputTensor."""
 
     name: str = text(1)
+    parameters: tuple[InferParameterEntry, ...] = many(2, InferParameterEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +170,7 @@ class InferRequest:
     model_name: str = text(1)
     model_version: str = text(2)
     id: str = text(3)
+    parameters: tuple[InferParameterEntry, ...] = many(4, InferParameterEntry)
     inputs: tuple[InferTensor, ...] = many(5, InferTensor)
     outputs: tuple[RequestedOutput, ...] = many(6, RequestedOutput)
     raw_input_contents: tuple[Buffer, ...] = datas(7)

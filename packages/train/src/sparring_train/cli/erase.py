@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import glob
 import json
 import os
 import re
@@ -16,7 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
-import fsspec  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
 import numpy.typing as npt
 import typer
@@ -29,10 +29,12 @@ from sparring import (
     erase_from_snapshots,
     found_table,
     latest_snapshot,
+    list_snapshots,
     state_without_keys,
 )
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError
+from sparring_train.cli.erase_search import Wanted, search_files
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.config.run import RunConfig
@@ -49,6 +51,7 @@ _BLOOM = 3
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 _DELETE = "delete it"
+_FIND = "name files and folders with --search to have them searched, and delete those with the ids"
 _TRACES = (
     "ordinary weights, and rows of other ids, were trained together with these ids; no id can be "
     "read from them",
@@ -62,7 +65,7 @@ def add_erase(application: typer.Typer) -> None:
     application.command("erase")(erase)
 
 
-def erase(
+def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     keys: Annotated[
@@ -89,6 +92,15 @@ def erase(
     ranks: Annotated[
         int | None, typer.Option(help="How many ranks the run had, if it left no snapshot.", min=1)
     ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            metavar="PATH",
+            help="A further file or folder, such as logs, predictions or serving snapshots: what it "
+            "contains of the ids is reported, and it is not changed.",
+        ),
+    ] = None,
     receipt: Annotated[
         Path | None, typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.")
     ] = None,
@@ -112,18 +124,23 @@ def erase(
     for folder in snapshots or []:
         if latest_snapshot(folder) is None:
             raise InvalidArgumentError(f"erase: there is no snapshot in {folder}")
-    features, origins = _features_of(run, folders, table, manager)
-    wanted = _keys_of(listed, table, origins, keys)
+    known = _known_run(run, folders, manager)
+    features, origins = _features_of(known, folders, table)
+    meant = _keys_of(listed, table, origins, keys)
+    wanted = np.array(sorted({key for each in meant.values() for key in each}), np.int64)
     began = datetime.now(timezone.utc)
     target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
         raise InvalidArgumentError(f"erase: {target} exists already; name another --receipt")
     # Storages first: their places are known by the newest snapshot.
     with _audited(table, len(set(listed.values())), target) as audit:
-        storages, traces = _from_storages(run, table, wanted, ranks, manager)
-        rewritten = [_from_folder(folder, table, wanted, traces) for folder in folders]
-        strings = [_from_dictionary(folder, wanted, features) for folder in folders]
-        files = _files_with(listed, run, folders)
+        erased: set[int] = set()
+        storages, traces = _from_storages(run, table, wanted, ranks, manager, erased)
+        rewritten = [_from_folder(folder, table, wanted, traces, erased) for folder in folders]
+        strings = [_from_dictionary(folder, wanted, features, erased) for folder in folders]
+        places = [*_files_of(known), *folders, *(search or [])]
+        files = _files_with(listed, meant, places, folders)
+    unknown = [number for number, each in meant.items() if erased.isdisjoint(each)]
     report = {
         "table": table,
         "num_keys": len(set(listed.values())),
@@ -133,26 +150,38 @@ def erase(
         "storages": storages,
         "snapshots": rewritten,
         "strings": strings,
+        "lines_without_a_row": unknown,
         "files": files,
         "remains": _remains(run),
         "traces": [*traces, *_TRACES],
     }
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for each in storages:
+    _print(report)
+    if unknown:
+        shown = ", ".join(map(str, unknown[:10])) + (", …" if len(unknown) > 10 else "")
+        typer.echo(
+            f"{keys}: no row and no string was found for {len(unknown):,} of {len(meant):,} lines "
+            f"({shown}); compare their spelling with the data, capital letters and accents included",
+            err=True,
+        )
+    typer.echo(f"receipt: {target}; it lists what was not searched")
+
+
+def _print(report: dict[str, Any]) -> None:
+    for each in report["storages"]:
         typer.echo(f"{each['place']}: {each['num_rows']:,} rows removed")
-    for each in rewritten:
+    for each in report["snapshots"]:
         typer.echo(
             f"{each['folder']}: {each['num_rows']:,} rows left out of {len(each['replaced'])} "
             f"snapshots, {len(each['clean'])} had none"
         )
-    for each in strings:
+    for each in report["strings"]:
         typer.echo(f"{each['folder']}: {each['num_strings']:,} strings removed")
-    for each in files:
+    for each in report["files"]:
         if each["num_ids"]:
-            typer.echo(
-                f"{each['path']}: still contains {each['num_ids']:,} of the strings; {_DELETE}"
-            )
-    typer.echo(f"receipt: {target}; it lists what was not searched")
+            typer.echo(f"{each['path']}: still contains {each['num_ids']:,} of the ids; {_DELETE}")
+        if each["problem"]:
+            typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); look at it")
 
 
 @contextmanager
@@ -198,23 +227,30 @@ def _ids_in(path: Path) -> dict[int, str]:
     return found
 
 
+def _known_run(
+    run: RunConfig | None, folders: list[str], manager: PluginManager
+) -> RunConfig | None:
+    """Returns the given configuration, or that of the newest snapshot, or None."""
+    if run is not None:
+        return run
+    newest = [each for each in map(latest_snapshot, folders) if each is not None]
+    saved = [each for each in newest if RUN in each.state_names(0)]
+    return run_of(saved[0], [], manager) if saved else None
+
+
 def _features_of(
-    run: RunConfig | None, folders: list[str], table: str, manager: PluginManager
+    run: RunConfig | None, folders: list[str], table: str
 ) -> tuple[list[str] | None, set[Origin]]:
     """Returns the columns whose ids are keys of a table, and the kinds of their values.
 
     The columns are None, and the set is empty, if neither a configuration nor a snapshot tells.
     """
-    newest = [each for each in map(latest_snapshot, folders) if each is not None]
-    saved = [each for each in newest if RUN in each.state_names(0)]
-    if run is None and saved:
-        run = run_of(saved[0], [], manager)
     if run is None:
         return None, set()
     features = [each.name for each in run.data.columns.features if each.table_name == table]
     origins: set[Origin] = set()
-    for snapshot in saved:
-        if ORIGINS in snapshot.state_names(0):
+    for snapshot in map(latest_snapshot, folders):
+        if snapshot is not None and ORIGINS in snapshot.state_names(0):
             known = snapshot.state(ORIGINS).values
             origins |= {known[name] for name in features if name in known}
     return features, origins
@@ -222,13 +258,13 @@ def _features_of(
 
 def _keys_of(
     listed: dict[int, str], table: str, origins: set[Origin], path: Path
-) -> npt.NDArray[np.int64]:
-    """Returns the keys of the listed ids, sorted.
+) -> dict[int, list[int]]:
+    """Returns the keys of the listed ids, by line number.
 
     A whole number stands for itself and for the hash of its digits, unless the ids of the table are
     known to be whole numbers: no other id is likely to have that hash.
     """
-    found: set[int] = set()
+    found: dict[int, list[int]] = {}
     for number, text in listed.items():
         meant = keys_meant(text)
         if origins == {"integer"}:
@@ -239,8 +275,8 @@ def _keys_of(
                     f"erase: {path}:{number}: found {text!r}, but ids of table {table!r} are whole "
                     "numbers of 64 bits; correct the line"
                 )
-        found.update(meant)
-    return np.array(sorted(found), np.int64)
+        found[number] = meant
+    return found
 
 
 def _from_storages(
@@ -249,12 +285,15 @@ def _from_storages(
     keys: npt.NDArray[np.int64],
     ranks: int | None,
     manager: PluginManager,
+    erased: set[int],
 ) -> tuple[list[dict[str, Any]], list[str]]:
+    """Removes keys from the storages of a run, and adds those that had rows to `erased`."""
     done: list[dict[str, Any]] = []
     traces: list[str] = []
     if run is None:
         return done, traces
     for place, storage in open_run_storages(run, table, manager, ranks=ranks):
+        erased |= set(keys[storage.find(keys).found].tolist())
         num_rows = storage.erase(keys)
         storage.flush()
         tiers = storage.tiers if isinstance(storage, TieredStorage) else (storage,)
@@ -281,11 +320,12 @@ def _purged(storage: Storage) -> list[str]:
 
 
 def _from_folder(
-    folder: str, table: str, keys: npt.NDArray[np.int64], traces: list[str]
+    folder: str, table: str, keys: npt.NDArray[np.int64], traces: list[str], erased: set[int]
 ) -> dict[str, Any]:
     found = erase_from_snapshots(
         folder, table, keys, lambda name, state: state_without_keys(name, state, table, keys)
     )
+    erased |= found.keys
     newest = latest_snapshot(folder)
     if newest is not None and "admission" in newest.state_names(0):
         saved = newest.state("admission").arrays.get(table)
@@ -304,40 +344,47 @@ def _from_folder(
 
 
 def _from_dictionary(
-    folder: str, keys: npt.NDArray[np.int64], features: list[str] | None
+    folder: str, keys: npt.NDArray[np.int64], features: list[str] | None, erased: set[int]
 ) -> dict[str, Any]:
     # It imports pyarrow.
     from sparring_train.data.table.strings import erase_strings
 
-    return asdict(erase_strings(folder, keys, features))
+    found = erase_strings(folder, keys, features)
+    erased |= found.ids
+    return {
+        "folder": found.folder, "num_strings": found.num_strings, "num_files": found.num_files
+    }  # fmt: skip
+
+
+def _files_of(run: RunConfig | None) -> list[str]:
+    """Returns the files that a run writes besides its snapshots."""
+    paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
+    # Of ranks that write a file each, all of them.
+    return [
+        found
+        for path in paths
+        if path is not None
+        for found in glob.glob("*".join(map(glob.escape, str(path).split("{rank}"))))  # noqa: PTH207
+    ]
 
 
 def _files_with(
-    listed: dict[int, str], run: RunConfig | None, folders: list[str]
+    listed: dict[int, str],
+    meant: dict[int, list[int]],
+    places: list[str],
+    folders: list[str],
 ) -> list[dict[str, Any]]:
-    """Searches the other files of a run for the strings: report, metrics, files next to snapshots.
-
-    Numbers are not searched for, because short ones occur in every file.
-    """
-    texts = {text.encode() for text in listed.values() if not _is_number(text)}
-    if not texts:
+    """Searches other files for the ids; the snapshots of the folders are known to have none."""
+    wanted = Wanted({text: meant[number] for number, text in listed.items()})
+    if not wanted:
         return []
-    paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
-    places = [Path(each) for each in paths if each is not None]
-    for folder in folders:
-        system, path = fsspec.core.url_to_fs(folder)
-        if "file" in (system.protocol if isinstance(system.protocol, tuple) else [system.protocol]):
-            places += [each for each in Path(path).glob("*") if each.is_file()]
-    searched = []
-    for path in sorted({each for each in places if each.is_file()}):
-        content = path.read_bytes()
-        num_ids = sum(text in content for text in texts)
-        searched.append({"path": str(path), "num_ids": num_ids})
-    return searched
-
-
-def _is_number(text: str) -> bool:
-    return len(keys_meant(text)) > 1
+    snapshots = [url for folder in folders for url in list_snapshots(folder)]
+    try:
+        return [asdict(each) for each in search_files(places, wanted, snapshots)]
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"erase: a file could not be searched: {error}; fix the cause and run the command again"
+        ) from error
 
 
 def _remains(run: RunConfig | None) -> list[dict[str, str]]:
@@ -350,9 +397,13 @@ def _remains(run: RunConfig | None) -> list[dict[str, str]]:
         "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
         "caches of servers and clients": "they follow the next published version or change notes; "
         "restart them to be sure",
-        "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _DELETE,
-        "logs on standard error, which quote values of damaged rows": _DELETE,
+        "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
+        "logs on standard error, which quote values of damaged rows": _FIND,
     }
+    if run is None:
+        listed["report, metrics and traces of the run"] = (
+            "name its configuration with --everywhere, or the files with --search"
+        )
     if notes:
         listed["change notes"] = (
             "notes contain ids, without strings, until `change_notes.keep` newer ones are published"

@@ -144,7 +144,8 @@ def _predictions(
                 counts.without_row[feature.name] += len(np.unique(rows))
         yield pyarrow.table({**batch.given, "prediction": predicted})
     if not counts.rows:
-        yield pyarrow.table({"prediction": pyarrow.array([], pyarrow.float32())})
+        empty = {name: pyarrow.nulls(0) for name in counts.without_row}
+        yield pyarrow.table({**empty, "prediction": pyarrow.array([], pyarrow.float32())})
 
 
 def _begun(predictions: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:

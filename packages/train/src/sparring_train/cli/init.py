@@ -28,7 +28,7 @@ from sparring_train.data.table.sample import ReadingOptions
 __all__ = ["add_init"]
 
 _RARE_SHARE = 0.1
-"""Of values that occur once, from which on rare ids are worth keeping out."""
+"""Share of values that occur once, from which on keeping rare ids out of tables is proposed."""
 
 
 def add_init(application: typer.Typer) -> None:
@@ -45,8 +45,8 @@ def init(
         typer.Argument(
             metavar="ROLE=COLUMN | KEY=VALUE",
             help="Roles of columns, if the guess is wrong: label=clicked, weight=w, time=at, "
-            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: those of data by their name, "
-            "such as bad_rows=skip, others dotted, such as training.epochs=3.",
+            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: those of data, such as "
+            "bad_rows=skip, and dotted ones, such as training.epochs=3.",
             show_default=False,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def init(
     look = look_at(path, _options(given))
     lines, unsure = _configuration(path, look, given, model)
     text = "\n".join(apply_keys(lines, given.keys)) + "\n"
-    # What is printed trains: what it says is checked as `sparring train` checks it.
+    # The text is checked as `sparring train` checks a file, so that it can be trained.
     parse_config(text, source="the configuration of sparring init")
     typer.echo(text, nl=False)
     for each in unsure:
@@ -86,7 +86,7 @@ def _options(given: Words) -> ReadingOptions:
 def _configuration(
     path: str, look: Look, given: Words, model: RankingKind | None
 ) -> tuple[list[str], list[str]]:
-    """The lines, and what is unsure about them."""
+    """Returns the lines, and the remarks about guesses that may be wrong."""
     by_name = {each.name: each for each in look.columns}
     for role, names in given.columns.items():
         for name in names:
@@ -107,14 +107,14 @@ def _configuration(
     if label is None and model is None and not has_user_and_item(look.columns):
         usable = [each.name for each in look.columns if each.name not in look.sample.unusable]
         raise DataError(
-            f"{path}: found no column that is called as labels are; say label=COLUMN, one of "
+            f"{path}: found no column with the name of a label; give label=COLUMN, one of "
             f"{', '.join(usable)}; or --model two_towers, where each row is "
             "something that a user did with an item",
             path=path,
         )
     weight = given.columns.get("weight", [None])[0]
-    name = None if label is None else label.name
-    columns = [each for each in look.columns if each.name not in (name, weight)]
+    label_name = None if label is None else label.name
+    columns = [each for each in look.columns if each.name not in (label_name, weight)]
     for role in ("numeric", "categorical"):
         for each in columns:
             if each.role == "time" and each.name in given.columns.get(role, ()):
@@ -125,7 +125,7 @@ def _configuration(
     unsure += [f"{each.name}: {each.unsure}" for each in columns if each.unsure]
     if not ids:
         raise DataError(
-            f"{path}: found no column of ids; say categorical=COLUMN, one of "
+            f"{path}: found no column of ids; give categorical=COLUMN, one of "
             f"{', '.join(each.name for each in columns)}",
             path=path,
         )
@@ -229,7 +229,7 @@ def _user_and_item(ids: Sequence[ColumnLook], label: str, path: str) -> tuple[st
     if len(single) < 2:
         raise DataError(
             f"{path}: the label {label} is a number, for which a matrix factorisation needs two "
-            "columns of ids, of users and of items; say categorical=USER,ITEM",
+            "columns of ids, of users and of items; give categorical=USER,ITEM",
             path=path,
             column=label,
         )

@@ -69,8 +69,8 @@ def choose_label(
         listed = ", ".join(map(repr, found[:_SHOWN])) + (", …" if len(found) > _SHOWN else "")
         shown = [str(each) for each in found[:2]] + ["yes", "no"][len(found[:2]) :]
         raise DataError(
-            f"{path}: the label {name} is {kind} ({listed}), expected 0 and 1, booleans, or numbers; say "
-            f"which numbers they are: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
+            f"{path}: the label {name} is {kind} ({listed}), expected 0 and 1, booleans, or numbers; "
+            f"give their numbers: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
             path=path,
             column=name,
         )
@@ -115,12 +115,12 @@ def _by_values(look: Look, others: Collection[str], unsure: list[str]) -> str | 
     listed = ", ".join(names)
     if len(names) > 1:
         unsure.append(
-            f"{listed}: each has two values; say label=COLUMN if one of them is the label"
+            f"{listed}: each has two values; give label=COLUMN if one of them is the label"
         )
         return None
     unsure.append(
         f"{listed}: taken for the label of a click model, because no other column has two values such as "
-        f"0 and 1; say skip={listed} if it is not the label"
+        f"0 and 1; skip={listed} prevents it"
     )
     return names[0]
 

@@ -34,7 +34,7 @@ class RankedColumns:
     time: ColumnLook | None
     label: ChosenLabel | None
     positive: float | None
-    """Of the label, from which on a row counts."""
+    """Smallest label of a row that counts."""
 
 
 def has_user_and_item(columns: Sequence[ColumnLook]) -> bool:
@@ -51,15 +51,15 @@ def ranked_columns(
     kind: RankingKind | None,
     unsure: list[str],
 ) -> RankedColumns:
-    """Columns of a model, as their names and values suggest.
+    """Chooses the columns of a model by their names and values.
 
     Args:
         path: of the files, for messages.
         look: at them.
-        columns: but for label and weight.
-        label: says which rows count; None: all do.
+        columns: all columns except the label and the weight.
+        label: label that selects the rows that count; None if all do.
         kind: None: a sequence for sessions with times, two towers for all else.
-        unsure: takes what is.
+        unsure: receives remarks about guesses that may be wrong.
 
     Raises:
         DataError: there are no two columns of ids, or none of times for a sequence.
@@ -68,7 +68,7 @@ def ranked_columns(
     times = [each for each in columns if each.role == "time"]
     if len(ids) < 2:
         raise DataError(
-            f"{path}: a ranking of items needs two columns of ids, of users and of items; say "
+            f"{path}: a ranking of items needs two columns of ids, of users and of items; give "
             "categorical=USER,ITEM",
             path=path,
         )
@@ -83,7 +83,7 @@ def ranked_columns(
     chosen = kind or ("sequence" if is_session else "two_towers")
     if chosen == "sequence" and not times:
         raise DataError(
-            f"{path}: a model of sequences needs a column of times; say time=COLUMN, one of "
+            f"{path}: a model of sequences needs a column of times; give time=COLUMN, one of "
             f"{', '.join(each.name for each in columns)}",
             path=path,
         )
@@ -110,7 +110,7 @@ def ranking_lines(
     Args:
         path: of the files.
         look: at them.
-        found: what columns are.
+        found: roles of the columns.
         weight: the column of weights in the loss.
         left: names of columns that are not used.
     """
@@ -122,7 +122,7 @@ def ranking_lines(
     if found.label is not None:
         yield from label_lines(found.label)
     yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], look.sample)
-    # A sequence is asked without a user.
+    # A model of sequences needs no user.
     required = item if found.kind == "sequence" else f"{user}, {item}"
     yield f"  required: [{required}]  # a row without an id of these is a bad row"
     if weight is not None:
@@ -162,7 +162,7 @@ def ranking_lines(
 def _model(found: RankedColumns) -> Iterator[str]:
     user, item = yaml_name(found.user.name), yaml_name(found.item.name)
     if found.kind == "sequence":
-        yield "  # Ask it by the items before: sparring recommend run --with history=ITEM,ITEM"
+        yield "  # Ask it: sparring recommend run --user USER, or --with history=ITEM,ITEM"
         yield "  kind: sequence          # the next item, by self-attention over the items before"
         yield "  embedding_dim: 32"
         yield f"  item: {item}"

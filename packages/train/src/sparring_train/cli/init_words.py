@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 
@@ -76,7 +76,8 @@ def parse_words(words: Sequence[str]) -> Words:
             )
     of_data = [f"{key}={value}" for key, value in found.keys.items() if _is_of_reading(key)]
     text = f"data: {_ANY_DATA}\nmodel: {{kind: dlrm, embedding_dim: 1, bottom_mlp: [1], top_mlp: [1]}}\n"
-    found.data = parse_config(text, of_data, source="the arguments of sparring init").data
+    config = parse_config(text, of_data, source="the arguments of sparring init")
+    found.data = cast(TableData, config.data)
     return found
 
 
@@ -122,7 +123,7 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
 def _block(
     lines: Sequence[str], key: str, begin: int, end: int, indent: str = ""
 ) -> tuple[int, int]:
-    """Returns the lines of a key and of what is below it; nothing if there is no such key."""
+    """Returns the range of the lines of a key and its value; an empty one if there is no such key."""
     pattern = re.compile(rf"{indent}{re.escape(key)}:(\s|$)")
     first = next((at for at in range(begin, end) if pattern.match(lines[at])), None)
     if first is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import numpy as np
@@ -16,7 +17,14 @@ from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
 from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
-from sparring_train.recommendations import Given, Sides, recommended, seen_items, sides_of
+from sparring_train.recommendations import (
+    Given,
+    Recommended,
+    Sides,
+    recommended,
+    seen_items,
+    sides_of,
+)
 from sparring_train.saved_run import opened_run
 from sparring_train.snapshot_rows import embedding_of, keys_meant, keys_of
 
@@ -40,13 +48,21 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         typer.Option(
             "--with",
             metavar="NAME=VALUE",
-            help="A further feature or number; several ids of a list have commas between them. What is "
-            "not given is no id, or 0.",
+            help="A further feature or number; several ids of a list have commas between them. Others "
+            "are read from the training data, or are empty, or 0.",
         ),
     ] = None,
     item: Annotated[
         str | None,
-        typer.Option(help="The feature that has the items, where the model does not say."),
+        typer.Option(
+            help="The feature that has the items, if neither the model nor its name shows it."
+        ),
+    ] = None,
+    user_feature: Annotated[
+        str | None,
+        typer.Option(
+            help="The feature that has the users, if neither the model nor its name shows it."
+        ),
     ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Leave out items of the user in the training data.")
@@ -60,8 +76,9 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     and so has the user. An id without a row reads as its initial value.
     """
     found = snapshot_at(snapshot)
-    with opened_run(found, overrides or [], context_of(context).plugin_manager) as (config, model):
-        sides = sides_of(config, item)
+    manager = context_of(context).plugin_manager
+    with opened_run(found, overrides or [], manager, in_order=True) as (config, model):
+        sides = sides_of(config, item, user_feature, needs_user=user is not None)
         asked, without_row = _given(found, config, sides, user, given or [])
         items = keys_of(found, _table(config, sides.item))
         if new:
@@ -74,51 +91,62 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     if as_json:
         listed = zip(names, scores, strict=True)
         items_told = [{"item": name, "score": score} for name, score in listed]
-        remarks = {"without_row": without_row, "left_empty": list(best.empty)}
+        remarks = {
+            "without_row": without_row,
+            "left_empty": list(best.empty),
+            "items_left_out": best.num_unknown,
+            "by_popularity": best.is_by_popularity,
+        }
         shown = {name: each for name, each in remarks.items() if each}
         told = {"snapshot": found.url, "user": user, "index": best.index, **shown}
         print_json({**told, "items": items_told})
     else:
-        for each in without_row:
-            print_warning(f"{each} has no row; its initial value is used")
-        if best.empty:
-            names_empty = ", ".join(best.empty)
-            print_warning(
-                f"left empty: {names_empty}; the training data do not determine them for this user or "
-                f"the items. Give --with {best.empty[0]}=VALUE"
-            )
-        print_best(sides.item, names, "score", scores)
+        _warn(best, without_row, user)
+        title = "training rows" if best.is_by_popularity else "score"
+        print_best(sides.item, names, title, scores)
+
+
+def _warn(best: Recommended, without_row: list[str], user: str | None) -> None:
+    for each in without_row:
+        print_warning(f"{each} has no row; its initial value is used")
+    if best.is_by_popularity:
+        print_warning(
+            f"user {user!r} has no training row; the items of most training rows are listed. Give the "
+            "items before by --with"
+        )
+    if best.empty:
+        print_warning(
+            f"left empty: {', '.join(best.empty)}; the training data do not determine them for this user "
+            f"or the items. Give --with {best.empty[0]}=VALUE"
+        )
+    if best.num_unknown:
+        print_warning(
+            f"{best.num_unknown:,} items are left out: they have a row, but no training row has their "
+            "features"
+        )
 
 
 def _given(
     snapshot: Snapshot, config: RunConfig, sides: Sides, user: str | None, given: list[str]
 ) -> tuple[Given, list[str]]:
-    """Returns what a person typed as the model accepts it, and a name for each id without a row."""
+    """Returns the ids and numbers that were given, and a name for each id without a row."""
     schema = config.data.columns
     texts: dict[str, list[str]] = {}
     numbers: dict[str, float] = {}
-    if user is not None:
-        if sides.user is None:
-            raise InvalidArgumentError(
-                f"--user {user}: model.kind: {config.model.kind} does not say which feature has the "
-                f"user; give --with FEATURE={user}"
-            )
+    if user is not None and sides.user is not None:
         texts[sides.user] = [user]
     for each in given:
         name, equals, value = each.partition("=")
         if equals and name in schema.numbers:
-            numbers[name] = _number(each, value)
+            number = _number(each, value)
+            is_log = name in getattr(config.data, "log1p", ())
+            numbers[name] = math.copysign(math.log1p(abs(number)), number) if is_log else number
         elif equals and schema.feature(name) is not None:
-            texts[name] = value.split(",") if value else []
+            missing = ("", *getattr(config.data, "missing_values", ()))
+            texts[name] = [part for part in value.split(",") if part not in missing]
         else:
             known = ", ".join([*(feature.name for feature in schema.features), *schema.numbers])
             raise InvalidArgumentError(f"--with {each}: has the form NAME=VALUE, of {known}")
-    ranking = config.model.ranking(schema)
-    if ranking is not None and ranking.history is not None and ranking.history not in texts:
-        raise InvalidArgumentError(
-            f"a model of kind {config.model.kind} is asked by the items before: give --with "
-            f"{ranking.history}=ITEM,ITEM, oldest first"
-        )
     ids, without_row = {}, []
     for name, values in texts.items():
         keys = []

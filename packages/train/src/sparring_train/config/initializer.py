@@ -5,18 +5,21 @@ The numbers, their defaults and their meaning are those of `sparring.contracts.i
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from sparring.contracts import initializers
-from sparring.errors import InvalidArgumentError
+from sparring.contracts import TableConfig, initializers
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_train.config.names import OWN, ClassName, one_of
 from sparring_train.config.section import NonNegativeFloat, PositiveFloat, Section, kind_from_name
+from sparring_train.named_classes import create, find_class
 
 __all__ = [
     "ConstantInitializer",
     "InitializerConfig",
     "NormalInitializer",
+    "OwnInitializer",
     "TruncatedNormalInitializer",
     "UniformInitializer",
     "XavierInitializer",
@@ -28,13 +31,13 @@ class _InitializerSection(Section):
     @model_validator(mode="after")
     def _accepted_by_core(self) -> _InitializerSection:
         try:
-            self.initializer()
+            initializers.initializer_from(self.model_dump())
         except InvalidArgumentError as error:
             raise ValueError(str(error)) from None
         return self
 
-    def initializer(self) -> initializers.Initializer:
-        """The initializer that `sparring.TableConfig` takes."""
+    def initializer(self, table: TableConfig) -> initializers.Initializer:
+        """The initializer of a table."""
         return initializers.initializer_from(self.model_dump())
 
 
@@ -84,15 +87,54 @@ class XavierInitializer(_InitializerSection):
     gain: PositiveFloat = Field(1.0, description="Scales the bounds.")
 
 
+class OwnInitializer(Section):
+    """A class of one's own, which chooses one of the other kinds for each table. Any other key goes to
+    it as it stands.
+
+    It is derived from `sparring.contracts.Initializer`, or has a method `initializer(table)`, which is
+    called with the `TableConfig` of a table and returns an `Initializer` of this project.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: ClassName
+
+    def initializer(self, table: TableConfig) -> initializers.Initializer:
+        """The initializer of a table.
+
+        Raises:
+            ConfigError: there is no such class, it does not accept its arguments, or returns something
+                else.
+        """
+        setting = "tables.initializer"
+        found: type[Any] = find_class(self.kind, setting)
+        if not issubclass(found, initializers.Initializer):
+            found = find_class(self.kind, setting, methods=("initializer",))
+        made: Any = create(found, self.kind, setting, options=self.model_extra or {})
+        if not isinstance(made, initializers.Initializer):
+            made = made.initializer(table)
+        # Kernels compute initial values, and a snapshot names their kind.
+        if type(made) not in initializers.INITIALIZERS.values():
+            kinds = ", ".join(each.__name__ for each in initializers.INITIALIZERS.values())
+            raise ConfigError(
+                f"{setting}: {self.kind} made a {type(made).__name__} for table {table.name!r}, expected "
+                f"one of {kinds} of sparring.contracts; return one of these",
+                setting=setting,
+            )
+        return made
+
+
 InitializerConfig = Annotated[
-    Annotated[
-        ZerosInitializer
-        | ConstantInitializer
-        | UniformInitializer
-        | NormalInitializer
-        | TruncatedNormalInitializer
-        | XavierInitializer,
-        Field(discriminator="kind"),
-    ],
+    one_of(
+        [
+            ("zeros", ZerosInitializer),
+            ("constant", ConstantInitializer),
+            ("uniform", UniformInitializer),
+            ("normal", NormalInitializer),
+            ("truncated_normal", TruncatedNormalInitializer),
+            ("xavier", XavierInitializer),
+            (OWN, OwnInitializer),
+        ]
+    ),
     BeforeValidator(kind_from_name),
 ]

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from sparring_train.config.names import KnownOrClassName, short_name
 from sparring_train.config.section import PositiveFloat, Section
 
 __all__ = ["DenseOptimizer", "OptimizerChoice", "OptimizerConfig", "SparseOptimizer"]
 
-_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 _NAME_DESCRIPTION = (
-    "A class of the framework, `torch.optim.Adagrad`, or its name in small letters, `adagrad`."
+    "A class, `torch.optim:Adagrad` or one of your own, or the name of a class of the framework in "
+    "small letters, `adagrad`."
 )
-
 
 _SHRINKING, _LR_OF_SHRINKING = ("adagrad", "rowwise_adagrad"), 0.05
 
@@ -28,7 +28,7 @@ class OptimizerChoice(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=_NAME, description=_NAME_DESCRIPTION)
+    name: KnownOrClassName = Field(description=_NAME_DESCRIPTION)
     lr: PositiveFloat | None = Field(description="The learning rate.")
 
     @property
@@ -44,13 +44,12 @@ class SparseOptimizer(OptimizerChoice):
     Any other key (`eps`, `weight_decay`, …) goes to it as it stands.
     """
 
-    name: str = Field(
+    name: KnownOrClassName = Field(
         "adagrad",
-        pattern=_NAME,
         description=(
-            "An update method, `rowwise_adagrad`, which changes each row in one visit, or a class "
-            "of the framework, `torch.optim.Adagrad`. A name in small letters that both have, "
-            "`adagrad`, is the update method."
+            "An update method, `rowwise_adagrad`, which changes each row in one visit, or an optimizer "
+            "of the framework, `torch.optim:Adagrad` or one of your own. A name in small letters that "
+            "both have, `adagrad`, is the update method."
         ),
     )
     lr: PositiveFloat | None = Field(
@@ -77,7 +76,7 @@ class SparseOptimizer(OptimizerChoice):
     def hyperparameters(self) -> dict[str, Any]:
         """As those of `OptimizerChoice`, with a learning rate that suits the method."""
         given = super().hyperparameters
-        if self.lr is None and self.name.rpartition(".")[2].lower() in _SHRINKING:
+        if self.lr is None and short_name(self.name) in _SHRINKING:
             return {"lr": _LR_OF_SHRINKING, **given}
         return given
 
@@ -88,7 +87,7 @@ class DenseOptimizer(OptimizerChoice):
     Any other key (`eps`, `betas`, `weight_decay`, …) goes to the optimizer as it stands.
     """
 
-    name: str = Field("adam", pattern=_NAME, description=_NAME_DESCRIPTION)
+    name: KnownOrClassName = Field("adam", description=_NAME_DESCRIPTION)
     lr: PositiveFloat = Field(0.001, description="The learning rate.")
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sparring.contracts import TableConfig
 from sparring_train.config.kinds import Loss, ModelSection, Ranking
+from sparring_train.config.names import ClassName
 from sparring_train.data.columns import Schema
 
 __all__ = ["OwnModel"]
@@ -16,7 +17,7 @@ __all__ = ["OwnModel"]
 class OwnModel(ModelSection):
     """A class of one's own: a module of the framework over tables of all features."""
 
-    kind: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] = Field(
+    kind: ClassName = Field(
         description="`package.module:Class`: where Python finds the class. It is called with the "
         "embeddings of all features, the number of number columns, and `options`.",
     )

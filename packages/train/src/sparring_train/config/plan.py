@@ -13,6 +13,7 @@ from sparring.contracts import (
     TableWorkload,
 )
 from sparring.errors import ConfigError, PluginError
+from sparring_train.config.names import short_name
 from sparring_train.config.places import Places
 from sparring_train.config.problems import Problem
 
@@ -39,7 +40,9 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
     for wanted in model.tables(data.columns):
         table = tables.table_config(wanted)
         sparse = optimizer.sparse
-        workloads.append(workload_of(table, choice, [feature], sparse.name, sparse.hyperparameters))
+        # Classes of frameworks have the state of the method of their name.
+        method = short_name(sparse.name)
+        workloads.append(workload_of(table, choice, [feature], method, sparse.hyperparameters))
     return PlanRequest(
         tuple(workloads),
         world_size,

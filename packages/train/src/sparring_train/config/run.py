@@ -271,7 +271,8 @@ def _check_validation(
                 )
         return
     known = METRICS[model.loss]
-    if training.watch is not None and training.watch not in known:
+    # Names of further metrics are known to their classes.
+    if training.watch is not None and training.watch not in known and not training.metrics:
         yield PydanticCustomError(
             "watched_metric",
             "the model has no such metric",
@@ -282,6 +283,22 @@ def _check_validation(
                 "suggestion": closest_name(training.watch, known),
             },
         )
+
+
+def _check_loss(training: TrainingConfig, model: ModelSection) -> Iterator[PydanticCustomError]:
+    if model.loss != "ranking":
+        return
+    for name, given in (("loss", training.loss), ("metrics", training.metrics)):
+        if given:
+            yield PydanticCustomError(
+                "loss_of_ranking",
+                "is for models for labels",
+                {
+                    "path": ("training", name),
+                    "found": f"model.kind: {model.kind}, which ranks all items",
+                    "expected": "null" if name == "loss" else "an empty list",
+                },
+            )
 
 
 def _check_table_names(
@@ -343,6 +360,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
     (("training", "model", "data"), _check_validation),
+    (("training", "model"), _check_loss),
     (("model", "data", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING
 
-from pydantic import Discriminator, Field, Tag, create_model
+from pydantic import Field, create_model
 
+from sparring_train.config.names import OWN, one_of
 from sparring_train.config.own_model import OwnModel
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from sparring import PluginManager
 
 __all__ = ["run_type"]
-
-_OWN = "package.module:Class"
-"""How messages name the kinds of models that are no plugins."""
 
 
 def run_type(manager: PluginManager | None = None) -> type[RunConfig]:
@@ -31,7 +29,7 @@ def run_type(manager: PluginManager | None = None) -> type[RunConfig]:
     models: dict[str, type[Section]] = {
         name: each.section for name, each in model_kinds(manager).items()
     }
-    return _run_type(tuple(data.items()), (*models.items(), (_OWN, OwnModel)))
+    return _run_type(tuple(data.items()), (*models.items(), (OWN, OwnModel)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -44,19 +42,6 @@ def _run_type(
         __base__=RunConfig,
         __module__=RunConfig.__module__,
         __doc__=RunConfig.__doc__,
-        data=(_one_of(data), Field(description=fields["data"].description)),
-        model=(_one_of(models), Field(description=fields["model"].description)),
+        data=(one_of(data), Field(description=fields["data"].description)),
+        model=(one_of(models), Field(description=fields["model"].description)),
     )
-
-
-def _one_of(sections: tuple[tuple[str, type[Section]], ...]) -> Any:
-    """The union of sections, told apart by `kind`."""
-    tagged = tuple(Annotated[section, Tag(kind)] for kind, section in sections)
-    return Annotated[Union[tagged], Discriminator(_kind)]  # noqa: UP007 - of a tuple
-
-
-def _kind(value: Any) -> str | None:
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    if not isinstance(kind, str):
-        return None if kind is None else str(kind)
-    return _OWN if ":" in kind else kind

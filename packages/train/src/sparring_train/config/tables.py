@@ -134,7 +134,7 @@ class TablesConfig(Section):
         return replace(
             wanted,
             dtype=self.dtype,
-            initializer=initializer.initializer() if initializer else wanted.initializer,
+            initializer=initializer.initializer(wanted) if initializer else wanted.initializer,
             admission=admission.admission() if admission else None,
             placement=override.placement or self.placement,
             expire=Expiry(**expire.model_dump()) if expire else None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparring_train.config.names import NamedClassOrName
 from sparring_train.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 __all__ = ["TrainingConfig"]
@@ -17,6 +18,18 @@ class TrainingConfig(Section):
     epochs: PositiveInt = Field(1, description="Times to go through the training data.")
     steps: PositiveInt | None = Field(
         None, description="The most steps to take; null sets no limit."
+    )
+    loss: NamedClassOrName | None = Field(
+        None,
+        description="The loss of models for labels, in place of their own: a class of the framework, "
+        "`torch.nn:HuberLoss` or `{name: torch.nn:HuberLoss, delta: 0.5}`. It gets the outputs of the "
+        "model and the labels, `(b,)` each, and returns a loss for each example. Null: that of the model.",
+    )
+    metrics: Annotated[tuple[NamedClassOrName, ...], Field(strict=False, max_length=64)] = Field(
+        (),
+        description="Further metrics of models for labels: classes with the methods "
+        "`update(predictions, labels)` and `metrics()`, which returns name → value. With an attribute "
+        "`higher_is_better = False` lower values are better, for `watch`.",
     )
     micro_batches: PositiveInt = Field(
         1, description="Parts that a batch is split into; their gradients add up to one step."

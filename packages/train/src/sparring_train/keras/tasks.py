@@ -17,6 +17,7 @@ from sparring_train.keras.embedding_tables import embeddings_of
 from sparring_train.keras.item_softmax import ItemSoftmax, compared
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
+from sparring_train.loop.named_loss import check_losses, named_loss
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.ranks import Ranks
 
@@ -64,9 +65,11 @@ class ColumnTask:
         self._ranking = config.model.ranking(self._schema)
         own: Callable[..., Any] | None = getattr(self.model, "training_loss", None)
         self._loss_of = own or self._plain_loss
+        self._named_loss = named_loss(config, keras.losses.Loss, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
         # A loss of the model's own may expect anything.
-        self._logits.is_decided = own is not None or not self._is_click
+        has_loss = own is not None or self._named_loss is not None
+        self._logits.is_decided = has_loss or not self._is_click
         self._softmax: ItemSoftmax | None = None
         if self._ranking is not None and own is None:
             self._softmax = ItemSoftmax(self._ranking, container)
@@ -184,7 +187,11 @@ class ColumnTask:
 
     def _plain_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
         found = self._called(numbers, ids, training=True)
-        if self._is_click:
+        if self._named_loss is not None:
+            # Losses of Keras are means over the last axis.
+            each = self._named_loss(tf.cast(labels, found.dtype)[:, None], found[:, None])
+            check_losses(each.shape, found.shape)
+        elif self._is_click:
             each = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(labels, found.dtype), found)
         else:
             each = tf.square(found - tf.cast(labels, found.dtype))

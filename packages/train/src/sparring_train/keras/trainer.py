@@ -31,7 +31,8 @@ from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import Trained
 from sparring_train.loop.saved_model import saved_model
-from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
+from sparring_train.named_classes import create
+from sparring_train.optimizer_names import method_or_native, native_class
 from sparring_train.ranks import Ranks
 from sparring_train.result import Progress, TrainResult
 
@@ -285,21 +286,15 @@ def keras_optimizer(name: str, hyperparameters: Mapping[str, Any], setting: str)
     """The optimizer that a configuration describes.
 
     Args:
-        name: ``adagrad``, in any case, or ``keras.optimizers.Adagrad``.
+        name: see `native_class`.
         hyperparameters: of the optimizer; `lr` is its learning rate.
         setting: the dotted key of the section, for messages.
 
     Raises:
-        ConfigError: `keras.optimizers` has no such optimizer, or it does not accept these.
+        ConfigError: there is no such optimizer, or it does not accept these.
     """
-    known = optimizer_classes(keras.optimizers, keras.optimizers.Optimizer)
-    native = native_class(name, known, "keras.optimizers", f"{setting}.name")
+    native = native_class(name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name")
     given = dict(hyperparameters)
-    given["learning_rate"] = given.pop("lr")
-    try:
-        return native(**given)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{setting}: {native.__name__} does not accept {dict(hyperparameters)}: {error}",
-            setting=setting,
-        ) from error
+    if "lr" in given:
+        given["learning_rate"] = given.pop("lr")
+    return create(native, native.__name__, setting, options=given)

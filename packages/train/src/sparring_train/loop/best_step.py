@@ -19,14 +19,12 @@ class BestStep:
 
     Args:
         metric: name of the metric that is compared.
-        is_higher_better: whether higher values of it are better.
         patience: evaluations in a row without an improvement after which training stops; None: any
             number.
         min_improvement: least change that is an improvement.
     """
 
     metric: str
-    is_higher_better: bool
     patience: int | None = None
     min_improvement: float = 0.0
     step: int | None = None
@@ -36,12 +34,12 @@ class BestStep:
     num_since: int = 0
     """Evaluations since then."""
 
-    def note(self, step: int, value: float) -> bool:
+    def note(self, step: int, value: float, *, is_higher_better: bool) -> bool:
         """Takes the value after a step; returns whether it is the best so far.
 
         A value that is not a number is no improvement.
         """
-        change = value - self.value if self.is_higher_better else self.value - value
+        change = value - self.value if is_higher_better else self.value - value
         is_first = self.step is None and not math.isnan(value)
         if is_first or change > self.min_improvement:
             self.step, self.value, self.num_since = step, value, 0

@@ -16,7 +16,14 @@ from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
 from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, with_both
-from sparring_train.quality import BinaryQuality, NumberQuality, Quality
+from sparring_train.named_classes import create, find_class
+from sparring_train.quality import (
+    LOWER_IS_BETTER,
+    BinaryQuality,
+    JoinedQuality,
+    NumberQuality,
+    Quality,
+)
 from sparring_train.ranks import Ranks
 from sparring_train.registered_kinds import data_kinds
 from sparring_train.report.slices import SliceQuality
@@ -59,8 +66,11 @@ class ColumnSource:
         self._ranking = config.model.ranking(self.schema)
         self.why_undefined: str | None = None
         """The reason if the test rows did not determine a metric of the last evaluation."""
+        self._lower_is_better = LOWER_IS_BETTER
         if not is_saved:
             _ = self.data
+        if config.training.metrics:
+            self.quality()  # What is wrong is known before the first step.
 
     @functools.cached_property
     def data(self) -> Dataset:
@@ -158,7 +168,9 @@ class ColumnSource:
             if observe is not None:
                 observe(batch, predictions, labels)
         self.why_undefined = quality.why_undefined(part)
-        return quality.metrics()
+        metrics = quality.metrics()
+        self._lower_is_better = quality.lower_is_better
+        return metrics
 
     @functools.cached_property
     def _rankings(self) -> RankingEvaluation:
@@ -167,9 +179,30 @@ class ColumnSource:
             self._ranking, self.data, has_validation=self._config.data.has_validation
         )
 
-    def quality(self) -> Quality:
-        """Empty metrics, which measure predictions of this run's model."""
-        return NumberQuality() if self._config.model.label == "number" else BinaryQuality()
+    def quality(self) -> JoinedQuality:
+        """Empty metrics, which measure predictions of this run's model.
+
+        Raises:
+            ConfigError: `training.metrics` names no class of metrics, or gives it wrong arguments.
+        """
+        is_number = self._config.model.label == "number"
+        own: Quality = NumberQuality() if is_number else BinaryQuality()
+        setting = "training.metrics"
+        given = self._config.training.metrics
+        more = [find_class(each.name, setting, methods=("update", "metrics")) for each in given]
+        return JoinedQuality(
+            [
+                own,
+                *(
+                    create(found, each.name, setting, options=each.options)
+                    for found, each in zip(more, given, strict=True)
+                ),
+            ]
+        )
+
+    def is_higher_better(self, metric: str) -> bool:
+        """Of a metric of the last evaluation."""
+        return metric not in self._lower_is_better
 
     def slice_quality(self, ranks: Ranks) -> SliceQuality | None:
         """Empty metrics of slices of the test examples; None where no feature divides them."""

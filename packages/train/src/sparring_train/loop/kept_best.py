@@ -16,7 +16,6 @@ from sparring_train.config.kinds import METRICS
 from sparring_train.config.run import RunConfig
 from sparring_train.config.snapshots import SnapshotsConfig
 from sparring_train.loop.best_step import BestStep
-from sparring_train.quality import LOWER_IS_BETTER
 from sparring_train.run_snapshots import RunSnapshots
 
 __all__ = ["KeptBest", "best_step_of", "kept_best"]
@@ -28,8 +27,7 @@ def best_step_of(config: RunConfig) -> BestStep | None:
         return None
     training = config.training
     metric = training.watch or METRICS[config.model.loss][0]
-    is_higher_better = metric not in LOWER_IS_BETTER
-    return BestStep(metric, is_higher_better, training.patience, training.min_improvement)
+    return BestStep(metric, training.patience, training.min_improvement)
 
 
 class KeptBest:

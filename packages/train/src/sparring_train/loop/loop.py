@@ -22,7 +22,7 @@ from sparring import (
     configure_pool,
     join_job,
 )
-from sparring.errors import DataError, SnapshotError
+from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.job_plan import plan_of_run
 from sparring_train.logs import logs_written
@@ -262,6 +262,12 @@ class _Run:
     def _validate(self, best: BestStep) -> None:
         """Evaluates the validation samples, and saves the step if it is the best."""
         metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
+        if best.metric not in metrics:
+            raise ConfigError(
+                f"training.watch: found {best.metric!r}, and the metrics are {', '.join(metrics)}; choose "
+                "one of them",
+                setting="training.watch",
+            )
         why = self._source.why_undefined
         if why is not None and math.isnan(metrics[best.metric]):
             raise DataError(
@@ -272,7 +278,8 @@ class _Run:
         # Ranks on different processors might round differently.
         value = self._ranks.gathered(np.array([metrics[best.metric]]))[0]
         self._validated_step = self._step
-        if not best.note(self._step, float(value)):
+        is_higher_better = self._source.is_higher_better(best.metric)
+        if not best.note(self._step, float(value), is_higher_better=is_higher_better):
             return
         self._validation = metrics
         if self._kept is not None:

@@ -19,6 +19,7 @@ from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
+from sparring_train.loop.named_loss import check_losses, named_loss
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
 from sparring_train.pytorch.embedding_tables import embedding_bags
@@ -70,7 +71,10 @@ class ColumnTask:
         self._softmax = None if self._ranking is None else ItemSoftmax(self._ranking, self._ranks)
         own: Callable[[ColumnInputs], Tensor] | None = getattr(self.model, "training_loss", None)
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
+        self._named_loss = named_loss(config, nn.Module, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
+        # A loss of the user's own may expect anything.
+        self._logits.is_decided = self._named_loss is not None
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:
         """This rank's part of a batch as `loss` wants it; all ranks call it."""
@@ -113,6 +117,10 @@ class ColumnTask:
         found = self._forward(inputs)
         assert inputs.labels is not None
         labels = inputs.labels.to(found.dtype)
+        if self._named_loss is not None:
+            each = self._named_loss(found, labels)
+            check_losses(each.shape, found.shape)
+            return (each if inputs.weights is None else each * inputs.weights).sum()
         if self._is_click:
             if not self._logits.is_decided:
                 self._logits.look_at(found.detach().float().cpu().numpy())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring import PluginManager, State, StepContainer, num_threads
-from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradientError
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,
     dense_parameters,
@@ -31,7 +31,8 @@ from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import Trained
 from sparring_train.loop.saved_model import saved_model
-from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
+from sparring_train.named_classes import create
+from sparring_train.optimizer_names import method_or_native, native_class
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
 from sparring_train.ranks import Ranks
@@ -342,26 +343,15 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
     if not parameters:
         return None
     choice = config.optimizer.dense
-    native: Any = native_optimizer(choice.name, "optimizer.dense.name")
-    try:
-        optimizer: torch.optim.Optimizer = native(parameters, **choice.hyperparameters)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"optimizer.dense: {native.__name__} does not accept {choice.hyperparameters}: {error}",
-            setting="optimizer.dense",
-        ) from error
-    return optimizer
+    native = native_optimizer(choice.name, "optimizer.dense.name")
+    options = choice.hyperparameters
+    return create(native, native.__name__, "optimizer.dense", parameters, options=options)
 
 
 def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
-    """The class that a configuration names, ``adagrad``, in any case, or ``torch.optim.Adagrad``.
-
-    Args:
-        name: of the class.
-        setting: the dotted key that holds it, for messages.
+    """The class that a configuration names; see `native_class`.
 
     Raises:
-        ConfigError: `torch.optim` has no such optimizer.
+        ConfigError: there is no such optimizer.
     """
-    known = optimizer_classes(torch.optim, torch.optim.Optimizer)
-    return native_class(name, known, "torch.optim", setting)
+    return native_class(name, torch.optim, torch.optim.Optimizer, setting)

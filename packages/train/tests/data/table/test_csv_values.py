@@ -57,7 +57,7 @@ def test_a_point_that_may_be_a_decimal_sign_is_a_bad_value(text: str) -> None:
     bad: list[BadValue] = []
     assert converted(pyarrow.array([text]), "number", "price", ",", bad).to_pylist() == [None]
     assert [each.found for each in bad] == [repr(text)]
-    assert "decimal comma, as data.decimal specifies" in bad[0].expected
+    assert "decimal comma, because of data.decimal" in bad[0].expected
 
 
 def test_ids_that_were_written_with_a_decimal_comma_are_whole_numbers(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_labels_may_be_texts(
         parquet.write_table(pyarrow.table(columns), tmp_path / name)
     found = all_rows(tmp_path / name, label_values=values)
     assert sorted(row[1:] for row in found) == [(n, n % 2) for n in range(40)]
-    expected = f"found '?{texts[0]}'?.*expected one of '{texts[1]}', as data.label_values has"
+    expected = f"found '?{texts[0]}'?.*expected one of '{texts[1]}', because of data.label_values"
     with pytest.raises(DataError, match=expected):
         all_rows(tmp_path / name, label_values={texts[1]: 1})
     (data,) = opened(section(tmp_path / name, **KEYS, label_values={texts[1]: 1}, bad_rows="skip"))
@@ -122,7 +122,10 @@ def test_labels_may_be_texts(
         ({"delimiter": ";;"}, "at most 1 character"),
         ({"delimiter": '"'}, "is a character of CSV itself"),
         ({"decimal": "'"}, "should be '.' or ','"),
-        ({"categorical": ["Größe"]}, "cannot be the name of a table; name its table in data.share"),
+        (
+            {"categorical": ["Größe"], "lists": []},
+            "cannot be the name of a table; name its table in data.share",
+        ),
         ({"share_tables": {"item": "an item"}}, "cannot be the name of a table"),
         ({"label": None, "label_values": {"yes": 1}}, "has no label"),
     ],

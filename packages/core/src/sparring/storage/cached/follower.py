@@ -244,8 +244,13 @@ class Follower:
         self._fills.end(begun, keys, rows, found, is_new=False)
 
     async def _drop_all(self) -> None:
-        """Rows that are cached now leave, over time."""
-        self._dropping = await asyncio.to_thread(self._fills.cached, None)
+        """Removes the rows that are cached now: over time, or with `drop_seconds` 0 at once."""
+        dropping = await asyncio.to_thread(self._fills.cached, None)
+        if not self._options.drop_seconds:
+            # If it fails, the next look does it again.
+            await asyncio.to_thread(self._fills.erase, dropping)
+            dropping = _NONE
+        self._dropping = dropping
         self._must_empty = False
         self.num_missed += 1
         if self._drops is not None:
@@ -255,7 +260,7 @@ class Follower:
     async def _drop_gradually(self) -> None:
         stopped = asyncio.wrap_future(self._stopped)
         seconds = self._options.drop_seconds
-        batch = -(-len(self._dropping) // _DROP_BATCHES) if seconds else len(self._dropping)
+        batch = -(-len(self._dropping) // _DROP_BATCHES)
         while len(self._dropping):
             pause = seconds / _DROP_BATCHES
             try:

@@ -143,7 +143,7 @@ class CsvRows:
             raise self.broken_row(file) from None
 
     def broken_row(self, file: TableFile) -> DataError:
-        """Returns the error for the first row of another number of fields, as last read."""
+        """Returns the error for the first row with another number of fields in the last reading."""
         row = self._first_broken
         fields = f"{row.expected_columns} fields, as the header has"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
@@ -172,7 +172,7 @@ class CsvRows:
         return self.data.delimiter or delimiter_by_name(file)
 
     def _row_of(self, file: TableFile, num_fields: int) -> int:
-        """The first row of another number of fields; the parser tells no row of a stream."""
+        """Returns the first row with another number of fields, which the parser does not report."""
         with file.open() as stream:
             rows = enumerate(self._python_rows(stream, file), 1)
             return next((number for number, row in rows if len(row) != num_fields), 0)
@@ -182,7 +182,7 @@ class CsvRows:
     ) -> Iterator[list[str]]:
         """Rows that are not empty, of a file that something is wrong with."""
         lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
-        # Python's limit of 128 KB, which the whole process shares, is no limit of these files.
+        # Python's limit of 128 KB, which the whole process shares, does not apply to these files.
         limit = python_csv.field_size_limit(_MAX_FIELD_BYTES)
         try:
             rows = python_csv.reader(lines, delimiter=self._delimiter(file), strict=strict)

@@ -40,16 +40,16 @@ _TARGETS = {
     "time": pyarrow.timestamp("us"),
 }
 _EXPECTED: dict[Kind, str] = {
-    "integer": "a whole number, as the first rows or the data of the run have (or name the column in "
+    "integer": "a whole number, like the first rows or the data of the run (or name the column in "
     "data.types: string)",
-    "time": "a time such as 2024-01-31 12:00:00, as the first row has",
+    "time": "a time such as 2024-01-31 12:00:00, like the first row",
     "string": "text",
-    "unsigned": "a whole number from 0 to 2^64 - 1, as data.types says",
+    "unsigned": "a whole number from 0 to 2^64 - 1, because of data.types",
 }
 _EXPECTED_NUMBER: dict[Decimal, str] = {
     ".": "a number (data.decimal, data.missing_values and data.label_values specify which other texts "
     "are accepted)",
-    ",": "a number with a decimal comma, as data.decimal specifies",
+    ",": "a number with a decimal comma, because of data.decimal",
 }
 
 

@@ -11,7 +11,7 @@ from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.table.csv_dataset import CsvDataset
 from sparring_train.data.table.csv_rows import CsvRows
-from sparring_train.data.table.decode import Decoder
+from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
@@ -72,9 +72,12 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
         _check_separator(section)
         rows = CsvRows(files, section, columns).read(columns)
     decoder = Decoder(section, None)
-    for each in rows:
-        given = {name: each.columns[name] for name in section.categorical}
-        yield replace(decoder.decode(each)[0], given=given)
+    try:
+        for each in rows:
+            given = {name: each.columns[name] for name in section.categorical}
+            yield replace(decoder.decode(each)[0], given=given)
+    except DataError as error:
+        raise DataError(str(error).replace(SKIP_ADVICE, ""), **error.details) from error
 
 
 def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:

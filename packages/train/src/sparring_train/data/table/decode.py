@@ -17,11 +17,22 @@ from sparring.errors import DataError
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import Column, ColumnBatch, Feature, Label
 
-__all__ = ["BadValue", "Decoder", "HistoriesKnown", "RawRows", "StringsSeen", "bad_row", "only"]
+__all__ = [
+    "SKIP_ADVICE",
+    "BadValue",
+    "Decoder",
+    "HistoriesKnown",
+    "RawRows",
+    "StringsSeen",
+    "bad_row",
+    "only",
+]
 
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 
+SKIP_ADVICE = ", or choose data.bad_rows: skip"
+"""End of the message about a bad row."""
 _EXPECTED_LABEL: dict[Label | None, str] = {
     "binary": "a label of 0 or 1, for the log loss",
     "number": "a label that is a finite number",
@@ -169,7 +180,7 @@ class Decoder:
     def _numbers_of_texts(self, array: Any, name: str, problems: _Problems) -> tuple[Any, str]:
         """Returns numbers by `data.label_values`, null for other texts, and the description of these."""
         meaning = self._data.label_values
-        expected = f"one of {', '.join(map(repr, meaning))}, as data.label_values has"
+        expected = f"one of {', '.join(map(repr, meaning))}, because of data.label_values"
         found = array.dictionary_decode() if types.is_dictionary(array.type) else array
         places = pc.index_in(found.cast(pyarrow.string()), pyarrow.array(list(meaning)))
         problems.check(places.is_valid().to_numpy(zero_copy_only=False), found, name, expected)
@@ -354,8 +365,8 @@ def bad_row(file: str, row: int, bad: BadValue) -> DataError:
     """The error for a bad row."""
     where = f", column {bad.column!r}" if bad.column is not None else ""
     return DataError(
-        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the "
-        "row, or choose data.bad_rows: skip",
+        f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the row"
+        f"{SKIP_ADVICE}",
         path=file,
         row=row,
         column=bad.column,

@@ -38,13 +38,13 @@ _SEPARATORS = ("|", ";", ",", " ")
 _FIRST_ROWS = 1000
 """Rows of CSV by which training decides whether ids are whole numbers."""
 _MOSTLY = 0.95
-"""Part of the texts of a column from which on it is what they look like."""
+"""Share of the texts of a column that must have a form for the column to have it."""
 _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
 
 @dataclass(slots=True)
 class ColumnLook:
-    """Guess of what a column is, from the rows that were looked at."""
+    """Guess of the role of a column, from the rows that were read."""
 
     name: str
     kind: str
@@ -68,7 +68,7 @@ class ColumnLook:
 
 @dataclass(slots=True)
 class Look:
-    """Columns of files, as they were found."""
+    """Columns of all files."""
 
     columns: list[ColumnLook]
     sample: Sample
@@ -93,7 +93,7 @@ class Look:
         return self.sample.values
 
     def choose_one_separator(self, columns: Sequence[ColumnLook]) -> None:
-        """Leaves one separator to all lists of CSV, as one data set has one; other texts stay whole."""
+        """Leaves one separator to lists of CSV, because a data set has one; other texts stay whole."""
         found = {each.separator for each in columns}
         chosen = next((each for each in _SEPARATORS if each in found), None)
         for each in columns:
@@ -112,7 +112,7 @@ class Look:
             if texts is None:
                 continue
             if each.name in self.sample.wrong:
-                # Ids may be any text, and a few of them are no numbers.
+                # Ids may be any text, so a few texts among numbers make all of them strings.
                 self.values[each.name] = texts
                 _count(each, texts)
             values = self.values[each.name]
@@ -240,7 +240,7 @@ def _look_at_text(found: ColumnLook, array: Any, separators: Sequence[str]) -> N
                 return
     if found.num_distinct > 0.95 * len(values) and len(values) >= 1000:
         found.role = "left out"
-        found.unsure = "nearly every row has a value of its own, as a row's number has"
+        found.unsure = "nearly every row has another value, like a row number"
 
 
 def _look_at_integers(found: ColumnLook, array: Any, words: set[str], is_id_name: bool) -> None:
@@ -252,7 +252,7 @@ def _look_at_integers(found: ColumnLook, array: Any, words: set[str], is_id_name
         return
     if found.num_distinct > 0.95 * len(values) and len(values) >= 1000 and not is_id_name:
         found.role = "left out"
-        found.unsure = "nearly every row has a value of its own, as a row's number has"
+        found.unsure = "nearly every row has another value, like a row number"
     elif is_id_name:
         found.role = "categorical"
     elif found.num_distinct > 50 and values.min() >= 0 and values.max() > 1000:

@@ -45,7 +45,7 @@ __all__ = ["sample_csv"]
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING_BYTES = 1 << 16
 _ALL_BLOCKS_BYTES = 64 << 20
-"""Of one block of each file; at least one block of each is read."""
+"""Size of one block of all files together; at least one block of each file is read."""
 _MIN_BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 8 << 20
 _MOSTLY = 0.95
@@ -77,6 +77,7 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
     names = [name for name in headers[0] if name and name not in unusable]
     is_default = all(delimiter == delimiter_by_name(file) for file in files)
     section = TableData.model_construct(
+        kind="table",
         path=path,
         categorical=tuple(names),
         types=dict.fromkeys(names, "string"),
@@ -163,7 +164,7 @@ def _part(file: TableFile, section: TableData, names: list[str], num_files: int)
     if not is_whole:
         all_rows = max(all_rows, num_rows / (num_blocks * block_bytes) * _unpacked_bytes(file))
     # Without the advice, which the configuration follows already.
-    first = str(reader.broken_row(file)).partition(";")[0] if num_broken else None
+    first = str(reader.broken_row(file)).rpartition("; fix")[0] if num_broken else None
     return _Part(file, texts, num_rows, all_rows, is_whole, num_broken, first)
 
 
@@ -332,9 +333,13 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
 def _decimal_of(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
     """Returns the decimal sign of most columns of numbers, and the columns that have the other one."""
     with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
+    patterns: tuple[tuple[Decimal, str, str], ...] = (
+        (",", _DECIMAL_COMMA, _INTEGER),
+        (".", _POINT, _NUMBER),
+    )
     for name, each in texts.items():
         given = each.given()
-        for sign, pattern, others in ((",", _DECIMAL_COMMA, _INTEGER), (".", _POINT, _NUMBER)):
+        for sign, pattern, others in patterns:
             has_sign = each.matches(pattern)
             if has_sign.any() and each.share(has_sign | each.matches(others), given) >= _MOSTLY:
                 with_sign[sign].append(name)

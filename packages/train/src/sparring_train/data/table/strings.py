@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -137,6 +137,8 @@ class ErasedStrings:
     """Number of entries that were removed. Two ranks may have written the same string."""
     num_files: int = 0
     """Number of files that were rewritten or removed."""
+    ids: set[int] = field(default_factory=set)
+    """Ids that were removed."""
 
 
 def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> ErasedStrings:
@@ -157,6 +159,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
     root = f"{path.rstrip('/')}/{_FOLDER}"
     folder = system.unstrip_protocol(root)
     num_strings = num_files = 0
+    removed: set[int] = set()
     try:
         columns = ["*"] if features is None else [quote(each, safe="") for each in features]
         for column in columns:
@@ -165,9 +168,11 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
             for name in sorted(system.glob(f"{root}/{column}/*.parquet")):
                 with system.open(name, "rb") as file:
                     table = parquet.read_table(file)
-                is_kept = ~np.isin(table["id"].to_numpy(), ids)
+                here = table["id"].to_numpy()
+                is_kept = ~np.isin(here, ids)
                 if is_kept.all():
                     continue
+                removed |= set(here[~is_kept].tolist())
                 if is_kept.any():
                     _replace(system, name, table.filter(pyarrow.array(is_kept)))
                 else:
@@ -180,7 +185,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
             "the command again",
             path=folder,
         ) from error
-    return ErasedStrings(folder, num_strings, num_files)
+    return ErasedStrings(folder, num_strings, num_files, removed)
 
 
 def _replace(system: Any, name: str, table: pyarrow.Table) -> None:

@@ -1,0 +1,114 @@
+"""Pulls rows from a lookup service with grpcio alone, and a few bytes of protobuf.
+
+    python grpc_client.py 127.0.0.1:7433 item 7 -1
+
+TOKEN in the environment is sent as the token. Prints one line of JSON. A program with more methods
+generates its messages from lookup.proto, with grpcio-tools.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+
+import grpc
+
+NUM_PARTITIONS = 4096
+DEADLINE_SECONDS = 5.0
+_MASK = (1 << 64) - 1
+
+Fields = dict[int, list[int | bytes]]
+
+
+def partition_of(key: int) -> int:
+    """The partition of an id."""
+    bits = key & _MASK
+    bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCD & _MASK
+    bits = (bits ^ bits >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+    return (bits ^ bits >> 33) >> 52
+
+
+def shard_of(key: int, num_shards: int) -> int:
+    """The shard that has the row of an id."""
+    return partition_of(key) * num_shards // NUM_PARTITIONS
+
+
+def varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes, text or a message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def pull_request(table: str, ids: list[int]) -> bytes:
+    """A PullRequest with one table; ids are int64, little-endian."""
+    table_ids = field(1, table.encode()) + field(2, struct.pack(f"<{len(ids)}q", *ids))
+    return field(1, table_ids)
+
+
+def fields_of(message: bytes) -> Fields:
+    """Fields of a message: number → values, whole numbers of varints and bytes of all others."""
+    fields: Fields = {}
+    at = 0
+
+    def read_varint() -> int:
+        nonlocal at
+        value, place = 0, 0
+        while True:
+            byte = message[at]
+            at, value, place = at + 1, value | (byte & 0x7F) << place, place + 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = read_varint()
+        value: int | bytes
+        if key & 7 == 0:
+            value = read_varint()
+        else:
+            length = {1: 8, 2: -1, 5: 4}[key & 7]
+            length = read_varint() if length < 0 else length
+            value, at = message[at : at + length], at + length
+        fields.setdefault(key >> 3, []).append(value)
+    return fields
+
+
+def main(address: str, table: str, *given: str) -> None:
+    ids = [int(each) for each in given]
+    token = os.environ.get("TOKEN")
+    metadata = [("authorization", f"Bearer {token}")] if token else None
+    with grpc.insecure_channel(address) as channel:
+        pull = channel.unary_unary("/sparring.serving.v1.Lookup/Pull")
+        try:
+            reply = pull(pull_request(table, ids), timeout=DEADLINE_SECONDS, metadata=metadata)
+        except grpc.RpcError as error:
+            sys.exit(f"status {error.code().value[0]}: {error.details()}")
+    answer = fields_of(reply)
+    rows, version = fields_of(answer[1][0]), fields_of(answer[2][0])
+    dim, content, bits = rows[2][0], rows[3][0], rows[4][0]
+    print(
+        json.dumps(
+            {
+                "rows": [
+                    list(struct.unpack_from(f"<{dim}f", content, 4 * dim * place))
+                    for place in range(len(ids))
+                ],
+                "found": [bool(bits[place >> 3] >> (place & 7) & 1) for place in range(len(ids))],
+                "version": version[3][0].decode(),
+                "partitions": [partition_of(each) for each in ids],
+                "shards_of_3": [shard_of(each, 3) for each in ids],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,31 @@
+"""`sparring serve` without `--role` starts the role that its file declares."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from sparring_serve import ParameterClient
+
+
+def test_a_file_that_declares_parameters_starts_a_server_that_learns(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("parameters: {tables: {item: {dim: 4}}, folders: [saved]}\n")
+    command = [sys.executable, "-m", "sparring", "serve", str(path), "server.address=127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        assert server.stderr is not None
+        try:
+            log = ""
+            while not (found := re.search(r"ready on (\S+): ", log)):
+                line = server.stderr.readline()
+                assert line, log
+                log += line
+            with ParameterClient(found[1]) as client:
+                client.push({"item": ([7], np.ones((1, 4), np.float32))}, wait="applied")
+        finally:
+            server.terminate()
+    assert server.returncode == 0

@@ -1,0 +1,82 @@
+"""The clients of ``examples`` that need none of our packages pull rows from a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring import initial_rows, partition
+from sparring.contracts import TableConfig
+from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve.testing import MemoryTables
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NODE = shutil.which("node")
+ITEM = TableConfig("item", 4, seed=3)
+IDS = [7, -1, 99, 2**63 - 1, -(2**63)]
+TOKEN = "0123456789abcdef-of-a-client"
+
+COMMANDS = {
+    "python": [sys.executable, str(EXAMPLES / "grpc_client.py")],
+    "node": [str(NODE), str(EXAMPLES / "node_client.mjs")],
+}
+
+
+@pytest.fixture(params=COMMANDS)
+def command(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "node" and NODE is None:
+        pytest.skip("no node here; Debian and Ubuntu: apt-get install nodejs")
+    return COMMANDS[request.param]
+
+
+def run(command: list[str], *arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    return subprocess.run(
+        [*command, *arguments], env={**environment, "TOKEN": token},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def serve(**server: object) -> LookupServer:
+    tables = MemoryTables([ITEM], {"item": {key: [1, key, -key, 0.5] for key in range(100)}})
+    config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
+    return LookupServer(tables, config, Place(ShardReplicas((("a:1",),))), "127.0.0.1:0")
+
+
+def test_a_client_of_the_examples_pulls_rows(command: list[str]) -> None:
+    with serve() as server:
+        ran = run(command, server.address, "item", *map(str, IDS))
+        refused = run(command, server.address, "itm", "7")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    expected = initial_rows(np.array(IDS), ITEM)
+    expected[0], expected[2] = [1, 7, -7, 0.5], [1, 99, -99, 0.5]
+    assert np.array_equal(np.array(found["rows"], np.float32), expected)
+    assert found["found"] == [True, False, True, False, False]
+    assert found["version"] == f"{1:032x}"
+    assert found["partitions"] == partition(np.array(IDS)).tolist()
+    shards = ShardReplicas((("a:1",), ("b:1",), ("c:1",)))
+    assert found["shards_of_3"] == shards.shard_of(np.array(IDS)).tolist()
+    assert refused.returncode == 1
+    assert "status 5: " in refused.stderr
+    assert "table 'itm'" in refused.stderr
+
+
+def test_a_client_of_the_examples_sends_its_token(command: list[str], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"pull {TOKEN}\n")
+    tokens.chmod(0o600)
+    with serve(token_file=tokens) as server:
+        allowed = run(command, server.address, "item", "7", token=TOKEN)
+        refused = run(command, server.address, "item", "7")
+    assert allowed.returncode == 0, allowed.stderr
+    assert json.loads(allowed.stdout)["found"] == [True]
+    assert refused.returncode == 1
+    assert "status 16: " in refused.stderr

@@ -1,0 +1,216 @@
+"""Every field and parameter of the Open Inference Protocol has an effect, or is rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring_serve import LookupService
+from sparring_serve.inference import infer, model_metadata, model_ready
+from sparring_serve.refusal import Refusal, Status
+from sparring_serve.testing import MemoryTables
+from sparring_serve.wire.fields import decode, encode
+from sparring_serve.wire.open_inference import (
+    InferAnswer,
+    InferParameter,
+    InferParameterEntry,
+    InferRequest,
+    InferTensor,
+    ModelMetadata,
+    ModelRequest,
+    Ready,
+    RequestedOutput,
+    TensorContents,
+)
+
+from .conftest import rows_of_step
+
+PLACES = ("request", "input", "output")
+IDS = np.array([7, -1], np.int64)
+
+
+def parameter(name: str, value: Any) -> InferParameterEntry:
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    given = {} if value is None else {kinds[type(value)]: value}
+    return InferParameterEntry(name, InferParameter(**given))
+
+
+def request_with(place: str, *parameters: InferParameterEntry) -> InferRequest:
+    of = {each: parameters if each == place else () for each in PLACES}
+    return InferRequest(
+        "item",
+        parameters=of["request"],
+        inputs=(InferTensor("ids", "INT64", (2,), parameters=of["input"]),),
+        outputs=(RequestedOutput("found", of["output"]),),
+        raw_input_contents=(IDS.tobytes(),),
+    )
+
+
+def answer_of(service: LookupService, request: InferRequest | bytes) -> InferAnswer:
+    content = request if isinstance(request, bytes) else encode(request)
+    return decode(InferAnswer, infer(service, content, 10.0))
+
+
+# Of each parameter of Triton and KServe the place, the value that means nothing, others, and the advice.
+PARAMETERS = [
+    ("request", "sequence_id", 0, [7, "session"], "do not depend on each other"),
+    ("request", "sequence_start", False, [True], "do not depend on each other"),
+    ("request", "sequence_end", False, [True], "do not depend on each other"),
+    ("request", "priority", 0, [1], "in the order in which they come"),
+    ("request", "timeout", 0, [1000], "deadline of the gRPC call"),
+    ("request", "binary_data_output", True, [False, None], "raw_output_contents"),
+    ("input", "shared_memory_region", "", ["region"], "in the messages"),
+    ("input", "shared_memory_offset", 0, [64], "in the messages"),
+    ("input", "shared_memory_byte_size", 0, [64], "in the messages"),
+    ("output", "classification", 0, [3], "Lookup/Recommend"),
+    ("output", "binary_data", True, [False, None], "raw_output_contents"),
+    ("output", "shared_memory_region", "", ["region"], "in the messages"),
+    ("output", "shared_memory_offset", 0, [64], "in the messages"),
+    ("output", "shared_memory_byte_size", 0, [64], "in the messages"),
+    # Nothing is known of others, so that no value means nothing.
+    *(
+        (
+            place,
+            name,
+            ...,
+            [1, 0, None, "x", 0.5, True],
+            "expected no such parameter; these are known",
+        )
+        for place in PLACES
+        for name in ("temperature", "binary_data_size", "Priority", "")
+    ),
+]
+
+
+@pytest.mark.parametrize(("place", "name", "default", "others", "advice"), PARAMETERS)
+def test_a_parameter_without_effect_is_rejected_unless_it_has_its_default(
+    service: LookupService, place: str, name: str, default: Any, others: list[Any], advice: str
+) -> None:
+    if default is not ...:
+        answer = answer_of(service, request_with(place, parameter(name, default)))
+        assert bytes(answer.raw_output_contents[0]) == b"\x01\x00"
+    for value in others:
+        with pytest.raises(Refusal) as caught:
+            answer_of(service, request_with(place, parameter(name, value)))
+        message = str(caught.value)
+        assert caught.value.status is Status.INVALID_ARGUMENT
+        shown = f"parameter {name!r} of {'the request' if place == 'request' else place}"
+        assert message.startswith(f"model 'item': {shown}")
+        assert f"is {value or 0!r}, expected " in message
+        assert advice in message
+    assert service.metrics.value("rejected_total", reason="parameter") == len(others)
+
+
+def test_uint64_parameters_are_read(service: LookupService) -> None:
+    entry = InferParameterEntry("priority", InferParameter(uint64_param=5))
+    with pytest.raises(
+        Refusal, match="parameter 'priority' of the request is 5, expected 0; calls"
+    ):
+        answer_of(service, request_with("request", entry))
+
+
+def test_bugs_count_as_internal_errors(
+    tables: MemoryTables, service: LookupService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tables, "lookup", broken)
+    with pytest.raises(ZeroDivisionError):
+        answer_of(service, InferRequest("item", **WHOLE))
+    assert service.metrics.value("pulls_total", code="INTERNAL") == 1
+    assert service.metrics.value("pulls_total", code="OK") == 0
+
+
+def test_every_field_of_a_request_has_an_effect(
+    tables: MemoryTables, service: LookupService
+) -> None:
+    first = tables.versions()[0].hash
+    tables.publish(2, rows_of_step(2))
+    tables.refresh()
+    raw = InferTensor("ids", "INT64", (2, 1))
+    whole = {"inputs": (raw,), "raw_input_contents": (IDS.tobytes(),)}
+    plain = answer_of(service, InferRequest("item", **whole))
+    assert [(each.name, each.datatype, each.shape) for each in plain.outputs] == [
+        ("rows", "FP32", (2, 1, 4)),
+        ("found", "BOOL", (2, 1)),
+    ]
+    assert np.frombuffer(plain.raw_output_contents[0], np.float32)[0] == 2
+    assert answer_of(service, InferRequest("user", **whole)).outputs[0].shape == (2, 1, 2)
+    older = answer_of(service, InferRequest("item", first, **whole))
+    assert older.model_version == first
+    assert np.frombuffer(older.raw_output_contents[0], np.float32)[0] == 1
+    assert answer_of(service, InferRequest("item", id="call 7", **whole)).id == "call 7"
+    typed = InferTensor("ids", "INT64", (2, 1), TensorContents((7, -1)))
+    assert answer_of(service, InferRequest("item", inputs=(typed,))) == plain
+    turned = (RequestedOutput("found"), RequestedOutput("rows"))
+    answer = answer_of(service, InferRequest("item", outputs=turned, **whole))
+    assert answer.raw_output_contents == plain.raw_output_contents[::-1]
+
+
+WHOLE: dict[str, Any] = {
+    "inputs": (InferTensor("ids", "INT64", (2,)),),
+    "raw_input_contents": (IDS.tobytes(),),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"raw_input_contents": (IDS.tobytes(), b"")}, "2 raw_input_contents and 0 int64_contents"),
+        (
+            {"inputs": (InferTensor("ids", "INT64", (2,), TensorContents((7, -1))),)},
+            "1 raw_input_contents and 2 int64_contents",
+        ),
+        ({"outputs": (RequestedOutput("found"),) * 2}, "each at most once"),
+        ({"outputs": (RequestedOutput("scores"),)}, "found the outputs scores, expected rows and"),
+        ({"inputs": WHOLE["inputs"] * 2}, "takes one input"),
+    ],
+)
+def test_what_contradicts_itself_is_rejected(
+    service: LookupService, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refusal, match=said) as caught:
+        answer_of(service, InferRequest("item", **{**WHOLE, **fields}))
+    assert caught.value.status is Status.INVALID_ARGUMENT
+
+
+# Contents of other types, of one byte: bool 1, int 2, uint 4, uint64 5, fp32 6, fp64 7, bytes 8.
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 7, 8])
+def test_contents_of_another_type_are_rejected(service: LookupService, number: int) -> None:
+    contents = bytes([number << 3 | 2, 1, 1])
+    tensor = encode(WHOLE["inputs"][0]) + bytes([5 << 3 | 2, len(contents)]) + contents
+    content = (
+        encode(InferRequest("item", raw_input_contents=WHOLE["raw_input_contents"]))
+        + bytes([5 << 3 | 2, len(tensor)])
+        + tensor
+    )
+    with pytest.raises(
+        Refusal, match=f"no TensorContents: field {number} is not supported"
+    ) as info:
+        answer_of(service, content)
+    assert info.value.status is Status.INVALID_ARGUMENT
+
+
+def test_fields_that_the_protocol_may_get_later_are_rejected(service: LookupService) -> None:
+    with pytest.raises(
+        Refusal, match="field 15 is not supported, these are: 1 model_name, 2 model_"
+    ):
+        answer_of(service, encode(InferRequest("item", **WHOLE)) + bytes([15 << 3, 1]))
+
+
+def test_the_version_of_a_model_counts_for_its_readiness_and_metadata(
+    tables: MemoryTables, service: LookupService
+) -> None:
+    kept = tables.versions()[0].hash
+    for version, is_ready in (("", True), (kept, True), ("1", False)):
+        content = encode(ModelRequest("item", version))
+        assert decode(Ready, model_ready(service, content)).ready is is_ready
+        if is_ready:
+            assert decode(ModelMetadata, model_metadata(service, content)).versions == (kept,)
+            continue
+        with pytest.raises(Refusal, match="version '1' is not kept") as caught:
+            model_metadata(service, content)
+        assert caught.value.status is Status.NOT_FOUND
