@@ -1,7 +1,8 @@
-"""Two towers and the sequence model next to RecBole's BPR and SASRec, on one split of one file.
+"""Two towers and the sequence model next to popularity, ALS of implicit, and BPR and SASRec of RecBole.
 
-``python -m benchmarks.recbole RATINGS [--seeds N] [--epochs N] [--models NAME,…]`` prints a line for each
-run, and a table of means. `nox -s recbole` makes the environment.
+``python -m benchmarks.recbole RATINGS [--seeds N] [--epochs N] [--models NAME,…]`` splits one file of
+ratings, prints a line for each run, and a table of means. `nox -s recbole` creates the environment. Peers
+that ``--models`` does not name need not be installed.
 """
 
 from __future__ import annotations
@@ -20,21 +21,29 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.recbole_split import BATCH_SIZE, DIM, prepare
+from benchmarks.recbole_split import BATCH_SIZE, DIM, PARTS, prepare
+from sparring_train import load_config
 
 __all__: list[str] = []
 
 ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
 METRICS = ("recall@10", "ndcg@10", "mrr@10")
 
-# Epochs of ours are fixed, those of the sequence model and its dropout by what the validation gave;
-# RecBole's stop early, after 30 epochs without a better MRR@10 there, and the best are tested.
-EPOCHS = {"two_towers": 6, "sequence": 30, "BPR": 300, "SASRec": 60}
-THEIRS = ("BPR", "SASRec")
+# Epochs of RecBole's models, at most: they stop after 30 epochs without a better MRR@10 of the
+# validation, and the best ones are tested.
+RECBOLE = {"BPR": 300, "SASRec": 60}
+IMPLICIT = ("popularity", "ALS")
 
-# The configuration, and what is another in its sections `data` and `model`.
+# The configuration, the section `data`, and the other keys that are overridden. Two towers run as their
+# file says; the prepared rows have no label to compare with `model.positive`. Epochs and dropout of the
+# sequence model were chosen by the validation.
 OURS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "two_towers": ("two-towers.yaml", {"categorical": ["user", "item"], "batch_size": 2048}, {}),
+    "two_towers": (
+        "two-towers.yaml",
+        {"categorical": ["user", "item"]},
+        {"model.positive": None},
+    ),
     "sequence": (
         "sequence.yaml",
         {
@@ -43,9 +52,16 @@ OURS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "share_tables": {"history": "item"},
             "batch_size": BATCH_SIZE,
         },
-        {"user": "user", "dropout": 0.5},
+        {
+            "model.user": "user",
+            "model.item": "item",
+            "model.embedding_dim": DIM,
+            "model.dropout": 0.5,
+            "training.epochs": 30,
+        },
     ),
 }
+MODELS = (*OURS, *RECBOLE, *IMPLICIT)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,12 +70,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("ratings", type=Path, help="ratings.csv of MovieLens")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each model")
     parser.add_argument("--epochs", type=int, help="at most, for a short try")
-    parser.add_argument("--models", default=",".join(EPOCHS), help="some of these, with commas")
+    parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas")
+    parser.add_argument(
+        "--part",
+        choices=tuple(PARTS),
+        default="test",
+        help="valid ranks the validation; refit ranks the test and trains on the validation, too",
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--length", type=int, default=10, help="of histories; RecBole's own: 50")
     parser.add_argument("--blocks", type=int, default=1, help="of attention; RecBole's own: 2")
     parser.add_argument("overrides", nargs="*", help="of our configurations")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
+    models = given.models.split(",")
+    if given.part != "test" and not RECBOLE.keys().isdisjoint(models):
+        parser.error(f"--part {given.part} needs --models without {', '.join(RECBOLE)}")
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
         split = prepare(given.ratings, Path(folder), length=given.length)
@@ -69,15 +94,12 @@ def main(arguments: Sequence[str]) -> int:
         )
         found: dict[str, list[dict[str, float]]] = {}
         for seed in range(1, given.seeds + 1):
-            for model in given.models.split(","):
-                command = (theirs if model in THEIRS else ours)(Path(folder), model, seed, given)
+            for model in models:
+                command = (ours if model in OURS else theirs)(Path(folder), model, seed, given)
                 result = last_line(command, Path(folder))
-                metrics = result.pop("metrics")
-                row = {name: metrics[name] for name in METRICS}
-                row |= {
-                    "seconds": result["seconds"],
-                    "epochs": result.get("epochs", epochs_of(model, given)),
-                }
+                row = {name: result["metrics"][name] for name in METRICS}
+                epochs = result.get("epochs") or epochs_of(model, given)
+                row |= {"seconds": result["seconds"], "epochs": epochs}
                 found.setdefault(model, []).append(row)
                 console.print(
                     model, f"seed {seed}", {name: round(value, 4) for name, value in row.items()}
@@ -87,35 +109,48 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def epochs_of(model: str, given: argparse.Namespace) -> int:
-    """Of a run, at most."""
-    return min(EPOCHS[model], given.epochs or EPOCHS[model])
+    """Epochs of a run of RecBole or of ours, at most."""
+    own = RECBOLE.get(model)
+    if own is None:
+        config, _, overrides = OURS[model]
+        own = overrides.get("training.epochs", load_config(CONFIGS / config).training.epochs)
+    return min(own, given.epochs or own)
 
 
 def theirs(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
-    """The command of a run of RecBole, whose epochs are those until the best one."""
-    settings = {"seed": seed, "epochs": epochs_of(model, given), "threads": given.threads}
-    settings |= {"length": given.length, "blocks": given.blocks}
+    """The command of a run of a peer; RecBole reports the epochs until the best one."""
+    settings = {"seed": seed, "threads": given.threads}
+    if model in RECBOLE:
+        program = "recbole_process"
+        settings |= {
+            "epochs": epochs_of(model, given),
+            "length": given.length,
+            "blocks": given.blocks,
+        }
+    else:
+        program = "implicit_process"
+        settings |= {"part": given.part}
     options = [f"--{name}={value}" for name, value in settings.items()]
-    program = [sys.executable, "-m", "benchmarks.peers.recbole_process"]
-    return [*program, str(folder), model, *options]
+    return [sys.executable, "-m", f"benchmarks.peers.{program}", str(folder), model, *options]
 
 
 def ours(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
     """The command of a run of ours."""
-    config, data, section = OURS[model]
-    if model == "sequence":
-        section |= {"length": given.length, "blocks": given.blocks}
+    config, data, overrides = OURS[model]
     data = {
-        "kind": "table", "path": str(folder / "test.parquet"), "required": ["user", "item"],
-        "split": {"column": "fold"}, **data,
+        "kind": "table", "path": str(folder / f"{given.part}.parquet"),
+        "required": ["user", "item"], "split": {"column": "fold"},
+        "batch_size": load_config(CONFIGS / config).data.batch_size, **data,
     }  # fmt: skip
     overrides = {
-        "data": data, "model": {"kind": model, "embedding_dim": DIM, **section}, "seed": seed,
-        "training.epochs": epochs_of(model, given), "threads": given.threads,
+        **overrides, "data": data, "seed": seed, "training.epochs": epochs_of(model, given),
+        "threads": given.threads,
     }  # fmt: skip
+    if model == "sequence":
+        overrides |= {"model.length": given.length, "model.blocks": given.blocks}
     # JSON is YAML.
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    program = [sys.executable, "-m", "sparring", "train", str(ROOT / "configs" / config)]
+    program = [sys.executable, "-m", "sparring", "train", str(CONFIGS / config)]
     return [*program, *words, *given.overrides, "--json"]
 
 

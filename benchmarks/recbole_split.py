@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-__all__ = ["BATCH_SIZE", "DIM", "TOP_K", "Split", "prepare"]
+__all__ = ["BATCH_SIZE", "DIM", "PARTS", "TOP_K", "Split", "prepare"]
 
 LEAST_RATING = 4
 """Ratings below are no interaction."""
@@ -21,6 +21,9 @@ DIM = 64
 BATCH_SIZE = 256
 """Of the sequence models."""
 TOP_K = 10
+PARTS = {"test": (2, 0), "valid": (2, 1), "refit": (1, 0)}
+"""Name of a split → the places from the end of a user's last row of training, and of the row that is
+ranked. `refit` trains on the validation, too, as one does when the parameters are chosen."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -42,7 +45,12 @@ class Split:
     @property
     def is_train(self) -> npt.NDArray[np.bool_]:
         """Neither test nor validation, ``(n,)``."""
-        return self.place_from_end >= 2
+        return self.of_part("test")[0]
+
+    def of_part(self, part: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which rows are trained on and which are ranked in one of `PARTS`, ``(n,)`` each."""
+        last, ranked = PARTS[part]
+        return self.place_from_end >= last, self.place_from_end == ranked
 
     def by_user(self) -> list[Ids]:
         """Rows of each user, in order of time."""
@@ -59,8 +67,8 @@ class Split:
 def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
     """Reads a `ratings.csv` of MovieLens; writes what each side reads.
 
-    ``ratings/ratings.inter`` is RecBole's. ``test.parquet`` and ``valid.parquet`` are ours: the rows
-    of training, and those of the test or of the validation, each with the `length` items before.
+    ``ratings/ratings.inter`` is RecBole's. ``test.parquet`` and the others of `PARTS` are ours: the rows
+    of training and those that are ranked, each with the `length` items before.
     """
     table = csv.read_csv(ratings)
     names = ("userId", "movieId", "rating", "timestamp")
@@ -81,8 +89,8 @@ def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
     lines = [f"{user}\t{item}\t{place}\n" for place, (user, item) in rows]
     header = "user_id:token\titem_id:token\ttimestamp:float\n"
     (folder / "ratings/ratings.inter").write_text(header + "".join(lines))
-    for name, place in (("test", 0), ("valid", 1)):
-        parquet.write_table(_table(split, place, length), folder / f"{name}.parquet")
+    for part in PARTS:
+        parquet.write_table(_table(split, part, length), folder / f"{part}.parquet")
     return split
 
 
@@ -92,15 +100,15 @@ def _is_frequent(ids: Ids) -> npt.NDArray[np.bool_]:
     return is_frequent
 
 
-def _table(split: Split, test_place: int, length: int) -> Any:
-    """Rows of training, and as the test those at a place from the end."""
-    is_test = split.place_from_end == test_place
+def _table(split: Split, part: str, length: int) -> Any:
+    """Rows of training, and as the test those that are ranked."""
+    is_train, is_test = split.of_part(part)
     histories = [
         split.items[rows[max(0, at - length) : at] if at else rows[:0]]
         for rows in split.by_user()
         for at in range(len(rows))
     ]
-    kept = np.flatnonzero(split.is_train | is_test)
+    kept = np.flatnonzero(is_train | is_test)
     return pa.table(
         {
             "user": split.users[kept],

@@ -4,7 +4,7 @@
     python -m fuzz.calls --replay CORPUS                once each, so that coverage can be measured
 
 The bytes are a program of steps on connections to a server over loopback. After each program the server
-must answer a health probe, and when the longest deadline has passed, no call may hold a thread.
+must answer a health probe, and when the longest deadline has passed, no call may occupy a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_target() -> CallsTarget:
-    """Imports what is fuzzed, and starts a server."""
+    """Imports the instrumented modules, and starts a server."""
     from sparring.contracts import TableConfig
     from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
     from sparring_serve.testing import MemoryTables
@@ -155,7 +155,7 @@ class CallsTarget:
 
 
 class _Failures(logging.Handler):
-    """Keeps what a server logs as a failure of its own."""
+    """Collects the errors that a server logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

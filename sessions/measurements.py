@@ -40,6 +40,9 @@ RECBOLE_NEEDS = (
     "tensorboard", "texttable", "thop", "tqdm",
 )  # fmt: skip
 
+# ALS, the peer of two towers.
+IMPLICIT = "implicit==0.7.3"
+
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
 
 
@@ -94,7 +97,7 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session
 def recbole(session: nox.Session) -> None:
-    """Prints the quality of models that rank, ours and RecBole's, of one split; ``-- RATINGS.CSV``.
+    """Prints the quality of models that rank, ours and those of peers, of one split; ``-- RATINGS.CSV``.
 
     Further words go to `benchmarks.recbole`: ``--seeds 1`` is shorter. Without a file it takes that of
     ml-latest-small in the folder SPARRING_TEST_DATA; nothing is fetched.
@@ -109,7 +112,7 @@ def recbole(session: nox.Session) -> None:
             "https://grouplens.org/datasets/movielens/latest/, unpack it, and say "
             "nox -s recbole -- ml-latest-small/ratings.csv"
         )
-    session.install(TORCH, *RECBOLE_NEEDS, silent=True)
+    session.install(TORCH, IMPLICIT, *RECBOLE_NEEDS, silent=True)
     session.install("--no-deps", RECBOLE, silent=True)
     install_family(session, "backend-hkv", "packed", "framework-torch", "train")
     command = ("python", "-m", "benchmarks.recbole", str(ratings.resolve()), *words)

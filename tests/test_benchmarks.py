@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -95,10 +98,47 @@ def test_both_sides_of_recbole_read_one_split(
     assert split.users.tolist() == splits.Split.load(tmp_path).users.tolist()
     theirs = (tmp_path / "ratings/ratings.inter").read_text().splitlines()
     assert theirs[:3] == ["user_id:token\titem_id:token\ttimestamp:float", "1\t1\t0", "1\t2\t1"]
-    for name, item, history in (("test", 9, liked[:-1]), ("valid", 8, liked[:-2])):
+    for name, num_trained, item, history in (
+        ("test", 6, 9, liked[:-1]),
+        ("valid", 6, 8, liked[:-2]),
+        ("refit", 7, 9, liked[:-1]),
+    ):
         rows = parquet.read_table(tmp_path / f"{name}.parquet").to_pylist()
         held_out = [each for each in rows if each["fold"] == "test"]
         assert [each["item"] for each in held_out] == [item] * 8
         assert all(each["history"] == history for each in held_out)
         trained_on = [each["item"] for each in rows if each["fold"] == "train"]
-        assert trained_on == liked[:-2] * 8
+        assert trained_on == liked[:num_trained] * 8
+
+
+@pytest.mark.parametrize(
+    ("options", "recall", "ndcg"),
+    [
+        pytest.param(["--epochs", "8"], 0.07, 0.034, id="some epochs"),
+        pytest.param([], 0.077, 0.036, id="all epochs", marks=pytest.mark.long),
+    ],
+)
+def test_two_towers_recommend_better_than_popularity_as_configured(
+    options: list[str],
+    recall: float,
+    ndcg: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
+    ratings = data / "ml-latest-small" / "ratings.csv"
+    if not ratings.exists():
+        pytest.skip(f"needs {ratings}; SPARRING_TEST_DATA names the folder above ml-latest-small")
+    pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+    pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
+    pytest.importorskip("sparring_hkv", reason="needs sparring-hkv, which the configuration names")
+    monkeypatch.syspath_prepend(str(ROOT))
+    program = importlib.import_module("benchmarks.recbole")
+    chosen = ["--models", "two_towers,popularity", "--seeds", "1", "--threads", "1"]
+    assert program.main([str(ratings), *chosen, *options]) == 0
+    # Long lines are wrapped.
+    lines = re.findall(r"^(\w+)\s+seed\s+1\s+(\{[^}]*\})", capsys.readouterr().out, re.MULTILINE)
+    found = {model: ast.literal_eval(row) for model, row in lines}
+    assert found["popularity"]["recall@10"] == 0.0449
+    assert found["two_towers"]["recall@10"] > recall
+    assert found["two_towers"]["ndcg@10"] > ndcg

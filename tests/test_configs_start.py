@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -50,21 +51,28 @@ def train(
     services: ExitStack,
     capsys: pytest.CaptureFixture[str],
 ) -> Train:
-    """Runs ``sparring train`` in a folder of its own; what it says at its end."""
+    """Runs ``sparring train`` on a copy in a folder of its own; what it says at its end."""
 
     def run(path: Path) -> dict[str, Any]:
         folder = tmp_path / path.stem
-        folder.mkdir()
+        copied = copy_of(path, folder)
         monkeypatch.chdir(folder)
-        overrides = [f"training.steps={STEPS}", "threads=1", *adapted(path, folder, services)]
-        assert main(["train", str(path), *overrides, "--json"]) == 0, capsys.readouterr().err
+        overrides = [f"training.steps={STEPS}", "threads=1", *adapted(copied, services)]
+        assert main(["train", str(copied), *overrides, "--json"]) == 0, capsys.readouterr().err
         result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         return result
 
     return run
 
 
-def adapted(path: Path, folder: Path, services: ExitStack) -> list[str]:
+def copy_of(path: Path, folder: Path) -> Path:
+    """A copy of a config in ``configs`` below a folder, so that its relative paths stay there."""
+    copied = folder / "configs" / path.name
+    copied.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(path, copied))
+
+
+def adapted(path: Path, services: ExitStack) -> list[str]:
     """Writes the data that a config looks for; what else of it must be another here."""
     config = load_config(path)
     need(config.framework)
@@ -72,9 +80,9 @@ def adapted(path: Path, folder: Path, services: ExitStack) -> list[str]:
         pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     overrides = []
     if config.data.kind in ("movielens", "table"):
-        write_ratings(folder / config.data.path)
+        write_ratings(Path(config.data.path))
     elif config.data.kind == "criteo":
-        write_clicks(folder / config.data.path)
+        write_clicks(Path(config.data.path))
         overrides += ["data.batch_size=64"]
     else:
         overrides += ["data.samples=20000", "data.test_samples=500"]
@@ -131,7 +139,7 @@ def write_clicks(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
     result = train(path)
-    config = load_config(path)
+    config = load_config(Path.cwd() / "configs" / path.name)
     assert result["steps"] == STEPS
     assert all(result["rows"].values()), result["rows"]
     assert result["metrics"]
@@ -151,7 +159,7 @@ def test_the_parameters_config_learns_from_pushes(
 ) -> None:
     serving = pytest.importorskip("sparring_serve")
     monkeypatch.chdir(tmp_path)
-    config = serving.read_serving_config(PARAMETERS)
+    config = serving.read_serving_config(copy_of(PARAMETERS, tmp_path))
     with ExitStack() as started:
         servers = [
             started.enter_context(
@@ -179,10 +187,10 @@ def test_the_serving_config_serves_what_the_quickstart_trained(
     need("hkv")
     monkeypatch.chdir(tmp_path)
     small = [f"training.steps={STEPS}", "data.samples=20000", "data.test_samples=500"]
-    quickstart = str(ROOT / "configs/quickstart.yaml")
+    quickstart = str(copy_of(ROOT / "configs/quickstart.yaml", tmp_path))
     assert main(["train", quickstart, "snapshots.url=runs/quickstart", *small, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    config = serving.read_serving_config(SERVING)
+    config = serving.read_serving_config(copy_of(SERVING, tmp_path))
     assert main(["publish", "runs/quickstart", config.snapshots]) == 0
     with (
         serving.open_server(config, address="127.0.0.1:0") as server,

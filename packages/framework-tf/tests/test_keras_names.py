@@ -223,7 +223,9 @@ def test_nested_outputs_are_those_of_keras_rs(kind: str, combiner: str, is_weigh
             layer(*given)
             layer.variables[0].assign(matrix)
         found.append(layer(*given))
-    keras.tree.map_structure(lambda *own: np.testing.assert_allclose(*own, rtol=1e-5), *found)
+    keras.tree.map_structure(
+        lambda theirs, ours: np.testing.assert_allclose(ours, theirs, rtol=1e-5), *found
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sparring_tf import Embedding, Optimizer
 
 IDS = np.array([3, -1, 2**40], np.int64)
 # They become smaller, so that a maximum over steps differs from a mean.
-SCALES = np.float32([1, 0.5, 0.1, 0.05])[:, None, None]
+SCALES = np.array([1, 0.5, 0.1, 0.05], np.float32)[:, None, None]
 GRADIENTS = SCALES * np.random.default_rng(1).standard_normal((4, 3, 5)).astype(np.float32)
 SGD = keras.optimizers.SGD
 

@@ -49,7 +49,7 @@ LABELS = np.ones((20, 1), np.float32)
 
 def model_of(kind: str) -> tuple[Any, Any]:
     """A compiled model over ids ``(b, 2)``, and its layer, which admits an id in its second step."""
-    options = {"admission": {"kind": "frequency", "k": 2}}
+    options: dict[str, Any] = {"admission": {"kind": "frequency", "k": 2}}
     if kind == "DistributedEmbedding":
         table = TableConfig("item", embedding_dim=4, **options)
         layer: Any = DistributedEmbedding(FeatureConfig("item", table))

@@ -51,6 +51,7 @@ def test_validation_with_gradients_enabled_changes_and_keeps_nothing(name: str) 
     optimizer = Optimizer(module, torch.optim.Adam, lr=0.1)
     call(module, IDS).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
     before = module.embeddings_of(IDS)
     module.eval()
     for begin in range(0, 1_000, 100):

@@ -83,6 +83,7 @@ def test_closure_is_called_with_gradients_and_its_loss_returned() -> None:
         loss = optimizer.step(closure)
     assert isinstance(loss, float)
     assert embedding.num_rows() == {"table": 2}
+    optimizer.zero_grad()
     assert optimizer.step() is None
 
 

@@ -63,27 +63,35 @@ def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> Non
     embedding = Embedding(DIM, name="table", storage="memory")
     optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0, update=update)
     before = embedding.embeddings_of(IDS[:2])
+    for _ in range(2):
+        optimizer.step()  # without a gradient, it changes nothing
     for _ in range(2):  # gradients of several micro-batches add up
         embedding(IDS[:2]).sum().backward()
     optimizer.step()
-    optimizer.step()  # without a gradient, it changes nothing
+    with pytest.raises(InvalidArgumentError, match="found no gradient after the last step"):
+        optimizer.step()
     embedding(IDS[:2]).sum().backward()
     with pytest.raises(InvalidArgumentError, match=r"no zero_grad\(\) in between"):
         optimizer.step()
     torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 2)
     optimizer.zero_grad()
     dense = torch.optim.Adam(embedding.parameters())
-    for clear in (embedding.zero_grad, optimizer.zero_grad, dense.zero_grad):
+
+    def set_none() -> None:
+        for parameter in embedding.parameters():
+            parameter.grad = None
+
+    for clear in (embedding.zero_grad, optimizer.zero_grad, dense.zero_grad, set_none):
         clear()
         embedding(IDS[:2]).sum().backward()
         optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 5)
+    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 6)
     # Waiting gradients are dropped by their own optimizer or the model.
     optimizer.zero_grad()
     embedding(IDS[:2]).sum().backward()
     dense.zero_grad()
     optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 6)
+    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 7)
 
 
 def test_a_penalty_over_all_parameters_is_rejected() -> None:
@@ -93,7 +101,12 @@ def test_a_penalty_over_all_parameters_is_rejected() -> None:
     Optimizer(copied, torch.optim.SGD, lr=1.0)
     for each in (model, copied):
         flat = torch.cat([parameter.reshape(-1) for parameter in each.parameters()])
-        for penalty in (flat.norm(), sum(p.square().sum() for p in each.parameters())):
+        weights = [p for p in each.parameters() if p.dim() > 1]
+        penalties = (
+            flat.norm(),
+            *(sum(p.square().sum() for p in some) for some in (each.parameters(), weights)),
+        )
+        for penalty in penalties:
             with pytest.raises(UnsupportedError, match=r"'table.*dense_parameters"):
                 (each(IDS).sum() + penalty).backward()
     optimizer.zero_grad()
@@ -170,8 +183,8 @@ def test_step_uses_gradients_up() -> None:
     embedding(IDS).sum().backward()
     optimizer.step()
     once = embedding(IDS)
-    optimizer.step()
     optimizer.zero_grad()
+    optimizer.step()
     torch.testing.assert_close(embedding(IDS), once)
 
 

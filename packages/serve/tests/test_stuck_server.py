@@ -57,7 +57,7 @@ def test_a_server_is_stuck_if_all_threads_are_past_their_deadlines(
     threads = [hold(watch, each, end) for each in seconds]
     watch.start(2, stuck.set, interval_seconds=0.05)
     assert stuck.wait(20 if is_stuck else 0.6) is is_stuck
-    assert ("all 2 threads (server.threads) hold calls" in caplog.text) is is_stuck
+    assert ("all 2 threads (server.threads) are occupied by calls" in caplog.text) is is_stuck
     end.set()
     for each in threads:
         each.join()
@@ -114,7 +114,7 @@ def test_the_process_of_a_stuck_server_ends_with_70(tmp_path: Path) -> None:
                 assert isinstance(each.exception(), grpc.RpcError)
             said = process.stderr.read()
         assert process.wait(60) == EXIT_STUCK == 70
-        assert "all 2 threads (server.threads) hold calls whose deadlines passed" in said
+        assert "all 2 threads (server.threads) are occupied by calls whose deadlines passed" in said
     finally:
         process.kill()
         process.wait()

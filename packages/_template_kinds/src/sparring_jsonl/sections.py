@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sparring import LocalPath
 from sparring.contracts import TableConfig
 from sparring_train import DataSection, Feature, ModelSection, Schema
 
@@ -19,7 +20,7 @@ class JsonLinesData(DataSection):
     """Objects of JSON, one a line."""
 
     kind: Literal["json_lines"]
-    path: str = Field(min_length=1, description="The file, in UTF-8.")
+    path: LocalPath = Field(min_length=1, description="The file, in UTF-8.")
     label: str = Field(min_length=1, description="The key of the label: 0 or 1, false or true.")
     ids: _Keys = Field(min_length=1, description="Keys of ids: strings or whole numbers.")
     numbers: _Keys = Field((), description="Keys of numbers.")

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from sparring.runtime.events import EventLoop
     from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
+    from sparring.runtime.local_paths import LocalPath, is_path, resolve_path, with_paths
     from sparring.runtime.metrics import MetricCounter, MetricFamily, MetricRegistry, MetricSample
     from sparring.runtime.metrics_exporter import MetricsExporter, write_metrics_file
     from sparring.runtime.pool import Task, configure_pool, num_threads
@@ -167,6 +168,7 @@ _name = names_from(
         "sparring.runtime.events": "EventLoop",
         "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
+        "sparring.runtime.local_paths": "LocalPath is_path resolve_path with_paths",
         "sparring.runtime.metrics": "MetricCounter MetricFamily MetricRegistry MetricSample",
         "sparring.runtime.metrics_exporter": "MetricsExporter write_metrics_file",
         "sparring.runtime.pool": "Task configure_pool num_threads",
@@ -213,7 +215,7 @@ __all__ = [
     "Capabilities", "ChangePublisher", "Closable", "Codec", "Columns", "Constant",
     "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
-    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
+    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "LocalPath",
     "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
     "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
     "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "NotesBase", "PluginManager",
@@ -226,12 +228,15 @@ __all__ = [
     "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",
     "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
-    "inspect_machine", "installed_versions", "interrupted_load", "join_job", "latest_snapshot",
+    "inspect_machine", "installed_versions", "interrupted_load", "is_path", "join_job",
+    "latest_snapshot",
     "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
     "merged_chunks", "num_threads", "open_change_log", "open_place", "open_snapshot",
     "open_storage", "own_chunks", "partition", "print_json", "print_warning", "read_document",
-    "read_note", "reading", "reply_bytes", "resolve_method", "resolved_backends", "restore",
+    "read_note", "reading", "reply_bytes", "resolve_method", "resolve_path", "resolved_backends",
+    "restore",
     "retain", "rounding_seed", "state_without_keys", "suggestion", "unreadable_snapshots",
-    "update_rows", "verify_snapshot", "workload_of", "write_metrics_file", "write_note"
+    "update_rows", "verify_snapshot", "with_paths", "workload_of",
+    "write_metrics_file", "write_note"
 ]
 # fmt: on

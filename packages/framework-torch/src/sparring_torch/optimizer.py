@@ -181,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
             CapacityError: a storage is full and may not evict.
-            InvalidArgumentError: gradients came after the last step without `zero_grad` in between.
+            InvalidArgumentError: the last step had gradients, and no `zero_grad` followed.
         """
         # What torch puts around `step` takes as long as the update of a small batch.
         if self._has_step_hooks() or torch.autograd.profiler._is_profiler_enabled:
@@ -225,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._row_gradients.check_cleared()
+        has_gradients = self._row_gradients.check_cleared()
         if self._row_gradients.were_read or self.found_inf is not None:
             if not self._scale_gradients():
                 return loss
@@ -235,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
             self._updater.step(self._why_not_fused(closure is not None))
         else:
             self._updater.step()
-        self._row_gradients.count_step()
+        self._row_gradients.count_step(has_gradients=has_gradients)
         return loss
 
     def _scale_gradients(self) -> bool:

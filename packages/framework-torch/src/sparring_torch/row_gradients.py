@@ -73,6 +73,8 @@ class Anchor(_Norm):
     """The module."""
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
+        # Two dimensions: penalties that leave out biases by `dim() > 1` are rejected, too.
+        data = torch.empty(0, 1) if data is None else data
         made: Anchor = super().__new__(cls, data, True)  # type: ignore[assignment]
         made.register_post_accumulate_grad_hook(_reject_penalty)  # type: ignore[no-untyped-call]
         made.requires_grad_(requires_grad)
@@ -98,9 +100,12 @@ class Anchor(_Norm):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self.gradients is None or not self.gradients.are_waiting or _is_optimizer(_reader()):
+        if self.gradients is None or _is_optimizer(_reader()):
             return
-        self.gradients.set_norm(self.place, value)
+        if self.gradients.are_waiting:
+            self.gradients.set_norm(self.place, value)
+        elif value is None:
+            self.gradients.drop(())
 
 
 class AnchoredModule(nn.Module):
@@ -168,7 +173,8 @@ class RowGradients:
             anchor.gradients = own.gradients = self
             anchor.place = own.place = place
         self._num_seen = self._resources.num_gradients
-        self._num_stepped: int | None = None
+        self._has_stepped = False
+        """Whether a step took gradients, and no `zero_grad` followed."""
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []
@@ -203,7 +209,7 @@ class RowGradients:
             self.norm(place, value.device)
             self._norms[place] = value
             return
-        self._num_stepped = None
+        self._has_stepped = False
         if self._norms:
             self._norms[place] = None
         for name in [name for name, own in self._place.items() if own == place]:
@@ -226,28 +232,31 @@ class RowGradients:
                 each.gradients *= factors[self._place[name]]
         self.forget()
 
-    def check_cleared(self) -> None:
-        """Rejects a step whose gradients torch would add to those of the step before.
+    def check_cleared(self) -> bool:
+        """Returns whether there are gradients for a step.
 
         Raises:
-            InvalidArgumentError: if gradients came after a step without `zero_grad` between them.
+            InvalidArgumentError: if there was no `zero_grad` since a step that had gradients: torch would
+                use them again.
         """
-        if self._num_stepped in (None, self._resources.num_gradients):
-            return
-        if any(map(self._resources.has_gradient, self._place)):
-            raise InvalidArgumentError(
-                "step: found gradients of a backward() after the last step, and no zero_grad() in "
-                "between. torch would add them to the gradients of the last step, which are no longer "
-                "kept for rows; call optimizer.zero_grad() before the first backward() of each step"
-            )
+        has_gradients = any(map(self._resources.has_gradient, self._place))
+        if not self._has_stepped:
+            return has_gradients
+        found = "gradients of a backward()" if has_gradients else "no gradient"
+        use = "add to the new ones" if has_gradients else "apply again"
+        raise InvalidArgumentError(
+            f"step: found {found} after the last step, and no zero_grad() in between. torch has the "
+            f"gradients of the last step still, which it would {use}; those of rows are not kept. Call "
+            "optimizer.zero_grad() before the first backward() of each step"
+        )
 
-    def count_step(self) -> None:
+    def count_step(self, *, has_gradients: bool) -> None:
         """Notes that a step has taken all gradients so far."""
-        self._num_stepped = self._resources.num_gradients
+        self._has_stepped = has_gradients
 
     def drop(self, tables: Iterable[str]) -> None:
         """Drops the gradients since the last step."""
-        self._num_stepped = None
+        self._has_stepped = False
         for name in tables:
             self._resources.drop(name)
         self.forget()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sparring import DocumentModel, read_document
+from sparring import DocumentModel, LocalPath, read_document
 from sparring.contracts import ByteCount, passwords_in
 from sparring.errors import ConfigError
 from sparring_serve.backend_tables import BackendTableDeclaration
@@ -192,7 +192,7 @@ class ClientConfig(DocumentModel):
 class ServingConfig(DocumentModel):
     """The whole file."""
 
-    snapshots: str = Field(
+    snapshots: LocalPath = Field(
         "served",
         min_length=1,
         description="The folder that `sparring publish` writes: a path, or a URL of fsspec, as s3://bucket/served.",
@@ -248,8 +248,9 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
     """Reads a YAML file.
 
     Args:
-        path: of the file.
-        overrides: ``dotted.key=value``, later ones win.
+        path: of the file. Its relative paths start at its folder.
+        overrides: ``dotted.key=value``, later ones win. Their relative paths start at the current
+            directory.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong; a line for each fault, with its place.

@@ -119,7 +119,7 @@ def _open_older(
 
 
 _RETRY_SECONDS = 60.0
-"""A version that was refused is tried again after this time: it may have been copied completely since."""
+"""A rejected version is opened again after this time: its files may have been copied completely."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Behind:
     """The newest version, which could not be opened when the server started.
 
     Args:
-        refused: why.
+        refused: reason why it was rejected.
         names: content of the folder at the last attempt.
         list_names: lists the folder.
         open_newest: opens the newest version.
@@ -144,7 +144,7 @@ class Behind:
         """Opens the newest version.
 
         Raises:
-            SparringError: it is still refused, or nothing has changed and the last attempt was less than
+            SparringError: it is rejected again, or nothing has changed and the last attempt was less than
                 a minute ago.
         """
         names, now = self.list_names(), time.monotonic()
@@ -272,7 +272,7 @@ class PackedServingTables:
             if self._behind is None:
                 is_new = self._refresh()
             else:
-                # Calls under way end on the tables before, which close after the last of them.
+                # Calls in progress end on the previous tables, which close after the last of them.
                 self._packed, self._behind, is_new = self._behind.retry(), None, True
         except SparringError as error:
             self.not_fresh = str(error)

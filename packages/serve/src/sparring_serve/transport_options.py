@@ -29,10 +29,10 @@ minutes."""
 
 
 def server_options(longest_seconds: float) -> tuple[tuple[str, int], ...]:
-    """Options of a server that bound what one client can hold.
+    """Options of a server that limit the resources of one client.
 
     Args:
-        longest_seconds: longest deadline of a call; a call under way is not cut off when its connection
+        longest_seconds: longest deadline of a call; a call in progress is not cut off when its connection
             has reached its age.
     """
     grace_seconds = max(_MIN_GRACE_SECONDS, longest_seconds)

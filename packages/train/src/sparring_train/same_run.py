@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sparring import Snapshot
+from sparring import AUTO, Snapshot, resolve_path, with_paths
 from sparring.errors import ConfigError
 from sparring_train.config.names import short_name
+from sparring_train.config.problems import dotted
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 
-__all__ = ["ORIGINS", "RUN", "check_same_origins", "check_same_run", "described_run"]
+__all__ = [
+    "ORIGINS",
+    "RUN",
+    "absolute_paths",
+    "check_same_origins",
+    "check_same_run",
+    "described_run",
+]
 
 RUN = "run"
 """The name of the state that says what run a snapshot is of."""
@@ -29,8 +38,16 @@ _OPTIMIZER = "optimizer"
 
 
 def described_run(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that is saved, to tell runs apart by."""
-    return config.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
+    """The part of a configuration that is saved, to tell runs apart by; its paths are absolute, so that
+    it can be read from any folder."""
+    whole = absolute_paths(config)
+    return whole.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The same configuration, for any current directory."""
+    here = Path.cwd()
+    return with_paths(config, lambda _, path: path if path == AUTO else resolve_path(path, here))
 
 
 def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
@@ -63,9 +80,32 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
                 "choose another folder: snapshots.url",
                 setting=name,
             )
+    moved = _moved(snapshot, saved.get("data"), config)
     if _OPTIMIZER not in saved:
+        return moved
+    return moved + _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
+
+
+def _moved(snapshot: Snapshot, saved: Any, config: RunConfig) -> list[str]:
+    """Data that are in another folder than when the run was saved."""
+
+    def paths_of(section: Section) -> dict[str, str]:
+        found: dict[str, str] = {}
+        with_paths(
+            section,
+            lambda at, path: found.setdefault(dotted(at), resolve_path(path, Path.cwd())),
+            ("data",),
+        )
+        return found
+
+    if not isinstance(config.data, Section) or saved is None:
         return []
-    return _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
+    before = paths_of(type(config.data).model_validate(saved))
+    return [
+        f"{name} is {path} from now on; {snapshot.url} was saved with {before.get(name)}"
+        for name, path in paths_of(config.data).items()
+        if before.get(name) != path
+    ]
 
 
 def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
@@ -97,7 +137,9 @@ def _of_today(values: Any, config: RunConfig, name: str) -> Any:
     if not issubclass(section, Section):
         return values
     try:
-        today = section.model_validate(values).model_dump(mode="json")
+        # Files may be moved with their folder.
+        checked = with_paths(section.model_validate(values), lambda _, path: Path(path).name)
+        today = checked.model_dump(mode="json")
     except ValidationError:
         return values  # of another kind
     if name == "tables":

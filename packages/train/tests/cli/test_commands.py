@@ -285,7 +285,8 @@ def test_config_check_looks_at_options_of_backends(run: Run) -> None:
 def test_config_show_prints_the_effective_configuration(run: Run) -> None:
     ending = run("config", "show", "run.yaml", "training.epochs=7")
     assert ending.code == 0
-    assert parse_config(ending.out) == parse_config(RATINGS, ["training.epochs=7"])
+    given = ["training.epochs=7", f"data.path={Path.cwd() / 'ratings.csv'}"]
+    assert parse_config(ending.out) == parse_config(RATINGS, given)
 
 
 def test_a_missing_file_is_a_clean_error(run: Run) -> None:

@@ -86,8 +86,7 @@ def test_a_program_of_a_table_takes_numbers_and_ids(
     assert main(["export-program", "run.yaml", "bundle", "--served", "served"]) == 0
     assert main(["predict", "runs", "clicks.csv", "--output", "predicted.csv"]) == 0
     # The ids of a row come first.
-    options = {"delimiter": ",", "usecols": -1, "skiprows": 1, "max_rows": 3}
-    expected = np.loadtxt("predicted.csv", **options)
+    expected = np.loadtxt("predicted.csv", delimiter=",", usecols=-1, skiprows=1, max_rows=3)
     names = [hash_strings(each) for each in (["ann", "bob", "ann"], ["shoe", "hat", "hat"])]
     numbers = np.array([[20], [5], [5]], np.float32)
     with load_program("bundle", "served") as program:

@@ -100,7 +100,7 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     assert result.best_step == best
     assert result.validation == told.validated[best]
     # The test comes once, and of the best step: a run that ends there has the same metrics.
-    assert told.tested == [result.steps]
+    assert told.tested == [best]
     alone, _ = run(config({"epochs": best // 20, "keep_best": False}))
     assert alone is not None
     assert result.metrics == pytest.approx(alone.metrics, rel=1e-6)

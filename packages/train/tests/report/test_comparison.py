@@ -24,7 +24,7 @@ HOST = Host(name="box-7", system="Linux", processor="a fast one", usable_cores=8
 def a_run(rate: float = 0.1, auc: float = 0.75, **facts: Any) -> RunData:
     series = {
         "loss": Points(steps=[1, 2, 3], values=[0.7, 0.6, 0.5]),
-        "auc": Points(steps=[3], values=[auc]),
+        "auc": Points(steps=[2, 3], values=[0.6, auc]),
         "rows/user": Points(steps=[1, 3], values=[5, 10]),
     }
     config = {
@@ -50,7 +50,7 @@ def a_slice(feature: str, name: str, value: float) -> Slice:
 
 
 def other_run() -> RunData:
-    slices = [a_slice("user", "rare ids", 2.5), a_slice("item", "first visits", 3.0)]
+    slices = [a_slice("user", "rare ids", 2.5), a_slice("item", "new ids", 3.0)]
     rows = {"user": 12, "item": 3}
     facts = {"rows": rows, "peak_memory_bytes": 3 << 29, "seconds": 1.0, "slices": slices}
     return a_run(0.00001, 0.8, **facts, versions={"torch": "2.14.0", "python": "3.11"})
@@ -84,7 +84,7 @@ def test_two_runs_are_compared_on_the_terminal(files: Path, capsys: Printed) -> 
         "B: b.html",
         "test AUC 0.7500 0.8000 +0.0500",
         "RMSE, user: rare ids 2.0000 2.5000 +0.5000",
-        "RMSE, item: first visits – 3.0000",
+        "RMSE, item: new ids – 3.0000",
         "steps 3 3 0",
         "steps each second 2.0000 3.0000 +1.0000 (+50.0%)",
         "rows of all tables 10 15 +5 (+50.0%)",

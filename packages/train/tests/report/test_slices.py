@@ -17,7 +17,7 @@ from sparring_train.ranks import Ranks
 from sparring_train.report.run_data import Slice
 from sparring_train.report.slices import SliceQuality
 
-NAMES = ["first visits", "later visits", "rare ids", "ids in between", "frequent ids"]
+NAMES = ["new ids", "known ids", "rare ids", "ids in between", "frequent ids"]
 
 
 class Listed:
@@ -78,8 +78,8 @@ def test_samples_are_divided_by_how_often_their_id_was_met() -> None:
     tests = [batch_of(user=[4, 5, 6, 7]), batch_of(user=[8, 9, -1])]
     found = told(sliced(training, tests, ["user"]))
     assert found == {
-        ("user", "first visits"): (1, 0),
-        ("user", "later visits"): (6, 1 + 2 + 3 + 4 + 5 + 6),
+        ("user", "new ids"): (1, 0),
+        ("user", "known ids"): (6, 1 + 2 + 3 + 4 + 5 + 6),
         ("user", "rare ids"): (2, 1 + 2),
         ("user", "ids in between"): (2, 3 + 4),
         ("user", "frequent ids"): (2, 5 + 6),
@@ -96,8 +96,8 @@ def test_a_sample_without_an_id_is_in_no_slice() -> None:
     training = [batch_of(user=([7, 8], [1, 0, 1]))]
     tests = [batch_of(user=([8, 3], [0, 1, 0, 1]))]
     assert told(sliced(training, tests, ["user"])) == {
-        ("user", "first visits"): (1, 3),
-        ("user", "later visits"): (1, 1),
+        ("user", "new ids"): (1, 3),
+        ("user", "known ids"): (1, 1),
         ("user", "rare ids"): (1, 1),
     }
 
@@ -111,7 +111,7 @@ def test_of_very_many_ids_a_part_is_measured_and_said_so() -> None:
     assert {each.one_in for each in slices} == {4}
     unseen = [each for each in tests[0].ids["user"].ids.tolist() if not times[each]]
     by_name = {each.name: each.num_samples for each in slices}
-    assert by_name["first visits"] == pytest.approx(len(unseen) / 4, rel=0.2)
+    assert by_name["new ids"] == pytest.approx(len(unseen) / 4, rel=0.2)
     assert sum(by_name[name] for name in NAMES[:2]) == pytest.approx(3000 / 4, rel=0.2)
 
 

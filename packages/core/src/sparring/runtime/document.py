@@ -14,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sparring.errors import ConfigError
+from sparring.runtime.local_paths import resolve_path, with_paths
 from sparring.runtime.secrets import may_show_secret
 from sparring.runtime.suggestions import closest_name
 
@@ -95,16 +96,25 @@ class Document:
         self._overridden[path] = f"override {key}"
 
     def as_model(self, model: type[_Model]) -> _Model:
-        """The value as `model`.
+        """The value as `model`; relative paths of the file start at its folder, those of overrides at
+        the current directory.
 
         Raises:
             ConfigError: the value does not fit; a line for each fault.
         """
         try:
-            return model.model_validate(self.value)
+            checked = model.model_validate(self.value)
+            folder = Path(self.source).parent
+            return with_paths(
+                checked,
+                lambda at, text: text if self._is_overridden(at) else resolve_path(text, folder),
+            )
         except ValidationError as error:
             lines = [self._explain(model, each) for each in error.errors(include_url=False)]
             raise ConfigError("\n".join(lines)) from None
+
+    def _is_overridden(self, path: _Key) -> bool:
+        return any(path[: len(each)] == each for each in self._overridden)
 
     def _explain(self, model: type[BaseModel], error: Any) -> str:
         path: _Key = error["loc"]

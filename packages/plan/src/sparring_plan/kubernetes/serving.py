@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _PROCESS_BYTES = 512 << 20
 """Of a server, for what is no row: interpreter, gRPC, and `server.most_bytes_in_flight`."""
 _VERSIONS = 2
 """While a newer version is taken, the files of both are read."""
+_VOLUME = "/data"
+"""Place of the volume in a pod."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _STORE = ', sparring-object-store: "true"'
 """Label of pods that network-policy.yaml lets call object stores."""
@@ -131,7 +134,8 @@ def serving_resources(
         "command": shlex.join(command),
         "num_shards": size.num_shards,
         "num_replicas": size.num_replicas,
-        "snapshots": json.dumps(served),
+        # Relative paths of a file start at its folder, which is that of the ConfigMap.
+        "snapshots": json.dumps(served if is_remote else posixpath.join(_VOLUME, served)),
         "memory": quantity(size.memory_bytes),
         "ephemeral": f", ephemeral-storage: {copies}" if is_remote else "",
         "reason": f"{quantity(size.shard_bytes)} of a shard, twice while a version is taken, and 512 MiB",

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sparring import DocumentModel, StorageChoice, TableConfig, hyper_from, resolve_method
+from sparring import (
+    DocumentModel,
+    LocalPath,
+    StorageChoice,
+    TableConfig,
+    hyper_from,
+    resolve_method,
+)
 from sparring.contracts import ByteCount, HyperParameters, UpdateMethod, passwords_in
 from sparring.errors import InvalidArgumentError, SparringError
 
@@ -90,7 +97,7 @@ class ParametersConfig(DocumentModel):
         description="A push with NaN or infinity is refused, or those of its keys are left out and "
         "counted.",
     )
-    folders: tuple[str, ...] = Field(
+    folders: tuple[LocalPath, ...] = Field(
         ("parameters",),
         min_length=1,
         description="Folders that hold snapshots, as paths or URLs of fsspec; all shards reach them. "

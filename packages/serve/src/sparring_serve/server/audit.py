@@ -1,4 +1,4 @@
-"""`AuditLine`: who changed what on a server, in the log `sparring_serve.audit`."""
+"""`AuditLine`: who changed tables of a server, in the log `sparring_serve.audit`."""
 
 from __future__ import annotations
 

@@ -36,5 +36,5 @@ class CallLane:
             self._num_calls -= 1
 
     def close(self) -> None:
-        """Waits for the calls under way, and ends the threads."""
+        """Waits for the calls in progress, and ends the threads."""
         self.threads.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""`CallWatch`: the calls that hold threads, and a thread that notices when all of them are stuck."""
+"""`CallWatch`: the calls that occupy threads, and a thread that notices when all of them are stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CallWatch"]
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 30.0
-"""How long after its deadline a call may still hold a thread."""
+"""Time after its deadline for which a call may still occupy a thread."""
 _NO_DEADLINE_SECONDS = 600.0
 """After how long a call without a deadline should have ended."""
 _MAX_SECONDS = 86_400.0
@@ -62,7 +62,7 @@ class CallWatch:
         return 0.0 if call is None else call.waited_seconds
 
     def num_overdue(self) -> int:
-        """Number of calls that hold a thread long after their deadline."""
+        """Number of calls that still occupy a thread long after their deadline."""
         limit = time.monotonic() - _GRACE_SECONDS
         with self._lock:
             return sum(call.deadline < limit for call in self._calls.values())
@@ -70,14 +70,14 @@ class CallWatch:
     def start(
         self, num_threads: int, on_stuck: Callable[[], None], interval_seconds: float = 1.0
     ) -> None:
-        """Calls `on_stuck` once if all threads of the server hold overdue calls."""
+        """Calls `on_stuck` once if overdue calls occupy all threads of the server."""
 
         def look() -> None:
             while not self._stop.wait(interval_seconds):
                 if self.num_overdue() >= num_threads:
                     _log.critical(
-                        "all %d threads (server.threads) hold calls whose deadlines passed more than "
-                        "%g s ago: this server answers no calls any more",
+                        "all %d threads (server.threads) are occupied by calls whose deadlines passed "
+                        "more than %g s ago: this server answers no calls any more",
                         num_threads, _GRACE_SECONDS,
                     )  # fmt: skip
                     on_stuck()

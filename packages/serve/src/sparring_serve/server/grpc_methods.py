@@ -1,9 +1,9 @@
 """The methods of the port, as a generic handler of gRPC: bytes in, bytes out, no generated code.
 
 A method is called when the headers of a call have arrived. It checks the token and the deadline, and then
-reads the one message itself, so that a call that sends no message holds a thread until its deadline at
-most.
-Health probes have threads of their own.
+reads the one message itself, so that a call that sends no message occupies a thread until its deadline
+at most.
+Health probes have separate threads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 _Answer = Callable[[bytes, Any], bytes]
 _CheckDeadline = Callable[[float], None]
-_NoteRefused = Callable[[str, float], None]
+_NoteRejected = Callable[[str, float], None]
 
 _PROBE_MESSAGE_SECONDS = 1.0
 """How long the message of a health probe may take."""
@@ -104,7 +104,7 @@ class Methods:
         refresher: takes newer versions.
         tokens: who may call; None: everyone may look up, and callers on this machine may do everything.
         changes: of tables that learn; None: they are read only.
-        watch: knows the calls that hold threads of `calls`.
+        watch: knows the calls that occupy threads of `calls`.
         calls: threads of all calls except health probes.
         probes: threads of health probes.
         rejections: threads that reject calls for which a lane has no room.
@@ -230,7 +230,7 @@ class Method:
     """The role that it needs; empty for probes, which need none."""
     check_deadline: _CheckDeadline | None = None
     """Rejects deadlines; None accepts calls without one, whose message must come soon."""
-    note_refused: _NoteRefused | None = None
+    note_rejected: _NoteRejected | None = None
     """Counts a call that is rejected before its message is read: its status and its seconds."""
 
 
@@ -367,6 +367,10 @@ class _Call:
         try:
             return next(messages)
         except StopIteration:
+            # gRPC reports the end of a call also in this way.
+            if context.time_remaining() <= 0 or not context.is_active():
+                self._note("CANCELLED")
+                raise _CallEndedError from None
             refusal = Refusal(
                 Status.INVALID_ARGUMENT,
                 f"{self.name}: the call has no message; send one request",
@@ -382,14 +386,14 @@ class _Call:
                 timer.cancel()
 
     def count(self, refusal: Refusal) -> None:
-        """Counts the call if it is rejected before its method is asked."""
+        """Counts the call if it is rejected before its method runs."""
         self.methods.service.metrics.count_rejected(refusal.reason)
         self._note(refusal.status.value)
 
     def _note(self, code: str) -> None:
-        if self.method.note_refused is not None:
+        if self.method.note_rejected is not None:
             waited = self.methods.watch.waited_seconds() or time.monotonic() - self.arrived
-            self.method.note_refused(code, waited)
+            self.method.note_rejected(code, waited)
 
     @staticmethod
     def abort(refusal: Refusal, context: Any) -> bytes:

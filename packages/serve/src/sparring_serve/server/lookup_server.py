@@ -98,7 +98,7 @@ class LookupServer:
         self._probes = CallLane("sparring-serve-probes", _PROBE_THREADS, _MAX_PROBES)
         self._rejections = ThreadPoolExecutor(1, "sparring-serve-rejections")
         self.on_stuck: Callable[[], None] = _do_nothing
-        """Called once if all threads hold calls long after their deadlines."""
+        """Called once if calls occupy all threads long after their deadlines."""
         self.watch = CallWatch()
         longest_seconds = server.most_deadline_seconds
         if changes is not None and config.parameters is not None:

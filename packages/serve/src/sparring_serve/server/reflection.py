@@ -135,7 +135,7 @@ def add_reflection(server: grpc.Server) -> None:
 
 
 def _bounded(answer: Callable[[Iterator[Any], Any], Iterator[Any]]) -> Any:
-    """Gives the streams of a method a thread of their own and a longest time: they need no token."""
+    """Gives the streams of a method separate threads and a maximum time, because they need no token."""
 
     def answered(requests: Iterator[Any], context: Any) -> Iterator[Any]:
         timer = threading.Timer(_STREAM_SECONDS, context.cancel)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from sparring import context_of
 from sparring_train.cli.train import ConfigArgument, OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.config.printer import config_as_yaml
+from sparring_train.same_run import absolute_paths
 
 __all__ = ["add_config"]
 
@@ -23,8 +26,11 @@ def show(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
 ) -> None:
-    """Print the whole configuration as YAML, defaults and overrides included."""
-    typer.echo(config_as_yaml(load_config(config, overrides or ())), nl=False)
+    """Print the whole configuration as YAML: defaults and overrides included, paths absolute."""
+    # What is printed holds wherever it is saved.
+    folder = str(Path(config).absolute().parent)
+    whole = absolute_paths(load_config(config, overrides or (), folder=folder))
+    typer.echo(config_as_yaml(whole), nl=False)
 
 
 def check(

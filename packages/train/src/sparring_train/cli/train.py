@@ -51,6 +51,15 @@ def train(
             help="Go on from the newest snapshot in snapshots.url; start over if there is none.",
         ),
     ] = False,
+    relative_to: Annotated[
+        str | None,
+        typer.Option(
+            "--relative-to",
+            metavar="FOLDER",
+            help="Where relative paths of CONFIG start, in place of its folder; for a file that is "
+            "mounted elsewhere.",
+        ),
+    ] = None,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +72,7 @@ def train(
     """Train and evaluate what a configuration describes."""
     manager = context_of(context).plugin_manager
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
-    run_config = load_config(config, given, plugin_manager=manager)
+    run_config = load_config(config, given, folder=relative_to, plugin_manager=manager)
     if trace is not None:
         report = run_config.report.model_copy(update={"trace_path": trace})
         run_config = run_config.model_copy(update={"report": report})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from sparring import AUTO, resolved_backends
+from sparring import AUTO, is_path, make_plugin_manager, resolved_backends
 from sparring.contracts import Descriptor, StorageDescriptor
 from sparring.errors import PluginError
 from sparring_train.config.explanations import explain
@@ -17,8 +19,9 @@ from sparring_train.config.problems import ConfigPath, Problem, dotted
 
 if TYPE_CHECKING:
     from sparring import PluginManager
+    from sparring_train.config.run import RunConfig
 
-__all__ = ["check_backends"]
+__all__ = ["check_backends", "with_option_paths"]
 
 _PARTS = ("storage", "collective", "rendezvous")
 
@@ -67,6 +70,57 @@ def check_backends(
             options = _late_deadlines(sections, places, manager)
         problems += options
     return problems
+
+
+def with_option_paths(
+    config: RunConfig, change: Callable[[ConfigPath, str], str], manager: PluginManager | None
+) -> RunConfig:
+    """A copy in which each path among the options of storage, collective and rendezvous is replaced.
+
+    Args:
+        config: the configuration.
+        change: see `sparring.with_paths`.
+        manager: where backends are looked up; what is wrong is left as it is. None: all that are
+            installed.
+    """
+    given = [part for part in _PARTS if getattr(config, part).options]
+    if not given:
+        return config
+    manager = manager or make_plugin_manager()
+    changed = {}
+    for part in given:
+        section = getattr(config, part)
+        find: Callable[[str], Descriptor] = getattr(manager, part)
+        with suppress(PluginError, ValidationError):
+            descriptor = find(section.backend)
+            options = _with_paths(descriptor, section.options, (part, "options"), change, manager)
+            changed[part] = section.model_copy(update={"options": options})
+    return config.model_copy(update=changed)
+
+
+def _with_paths(
+    descriptor: Descriptor,
+    options: Mapping[str, Any],
+    at: ConfigPath,
+    change: Callable[[ConfigPath, str], str],
+    manager: PluginManager,
+) -> dict[str, Any]:
+    """Options with their paths replaced, and those of storages that they name."""
+    made = copy.deepcopy(dict(options))
+    for name, field in descriptor.options.model_fields.items():
+        if isinstance(made.get(name), str) and is_path(field.annotation):
+            made[name] = change((*at, name), made[name])
+    if not isinstance(descriptor, StorageDescriptor) or descriptor.inner is None:
+        return made
+    for inner in descriptor.inner(descriptor.options.model_validate(options)):
+        section: Any = made
+        for key in inner.path:
+            section = section[key]
+        if isinstance(section, dict) and "options" in section:
+            below = (*at, *inner.path, "options")
+            found = manager.storage(inner.backend)
+            section["options"] = _with_paths(found, section["options"], below, change, manager)
+    return made
 
 
 def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sparring import LocalPath
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
 __all__ = ["ChangeNotesConfig"]
@@ -22,11 +23,12 @@ class ChangeNotesConfig(Section):
     every_seconds: PositiveFloat | None = Field(
         None, description="Publish when so much time has passed; null does not look at the clock."
     )
-    url: str | None = Field(
+    url: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The folder of the notes, which servers reach: a path, or a URL of fsspec. Null: "
-        "they are with the rows, where the storage keeps notes, as `redis` does.",
+        description="The folder of the notes, which servers reach: a path, or a URL of fsspec. Relative "
+        "paths start at the file's folder. Null: they are with the rows, where the storage keeps notes, "
+        "as `redis` does.",
     )
     keep: Annotated[int, Field(ge=2, le=100_000)] = Field(
         64,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from sparring import LocalPath
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt
 from sparring_train.data.columns import Feature, Schema
@@ -20,14 +21,14 @@ _CLICKS = Schema(
 )
 _RATINGS = Schema((Feature("user"), Feature("item")), label="number")
 
-_PATH = "Relative paths start at the current directory."
+_PATH = "Relative paths start at the file's folder."
 
 
 class MovieLensData(DataSection):
     """Ratings in the `ratings.csv` format of MovieLens: userId, movieId, rating, timestamp."""
 
     kind: Literal["movielens"]
-    path: str = Field(min_length=1, description=f"The `ratings.csv` file. {_PATH}")
+    path: LocalPath = Field(min_length=1, description=f"The `ratings.csv` file. {_PATH}")
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the ratings, drawn by `seed`, that is kept for the test."
     )
@@ -53,12 +54,12 @@ class CriteoData(DataSection):
     """Click logs: a label, 13 integers and 26 hexadecimal strings, any of them missing."""
 
     kind: Literal["criteo"]
-    path: str = Field(
+    path: LocalPath = Field(
         min_length=1,
         description="A file, or a folder of files that are read in order of name. Names that end "
         f"in `.parquet` are Parquet, all others text with tabs. {_PATH}",
     )
-    test_path: str | None = Field(
+    test_path: LocalPath | None = Field(
         None,
         min_length=1,
         description=f"A file or folder for the test; then `test_fraction` is not used. {_PATH}",
@@ -66,7 +67,7 @@ class CriteoData(DataSection):
     test_fraction: OpenFraction = Field(
         0.1, description="The part of the samples, drawn by `seed`, that is kept for the test."
     )
-    validation_path: str | None = Field(
+    validation_path: LocalPath | None = Field(
         None,
         min_length=1,
         description=f"A file or folder for validation. {_PATH}",

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import ValidationError
 
-from sparring_train.config.backends import check_backends
+from sparring import AUTO, resolve_path, with_paths
+from sparring_train.config.backends import check_backends, with_option_paths
 from sparring_train.config.explanations import explain
 from sparring_train.config.overrides import apply_override
 from sparring_train.config.partial import right_sections
 from sparring_train.config.plan import check_plan
-from sparring_train.config.problems import Place, Problem, describe_value, raise_problems
+from sparring_train.config.problems import (
+    ConfigPath,
+    Place,
+    Problem,
+    describe_value,
+    raise_problems,
+)
 from sparring_train.config.run import RunConfig, check_together
 from sparring_train.config.run_type import run_type
 from sparring_train.config.yaml_text import MAX_BYTES, ParsedText, parse_yaml
@@ -29,6 +37,7 @@ def load_config(
     path: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     *,
+    folder: str | None = None,
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
     """Reads a configuration file.
@@ -36,6 +45,8 @@ def load_config(
     Args:
         path: a YAML file in UTF-8, at most 256 KiB.
         overrides: ``dotted.key=value``, later ones win; see `apply_override`.
+        folder: where relative paths of the file start; None: at its own folder. Those of overrides
+            start at the current directory.
         plugin_manager: where given, the backends that the file names must exist, and their
             options are checked too.
 
@@ -44,7 +55,13 @@ def load_config(
             and the message a line for each: ``file:line:column: message (…)``.
     """
     source = os.fspath(path)
-    return parse_config(_read_text(source), overrides, source=source, plugin_manager=plugin_manager)
+    return parse_config(
+        _read_text(source),
+        overrides,
+        source=source,
+        folder=str(FilePath(source).parent) if folder is None else folder,
+        plugin_manager=plugin_manager,
+    )
 
 
 def parse_config(
@@ -52,6 +69,7 @@ def parse_config(
     overrides: Sequence[str] = (),
     *,
     source: str = "<text>",
+    folder: str = "",
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
     """Reads a configuration from text; `source` is how messages call it. See `load_config`."""
@@ -65,8 +83,14 @@ def parse_config(
     told = {problem.path for problem in parsed.problems}
     problems: list[Problem] = []
     kind = run_type(plugin_manager)
+
+    def resolve(at: ConfigPath, path: str) -> str:
+        is_override = parsed.places.of_value(at).line == sys.maxsize
+        return path if is_override or path == AUTO else resolve_path(path, folder)
+
     try:
-        config = kind.model_validate(value)
+        config = with_paths(kind.model_validate(value), resolve)
+        config = with_option_paths(config, resolve, plugin_manager)
         sections = dict(config)
     except ValidationError as error:
         problems = explain(error, value, parsed.places, model=kind)

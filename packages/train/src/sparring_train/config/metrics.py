@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparring import LocalPath
 from sparring_train.config.section import PositiveFloat, Section
 
 __all__ = ["MetricsConfig"]
@@ -14,12 +15,12 @@ __all__ = ["MetricsConfig"]
 class MetricsConfig(Section):
     """Writes all counters in the background now and then, and once more when training ends."""
 
-    path: str | None = Field(
+    path: LocalPath | None = Field(
         None,
         min_length=1,
         description="The file to write; null writes none. `{rank}` and `{world_size}` in it stand "
         "for what they say, so that each rank has a file of its own; without `{rank}`, rank 0 "
-        "alone writes, its own numbers. Relative paths start at the current directory.",
+        "alone writes, its own numbers. Relative paths start at the file's folder.",
     )
     port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None,

@@ -29,7 +29,11 @@ Unknown keys are errors. All errors are given at once, each with file, line and 
 override that it came from. `sparring config check` looks for them and runs nothing;
 `sparring config show` prints what a file and overrides come to, defaults included.
 
-Relative paths start at the current directory, not at the file's.
+Relative paths in a file start at the folder of the file: with `data: {path: ratings.csv}` in
+`runs/films.yaml`, `runs/ratings.csv` is read from any directory. So do paths in the options of backends.
+Paths in overrides start at the current directory, as other arguments of a command do. URLs and absolute
+paths are used as they are. `sparring train --relative-to FOLDER` names another place where the paths of
+the file start. A snapshot keeps absolute paths; data may be moved if they keep their name.
 
 Text is not taken for a number or the other way round: `8` is a number, `"8"` is not. A file holds
 at most 256 KiB and 20,000 values. Tags (`!!python/…`) are refused.

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import closest_name
+from sparring import LocalPath, closest_name
 from sparring.contracts import TableConfig
 from sparring_train.config.change_notes import ChangeNotesConfig
 from sparring_train.config.exchange import ExchangeConfig
@@ -76,13 +76,13 @@ class RendezvousConfig(Section):
 class ReportConfig(Section):
     """The report on a finished run."""
 
-    path: str | None = Field(
+    path: LocalPath | None = Field(
         None,
         min_length=1,
         description="The HTML file to write; null writes none. Relative paths start at the "
-        "current directory.",
+        "file's folder.",
     )
-    trace_path: str | None = Field(
+    trace_path: LocalPath | None = Field(
         None,
         min_length=1,
         description="The file to write a trace of all ranks to, as https://ui.perfetto.dev opens "
@@ -128,7 +128,7 @@ class RunConfig(Section):
         ChangeNotesConfig(),
         description="When servers with caches before the storage learn of trained rows.",
     )
-    plan: str | None = Field(
+    plan: LocalPath | None = Field(
         None,
         min_length=1,
         description="How tables are sharded over ranks: the file of a plan, as `sparring plan make` "

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sparring import LocalPath
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
 __all__ = ["SnapshotsConfig"]
@@ -14,12 +15,12 @@ __all__ = ["SnapshotsConfig"]
 class SnapshotsConfig(Section):
     """Snapshots are written in the background of steps, and once more when training ends."""
 
-    url: str | None = Field(
+    url: LocalPath | None = Field(
         None,
         min_length=1,
         description="The folder of this run's snapshots, which all ranks reach: a path, or a URL "
-        "of fsspec as s3://bucket/run; null saves none. Relative paths start at the current "
-        "directory.",
+        "of fsspec as s3://bucket/run; null saves none. Relative paths start at the file's "
+        "folder.",
     )
     every_steps: PositiveInt | None = Field(
         None, description="Save after every so many steps; null does not count steps."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import TableConfig
+from sparring import LocalPath, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt, Section
@@ -108,11 +108,11 @@ class TableData(DataSection):
     are ids as they are; null and the empty string are no id."""
 
     kind: Literal["table"]
-    path: str = Field(
+    path: LocalPath = Field(
         min_length=1,
         description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`); read in "
         "order of name. Names end in `.parquet`, or in `.csv` or `.tsv` with a header, `.gz` "
-        "allowed. Relative paths start at the current directory.",
+        "allowed. Relative paths start at the file's folder.",
     )
     label: _Name | None = Field(
         None,

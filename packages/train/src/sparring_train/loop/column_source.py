@@ -26,6 +26,7 @@ from sparring_train.quality import (
 )
 from sparring_train.ranks import Ranks
 from sparring_train.registered_kinds import data_kinds
+from sparring_train.report.baselines import Baselines
 from sparring_train.report.slices import SliceQuality
 
 if TYPE_CHECKING:
@@ -210,6 +211,15 @@ class ColumnSource:
         if not features or self._config.model.label is None:
             return None
         return SliceQuality(features, self.quality, ranks)
+
+    def baselines(self, ranks: Ranks) -> Baselines | None:
+        """What measures predictions that need no model; None if the best that can be reached is known."""
+        if self._config.model.label is None or any(
+            name.startswith("best_") for name in self.data.extra()
+        ):
+            return None
+        features = [each.name for each in self.data.schema.features if not each.is_list]
+        return Baselines(features, self.quality, ranks)
 
     def extra(self) -> dict[str, Any]:
         """See `Dataset.extra`."""

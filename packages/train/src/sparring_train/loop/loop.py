@@ -181,6 +181,7 @@ class _Run:
             self._total_steps(),
             trainer.versions(),
             source.slice_quality(self._ranks),
+            source.baselines(self._ranks),
         )
         self._progress = self._report.progress
         self._at = _Position()
@@ -264,8 +265,8 @@ class _Run:
         metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
         if best.metric not in metrics:
             raise ConfigError(
-                f"training.watch: found {best.metric!r}, and the metrics are {', '.join(metrics)}; choose "
-                "one of them",
+                f"training.watch: found {best.metric!r}, and the metrics are {', '.join(metrics)}; "
+                "choose one of them",
                 setting="training.watch",
             )
         why = self._source.why_undefined
@@ -422,7 +423,10 @@ class _Run:
         # Where it was not known which evaluation is the last, that was told of already.
         if self._metrics_step != self._step:
             self._metrics_step = self._step
-            self._progress.on_metrics(self._step, self._metrics)
+            step = self._step
+            if self._best is not None and self._kept is not None and self._kept.is_current:
+                step = self._best.step or step
+            self._progress.on_metrics(step, self._metrics)
 
     def _rows(self) -> dict[str, int]:
         container = self._container

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
+from typing import Any
 
 from sparring import (
     State,
@@ -20,6 +21,7 @@ from sparring_train.config.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.loop.column_source import Observe
+from sparring_train.report.baselines import Baselines
 from sparring_train.report.host import inspect_host
 from sparring_train.report.page import write_report
 from sparring_train.report.recorder import RecordingProgress, RunRecorder
@@ -42,6 +44,7 @@ class RunReport:
         total_steps: of the run, where known; spaces out how often rows are counted.
         versions: of the framework.
         slices: measures slices of the test samples, where the data allow for some.
+        baselines: measures predictions that need no model, likewise.
 
     Raises:
         PluginError: a report is asked for, and matplotlib is not installed.
@@ -55,12 +58,14 @@ class RunReport:
         total_steps: int | None,
         versions: Mapping[str, str],
         slices: SliceQuality | None,
+        baselines: Baselines | None,
     ) -> None:
         self._config = config
         self._container = container
         self._versions = dict(versions)
         self._slices: SliceQuality | None = None
         self._slices_absence = ""
+        self._baselines: Baselines | None = None
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._recorder: RunRecorder | None = None
         self.progress = progress
@@ -71,7 +76,7 @@ class RunReport:
                     f"a report at {config.report.path} needs matplotlib, which is not installed; "
                     "run: pip install 'sparring[report]', or set report.path=null"
                 )
-            self._recorder, self._slices = RunRecorder(), slices
+            self._recorder, self._slices, self._baselines = RunRecorder(), slices, baselines
             self.progress = RecordingProgress(progress, self._recorder)
         self._interval = max(1, (total_steps or _NUM_POINTS) // _NUM_POINTS)
 
@@ -92,6 +97,8 @@ class RunReport:
                 self._recorder.observe_ids(feature, column.ids)
         if self._slices is not None and is_first_epoch:
             self._slices.on_training_batch(batch)
+        if self._baselines is not None and is_first_epoch:
+            self._baselines.on_training_batch(batch)
 
     @property
     def wants_slices(self) -> bool:
@@ -100,10 +107,17 @@ class RunReport:
 
     def test_observer(self) -> Observe | None:
         """Receiver of the last predictions for the test samples; all ranks call it."""
-        if self._slices is None:
-            return None
-        self._slices.begin()
-        return self._slices.on_test_batch
+        observers: list[Observe] = []
+        for each in (self._slices, self._baselines):
+            if each is not None:
+                each.begin()
+                observers.append(each.on_test_batch)
+
+        def observe(batch: ColumnBatch, predictions: Any, labels: Any) -> None:
+            for each in observers:
+                each(batch, predictions, labels)
+
+        return observe if observers else None
 
     def states(self, result: Callable[[], TrainResult]) -> dict[str, State]:
         """State for a snapshot: the report as far as it goes, as data; nothing without a path.
@@ -122,6 +136,7 @@ class RunReport:
 
     def resume(self, states: Mapping[str, State], url: str) -> None:
         """Goes on with the curves of the snapshot at `url`, where it has some."""
+        self._baselines = None
         if self._slices is not None:
             self._slices = None
             self._slices_absence = (
@@ -170,6 +185,9 @@ class RunReport:
             metrics=dict(result.metrics),
             undefined_metrics=result.extra.get("undefined_metrics", ""),
             best={n: float(each) for n, each in best.items() if isinstance(each, (int, float))},
+            baselines=[] if self._baselines is None else self._baselines.baselines(),
+            validation=dict(result.validation),
+            best_step=result.best_step,
             rows=dict(result.rows),
             not_admitted=dict(result.not_admitted),
             skipped=dict(result.skipped),

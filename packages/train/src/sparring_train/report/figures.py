@@ -16,7 +16,7 @@ from sparring_train.report.words import metric_name
 __all__ = ["Figure", "draw_both", "draw_figures"]
 
 _MOST_RANKS_DRAWN = 300
-_ROWS = "rows/"
+_ROWS, _VALIDATION = "rows/", "validation/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,18 @@ def draw_figures(
         for name, points in series.items()
         if name.startswith(_ROWS)
     }
-    metrics = [name for name in series if name != "loss" and not name.startswith(_ROWS)]
-    has_log_loss = "log_loss" in metrics and "loss" in series
+    parts = [name for name in series if name != "loss" and not name.startswith(_ROWS)]
+    metrics = dict.fromkeys(name.removeprefix(_VALIDATION) for name in parts)
     figures = []
     if "loss" in series:
-        figures.append(_loss(series["loss"], series.get("log_loss"), best.get("log_loss")))
+        held_out = _held_out(series, "log_loss")
+        figures.append(_loss(series["loss"], held_out, best.get("log_loss")))
     for name in metrics:
-        if name == "log_loss" and has_log_loss:
-            continue  # It is in the figure of the loss.
-        figures.append(_metric(name, series[name], best.get(name)))
+        held_out = _held_out(series, name)
+        # The log loss is in the figure of the loss. One point is a number, which the tiles show.
+        is_shown = name == "log_loss" and "loss" in series
+        if not is_shown and any(len(each.steps) > 1 for each in held_out.values()):
+            figures.append(_metric(name, held_out, best.get(name)))
     if rows:
         figures.append(_rows(rows))
     if id_counts:
@@ -65,8 +68,15 @@ def draw_figures(
     return figures
 
 
-def _loss(loss: Points, test: Points | None, best: float | None) -> Figure:
-    shown = [*loss.values, *(test.values if test else ()), *([best] if best else ())]
+def _held_out(series: Mapping[str, Points], metric: str) -> dict[str, Points]:
+    """Part of the data → its series of a metric."""
+    names = {"validation": f"{_VALIDATION}{metric}", "test": metric}
+    return {part: series[name] for part, name in names.items() if name in series}
+
+
+def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> Figure:
+    shown = [value for each in (loss, *held_out.values()) for value in each.values]
+    shown += [best] if best else []
 
     def draw(axes: Any) -> None:
         smooth = _smoothed(loss.values)
@@ -74,40 +84,43 @@ def _loss(loss: Points, test: Points | None, best: float | None) -> Figure:
             loss.steps, loss.values, color="#a5b1bd", linewidth=0.8, label="training, each step"
         )
         axes.plot(loss.steps, smooth, color=COLOURS[0], linewidth=1.8, label="training, smoothed")
-        if test is not None:
-            axes.plot(test.steps, test.values, **_marked(1), label="test log loss")
-            if best is not None:
-                axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
+        for colour, (part, points) in enumerate(held_out.items(), 1):
+            axes.plot(points.steps, points.values, **_marked(colour), label=f"{part} log loss")
+        if held_out and best is not None:
+            axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
         limit_to_bulk(axes, shown)
-        axes.set_ylabel("mean loss of a sample" + (" (nats)" if test is not None else ""))
-        axes.legend(loc="upper right")
+        axes.set_ylabel("mean loss of a sample" + (" (nats)" if held_out else ""))
+        axes.legend(loc="best")
 
     caption = "Loss of each training step"
-    caption += ", and log loss on the test samples." if test is not None else "."
+    if held_out:
+        caption += f", and log loss on the {' and '.join(held_out)} samples"
+    caption += "."
     return Figure("Loss over steps", caption, svg(draw))
 
 
-def _metric(name: str, points: Points, best: float | None) -> Figure:
+def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Figure:
     shown = metric_name(name)
 
     def draw(axes: Any) -> None:
-        axes.plot(points.steps, points.values, **_marked(0), label=f"test {shown}")
+        for colour, (part, points) in enumerate(held_out.items()):
+            axes.plot(points.steps, points.values, **_marked(colour), label=f"{part} {shown}")
+            last = points.values[-1]
+            axes.annotate(
+                f"{last:.4f}",
+                (points.steps[-1], last),
+                xytext=(0, -14),
+                textcoords="offset points",
+                ha="right",
+                color=COLOURS[colour],
+            )
         if best is not None:
             axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
-        last = points.values[-1]
-        axes.annotate(
-            f"{last:.4f}",
-            (points.steps[-1], last),
-            xytext=(0, -14),
-            textcoords="offset points",
-            ha="right",
-            color=COLOURS[0],
-        )
         axes.margins(y=0.15)
-        axes.set_ylabel(f"test {shown}")
+        axes.set_ylabel(shown)
         axes.legend(loc="best")
 
-    caption = f"{shown} on the test samples"
+    caption = f"{shown} on the {' and '.join(held_out)} samples"
     caption += ", and the best that any model can reach on them." if best is not None else "."
     return Figure(f"{shown} over steps", caption, svg(draw))
 
@@ -195,11 +208,14 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
         if name == "loss" or name.startswith(_ROWS):
             continue
         curves = [(run, series[name]) for run, series in runs if name in series]
-        shown = metric_name(name)
-        caption = f"{shown} on the test samples."
+        if all(len(points.steps) < 2 for _, points in curves):
+            continue
+        part = "validation" if name.startswith(_VALIDATION) else "test"
+        shown = metric_name(name.removeprefix(_VALIDATION))
+        caption = f"{shown} on the {part} samples."
         title = f"{shown[0].upper()}{shown[1:]} over steps"
         style = {"marker": "o", "markersize": 4}
-        figures.append(_both(title, caption, f"test {shown}", curves, style))
+        figures.append(_both(title, caption, f"{part} {shown}", curves, style))
     curves = []
     for run, series in runs:
         parts = [points for name, points in series.items() if name.startswith(_ROWS)]

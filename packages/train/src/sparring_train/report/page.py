@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from os import PathLike
 
@@ -18,7 +19,7 @@ from sparring_train.report.elements import (
     write_page,
 )
 from sparring_train.report.figures import draw_figures
-from sparring_train.report.run_data import RunData, embedded
+from sparring_train.report.run_data import NEW_IDS, RunData, embedded
 from sparring_train.report.words import environment, metric_name
 
 __all__ = ["write_report"]
@@ -89,23 +90,37 @@ def _tiles(data: RunData) -> str:
 
 
 def _metrics(data: RunData) -> str:
-    head = ("Metric on the test samples", "Reached", "Best reachable", "Difference")
-    lines = [
-        (
-            metric_name(name),
-            f"{value:.4f}",
-            f"{data.best[name]:.4f}" if name in data.best else "not known",
-            f"{value - data.best[name]:+.4f}" if name in data.best else "",
+    if not data.metrics:
+        return ""
+    columns: dict[str, Callable[[str], str]] = {
+        "Reached on the test samples": lambda name: f"{data.metrics[name]:.4f}"
+    }
+    if data.validation:
+        on_validation = f"On the validation samples, step {data.best_step:,}"
+        columns[on_validation] = lambda name: _metric(data.validation, name)
+    if data.best:
+        columns["Best reachable"] = lambda name: _metric(data.best, name, "not known")
+        columns["Difference"] = lambda name: (
+            f"{data.metrics[name] - data.best[name]:+.4f}" if name in data.best else ""
         )
-        for name, value in data.metrics.items()
+    for each in data.baselines:
+        columns[f"Predicting {each.name}"] = partial(_metric, each.metrics)
+    lines = [
+        (metric_name(name), *(cell(name) for cell in columns.values())) for name in data.metrics
     ]
     why = data.undefined_metrics
     remark = f"<p>Undefined: {escape(why)}.</p>" if why else ""
-    return section("Metrics", table(head, lines) + remark) if lines else ""
+    if not data.best:
+        remark += "<p>The best that any model can reach on these data is not known.</p>"
+    return section("Metrics", table(("Metric", *columns), lines) + remark)
+
+
+def _metric(metrics: Mapping[str, float], name: str, otherwise: str = "") -> str:
+    return f"{metrics[name]:.4f}" if name in metrics else otherwise
 
 
 def _slices(data: RunData) -> str:
-    title = "Metrics of frequent and rare ids, of first and later visits"
+    title = "Metrics of new, rare and frequent ids"
     if not data.slices:
         why = data.slices_absence
         return section(title, f"<p>{escape(why)}</p>") if why else ""
@@ -127,6 +142,11 @@ def _slices(data: RunData) -> str:
         "others are left out.</p>"
         for feature, one_in in sampled.items()
     )
+    known = dict.fromkeys(each.feature for each in data.slices)
+    with_new = {each.feature for each in data.slices if each.name == NEW_IDS}
+    without = [feature for feature in known if feature not in with_new]
+    if without:
+        remarks += f"<p>No test sample has a new id of {escape(', '.join(without))}.</p>"
     if data.slices[0].metrics.keys() & data.best.keys():
         remarks += (
             "<p>The best that can be reached differs from slice to slice, and is not known.</p>"

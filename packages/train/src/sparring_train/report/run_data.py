@@ -17,7 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from sparring.errors import DataError
 
 __all__ = [
+    "NEW_IDS",
     "REPORT",
+    "Baseline",
     "Host",
     "Points",
     "RunData",
@@ -30,6 +32,9 @@ __all__ = [
 
 REPORT = "report"
 """The name of the state of a snapshot that holds a `RunData`."""
+
+NEW_IDS = "new ids"
+"""The slice of test samples whose id was never met in training."""
 
 _FORMAT = 1
 """Raised when an older release could no longer read what is written; new keys do not raise it."""
@@ -90,13 +95,21 @@ class Slice(_Part):
 
     feature: str
     name: str
-    """As ``first visits``."""
+    """As `NEW_IDS`."""
     met: str = ""
     """In words, how often the first epoch of the training had the id."""
     num_samples: int
     metrics: dict[str, Number]
     one_in: int = 1
     """Of this many ids one was counted; samples of the others are left out."""
+
+
+class Baseline(_Part):
+    """Quality on the test samples of predictions that need no model."""
+
+    name: str
+    """In words, what is predicted, as ``the mean of each item``."""
+    metrics: dict[str, Number]
 
 
 class RunData(_Part):
@@ -114,12 +127,17 @@ class RunData(_Part):
     """Names of metrics that the test rows do not determine, and the reason."""
     best: dict[str, Number] = {}
     """Name of a metric → the best value that can be reached, where that is known."""
+    baselines: list[Baseline] = []
+    """Where `best` is not known."""
+    validation: dict[str, Number] = {}
+    """Metrics on the validation samples after `best_step`."""
+    best_step: int | None = None
     rows: dict[str, int] = {}
     not_admitted: dict[str, int] = {}
     skipped: dict[str, int] = {}
     tiers: dict[str, list[dict[str, Any]]] = {}
     series: dict[str, Points] = {}
-    """Name → points: ``loss``, metrics, ``rows/<table>``."""
+    """Name → points: ``loss``, metrics, ``validation/<metric>``, ``rows/<table>``."""
     slices: list[Slice] = []
     slices_absence: str = ""
     """Why there are none, where a person would expect some."""

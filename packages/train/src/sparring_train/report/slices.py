@@ -1,4 +1,4 @@
-"""Quality on slices of the test samples: with frequent and rare ids, at first and later visits."""
+"""Quality on slices of the test samples: with new, rare and frequent ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring_train.data.columns import Column, ColumnBatch
 from sparring_train.quality import Quality
 from sparring_train.ranks import Ranks
 from sparring_train.report.id_counts import IdCounts
-from sparring_train.report.run_data import Slice
+from sparring_train.report.run_data import NEW_IDS, Slice
 
 __all__ = ["SliceQuality"]
 
@@ -34,8 +34,8 @@ class _Band:
 
 
 _BANDS = (
-    _Band("first visits", "never", 0, 0),
-    _Band("later visits", "at least once", 1),
+    _Band(NEW_IDS, "never", 0, 0),
+    _Band("known ids", "at least once", 1),
     _Band("rare ids", "1 to 9 times", 1, 9),
     _Band("ids in between", "10 to 99 times", 10, 99),
     _Band("frequent ids", "100 times or more", 100),

@@ -1,0 +1,84 @@
+"""Paths in configuration files: relative ones start at the folder of the file that gives them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel
+
+__all__ = ["LocalPath", "is_path", "resolve_path", "with_paths"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_Key = tuple[str | int, ...]
+
+
+class _PathMark:
+    """Marks text as a path."""
+
+
+_MARK = _PathMark()
+
+LocalPath = Annotated[str, _MARK]
+"""Type of a field of a configuration that holds a path or a URL as text. Fields of the type
+`pathlib.Path` are paths, too."""
+
+
+def resolve_path(text: str, folder: str | os.PathLike[str]) -> str:
+    """A path as it is seen from the current directory.
+
+    Args:
+        text: the path. Absolute ones and URLs are returned as they are.
+        folder: where a relative one starts.
+    """
+    if "://" in text or "::" in text or Path(text).is_absolute():
+        return text
+    return os.path.normpath(Path(folder) / text)
+
+
+def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ()) -> _Model:
+    """A copy of a configuration in which each path has been replaced.
+
+    Args:
+        model: the configuration.
+        change: called with the keys that lead to a path, and the path; returns the new one.
+        at: keys that lead to `model`.
+    """
+    changed = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        is_marked = _MARK in field.metadata or is_path(field.annotation)
+        new = _changed(value, is_marked, change, (*at, name))
+        if new is not value:
+            changed[name] = new
+    return model.model_copy(update=changed) if changed else model
+
+
+def is_path(annotation: Any) -> bool:
+    """Whether a field of this type holds a path, or several."""
+    if get_origin(annotation) is Annotated and _MARK in get_args(annotation)[1:]:
+        return True
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return issubclass(annotation, PurePath)
+    return any(is_path(each) for each in get_args(annotation))
+
+
+def _changed(value: Any, is_marked: bool, change: Callable[[_Key, str], str], at: _Key) -> Any:
+    if isinstance(value, BaseModel):
+        return with_paths(value, change, at)
+    if isinstance(value, PurePath):
+        return type(value)(change(at, str(value)))
+    if isinstance(value, str):
+        return change(at, value) if is_marked else value
+    if isinstance(value, Mapping):
+        items = {key: _changed(each, is_marked, change, (*at, key)) for key, each in value.items()}
+        return items if any(items[key] is not value[key] for key in items) else value
+    if isinstance(value, (list, tuple)):
+        parts = [
+            _changed(each, is_marked, change, (*at, place)) for place, each in enumerate(value)
+        ]
+        is_same = all(new is old for new, old in zip(parts, value, strict=True))
+        return value if is_same else type(value)(parts)
+    return value

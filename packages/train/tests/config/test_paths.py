@@ -1,0 +1,96 @@
+"""Relative paths start at the file's folder, those of overrides at the current directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparring import make_plugin_manager
+from sparring.cli.application import main
+from sparring_train.config.loader import load_config, parse_config
+from sparring_train.config.printer import config_as_yaml
+
+TEXT = """
+data: {kind: criteo, path: day_0.tsv, test_path: ../test.tsv, validation_path: /all/valid.tsv}
+model: {kind: dlrm}
+storage: {backend: persistent_test}
+plan: plans/two.yaml
+snapshots: {url: "s3://bucket/run"}
+change_notes: {every_steps: 5, url: notes}
+metrics: {path: "metrics-{rank}.jsonl"}
+report: {path: ./reports/run.html, trace_path: trace.json}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "project/runs").mkdir(parents=True)
+    (tmp_path / "project/runs/run.yaml").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return "project/runs/run.yaml"
+
+
+def test_paths_of_a_file_start_at_its_folder(file: str) -> None:
+    config = load_config(file)
+    assert config.data.path == "project/runs/day_0.tsv"
+    assert config.data.test_path == "project/test.tsv"
+    assert config.data.validation_path == "/all/valid.tsv"
+    assert config.plan == "project/runs/plans/two.yaml"
+    assert config.snapshots.url == "s3://bucket/run"
+    assert config.change_notes.url == "project/runs/notes"
+    assert config.metrics.path == "project/runs/metrics-{rank}.jsonl"
+    assert config.report.path == "project/runs/reports/run.html"
+    assert config.report.trace_path == "project/runs/trace.json"
+    os.chdir("project/runs")
+    assert load_config("run.yaml").data.path == "day_0.tsv"
+    assert load_config(Path.cwd() / "run.yaml").data.test_path == str(
+        Path.cwd().parent / "test.tsv"
+    )
+
+
+def test_paths_of_overrides_start_at_the_current_directory(file: str) -> None:
+    given = ["data.path=mine.tsv", "snapshots={url: runs/a}", "plan=auto"]
+    config = load_config(file, given)
+    assert (config.data.path, config.snapshots.url, config.plan) == ("mine.tsv", "runs/a", "auto")
+    assert config.data.test_path == "project/test.tsv"
+    # A section of an override is of the current directory as a whole.
+    whole = load_config(file, ["data={kind: criteo, path: a.tsv, test_path: b.tsv}"])
+    assert (whole.data.path, whole.data.test_path) == ("a.tsv", "b.tsv")
+    elsewhere = load_config(file, given, folder="/data")
+    assert (elsewhere.data.path, elsewhere.data.test_path) == ("mine.tsv", "/test.tsv")
+    assert parse_config(TEXT).data.path == "day_0.tsv"
+
+
+def test_paths_in_options_of_backends_start_there_too(tmp_path: Path) -> None:
+    pytest.importorskip("sparring_rocksdb", reason="needs sparring-rocksdb")
+    text = TEXT.replace(
+        "backend: persistent_test", "backend: rocksdb, options: {path: 'rows/{rank}'}"
+    )
+    (tmp_path / "one.yaml").write_text(text)
+    tiers = "[hkv, {backend: rocksdb, options: {path: rows}}]"
+    (tmp_path / "two.yaml").write_text(
+        TEXT.replace("backend: persistent_test", f"backend: tiered, options: {{tiers: {tiers}}}")
+    )
+    manager = make_plugin_manager()
+    for given in (None, manager):
+        without_plan = ["plan=null"]
+        one = load_config(tmp_path / "one.yaml", without_plan, plugin_manager=given)
+        assert one.storage.options["path"] == f"{tmp_path}/rows/{{rank}}"
+        two = load_config(tmp_path / "two.yaml", without_plan, plugin_manager=given)
+        assert two.storage.options["tiers"][1]["options"]["path"] == f"{tmp_path}/rows"
+        assert two.storage.options["tiers"][0] == "hkv"
+        mine = load_config(tmp_path / "one.yaml", [*without_plan, "storage.options.path=mine"])
+        assert mine.storage.options["path"] == "mine"
+
+
+def test_what_is_shown_holds_in_any_folder(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", file, "data.path=mine.tsv"]) == 0
+    shown = parse_config(capsys.readouterr().out, folder="/elsewhere")
+    assert shown.data.path == f"{tmp_path}/mine.tsv"
+    assert shown.data.test_path == f"{tmp_path}/project/test.tsv"
+    assert shown.snapshots.url == "s3://bucket/run"
+    assert parse_config(config_as_yaml(shown), folder="/other") == shown
