@@ -50,6 +50,7 @@ MOVING = (
     "sparring.kernels.bloom",
     "sparring.runtime.document",
     "sparring.runtime.gpus",
+    "sparring.runtime.local_paths",
     "sparring.runtime.metrics",
     "sparring.runtime.metrics_exporter",
     "sparring.snapshot.export",

@@ -75,7 +75,7 @@ class QCommsConfig:
 def get_qcomm_codecs_registry(
     qcomms_config: QCommsConfig, device: torch.device | None = None
 ) -> ExchangeOptions:
-    """What a sharder accepts as `qcomm_codecs_registry`.
+    """Returns options that a sharder accepts as `qcomm_codecs_registry`.
 
     Args:
         qcomms_config: precision of rows and gradients.

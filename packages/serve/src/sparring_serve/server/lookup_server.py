@@ -40,7 +40,7 @@ _CALLS_PER_THREAD = 16
 
 
 def _do_nothing() -> None:
-    """What a server within a program does if it is stuck; the program may set `on_stuck`."""
+    """Default of `on_stuck` for a server within a program, which may set another function."""
 
 
 class LookupServer:

@@ -18,8 +18,8 @@ from sparring_train.cli.init_ranking import (
     ranked_columns,
     ranking_lines,
 )
-from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines, yaml_name
-from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words
+from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
+from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, yaml_name
 from sparring_train.column_names import ITEMS, USERS, first_named
 from sparring_train.config.loader import parse_config
 from sparring_train.data.table.look import ColumnLook, Look, look_at

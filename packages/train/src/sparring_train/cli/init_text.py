@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
+from sparring_train.cli.init_words import yaml_name
 from sparring_train.config.table import is_table_name
 from sparring_train.data.table.look import ColumnLook, Look
 from sparring_train.data.table.sample import Sample
@@ -16,10 +17,7 @@ from sparring_train.data.table.sample import Sample
 if TYPE_CHECKING:
     from sparring_train.cli.init_label import ChosenLabel
 
-__all__ = ["bad_row_lines", "column_words", "id_columns", "label_lines", "yaml_name"]
-
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+__all__ = ["bad_row_lines", "column_words", "id_columns", "label_lines"]
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:
@@ -102,9 +100,3 @@ def column_words(column: ColumnLook) -> str:
     if column.num_missing:
         parts.append(f"{column.num_missing:,} missing")
     return ", ".join(parts)
-
-
-def yaml_name(name: str) -> str:
-    """A column's name as YAML has it."""
-    is_plain = _PLAIN.fullmatch(name) is not None and name.lower() not in _YAML_WORDS
-    return name if is_plain else json.dumps(name, ensure_ascii=False)

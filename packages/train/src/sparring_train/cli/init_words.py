@@ -12,7 +12,6 @@ from ruamel.yaml import YAML
 
 from sparring import closest_name
 from sparring.errors import ConfigError
-from sparring_train.cli.init_text import yaml_name
 from sparring_train.config.loader import parse_config
 from sparring_train.config.overrides import apply_override
 from sparring_train.config.places import Places
@@ -21,7 +20,10 @@ from sparring_train.config.run import RunConfig
 from sparring_train.config.table import TableData
 from sparring_train.data.table.look import Role
 
-__all__ = ["ROLES", "Words", "apply_keys", "parse_words"]
+__all__ = ["ROLES", "Words", "apply_keys", "parse_words", "yaml_name"]
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 ROLES: dict[str, Role] = {
     "categorical": "categorical",
@@ -147,3 +149,9 @@ def _flow(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_flow, value)) + "]"
     return yaml_name(value) if isinstance(value, str) else json.dumps(value)
+
+
+def yaml_name(name: str) -> str:
+    """A column's name as YAML has it."""
+    is_plain = _PLAIN.fullmatch(name) is not None and name.lower() not in _YAML_WORDS
+    return name if is_plain else json.dumps(name, ensure_ascii=False)

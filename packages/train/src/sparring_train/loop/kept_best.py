@@ -22,7 +22,7 @@ __all__ = ["KeptBest", "best_step_of", "kept_best"]
 
 
 def best_step_of(config: RunConfig) -> BestStep | None:
-    """What compares the steps of a run; None if its data keep no validation rows."""
+    """Returns an object that compares the steps of a run; None if the data keep no validation rows."""
     if not config.data.has_validation:
         return None
     training = config.training
@@ -95,7 +95,7 @@ def kept_best(
     *,
     is_one_host: bool,
 ) -> Iterator[KeptBest]:
-    """What keeps the best step of a run: in `snapshots.url`, or without one in a temporary folder.
+    """Keeps the best step of a run: in `snapshots.url`, or without one in a temporary folder.
 
     Raises:
         ConfigError: ranks on several hosts have no folder that all of them reach.
