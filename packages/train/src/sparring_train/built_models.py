@@ -51,7 +51,7 @@ def built_model(
 def _own(
     section: OwnModel, base: type, embeddings: Callable[[ModelRequest], Any], request: ModelRequest
 ) -> Any:
-    found = find_class(section.kind, "model.kind", base)
+    found: type[Any] = find_class(section.kind, "model.kind", base)
     return create(
         found,
         section.kind,

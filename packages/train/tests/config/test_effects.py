@@ -243,13 +243,16 @@ def _(runs: Runs) -> None:
         with pytest.raises(ConfigError, match="expected labels that are numbers"):
             runs.clicks(OWN, "model.trained_for=squared_error")
         for kind, reason in (
-            ("package_of_ones_own:Others", "cannot be found: module 'package_of_ones_own' has no"),
+            ("package_of_ones_own:Others", "cannot be found: package_of_ones_own has no 'Others'"),
             ("no_package:Logits", "cannot be found: No module named 'no_package'"),
-            ("collections:ChainMap", "expected a torch.nn.modules.module.Module"),
+            (
+                "collections:ChainMap",
+                "expected a class derived from torch.nn.modules.module:Module",
+            ),
         ):
             with pytest.raises(ConfigError, match=reason):
                 runs.clicks(f"model={{kind: '{kind}'}}")
-        with pytest.raises(ConfigError, match=r"the options many: .*unexpected keyword argument"):
+        with pytest.raises(ConfigError, match=r"columns and many=1: .*unexpected keyword argument"):
             runs.clicks(OWN, "model.options={many: 1}")
         with pytest.raises(ConfigError, match=r"model\.dims names film; the tables are cat_1"):
             runs.clicks(OWN, "model.dims={film: 5}")

@@ -63,7 +63,7 @@ class Told(SilentProgress):
         self.samples.append(samples)
         assert step == len(self.losses)
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
         self.metrics[step] = metrics
 
 

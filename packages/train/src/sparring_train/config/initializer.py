@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from sparring.contracts import TableConfig, initializers
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_train.config.names import OWN, ClassName, one_of
+from sparring_train.config.names import OWN, ClassName, tag_of
 from sparring_train.config.section import NonNegativeFloat, PositiveFloat, Section, kind_from_name
 from sparring_train.named_classes import create, find_class
 
@@ -121,20 +121,18 @@ class OwnInitializer(Section):
                 f"one of {kinds} of sparring.contracts; return one of these",
                 setting=setting,
             )
-        return made
+        chosen: initializers.Initializer = made
+        return chosen
 
 
 InitializerConfig = Annotated[
-    one_of(
-        [
-            ("zeros", ZerosInitializer),
-            ("constant", ConstantInitializer),
-            ("uniform", UniformInitializer),
-            ("normal", NormalInitializer),
-            ("truncated_normal", TruncatedNormalInitializer),
-            ("xavier", XavierInitializer),
-            (OWN, OwnInitializer),
-        ]
-    ),
+    Annotated[ZerosInitializer, Tag("zeros")]
+    | Annotated[ConstantInitializer, Tag("constant")]
+    | Annotated[UniformInitializer, Tag("uniform")]
+    | Annotated[NormalInitializer, Tag("normal")]
+    | Annotated[TruncatedNormalInitializer, Tag("truncated_normal")]
+    | Annotated[XavierInitializer, Tag("xavier")]
+    | Annotated[OwnInitializer, Tag(OWN)],
+    Discriminator(tag_of),
     BeforeValidator(kind_from_name),
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "NamedClassOrName",
     "one_of",
     "short_name",
+    "tag_of",
 ]
 
 OWN = "package.module:Class"
@@ -79,10 +80,11 @@ def one_of(sections: Sequence[tuple[str, type[Section]]]) -> Any:
         sections: kind and section; the kind `OWN` stands for all names of classes.
     """
     tagged = tuple(Annotated[section, Tag(kind)] for kind, section in sections)
-    return Annotated[Union[tagged], Discriminator(_kind)]  # noqa: UP007 - of a tuple
+    return Annotated[Union[tagged], Discriminator(tag_of)]  # noqa: UP007 - of a tuple
 
 
-def _kind(value: Any) -> str | None:
+def tag_of(value: Any) -> str | None:
+    """The kind of a section, or `OWN` if it names a class; None if it has none."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     if not isinstance(kind, str):
         return None if kind is None else str(kind)

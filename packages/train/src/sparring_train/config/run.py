@@ -257,15 +257,15 @@ def _check_validation(
     if not data.has_validation:
         for name in ("watch", "patience", "min_improvement"):
             if getattr(training, name) != TrainingConfig.model_fields[name].default:
-                known = [each for each in type(data).model_fields if each.startswith("validation")]
-                places = " or ".join(f"data.{each}" for each in known)
+                keys = [each for each in type(data).model_fields if each.startswith("validation")]
+                places = " or ".join(f"data.{each}" for each in keys)
                 yield PydanticCustomError(
                     "validation_rows",
                     "needs rows for validation, and the data keep none",
                     {
                         "path": ("training", name),
                         "found": f"data.kind: {data.kind}"
-                        + ("" if known else ", which has no validation"),
+                        + ("" if keys else ", which has no validation"),
                         "expected": places or "another kind of data",
                     },
                 )

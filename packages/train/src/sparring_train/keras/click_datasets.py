@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from sparring_train.data.criteo import Part, criteo_files, read_clicks
+from sparring_train.data.criteo import criteo_files, read_clicks
 from sparring_train.data.criteo_format import NUM_FEATURES, NUM_INTEGERS
 
 __all__ = ["click_dataset"]
@@ -18,7 +18,7 @@ def click_dataset(
     path: str | PathLike[str],
     batch_size: int,
     *,
-    part: Part = "all",
+    part: Literal["all", "train", "test"] = "all",
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Any:

@@ -190,7 +190,9 @@ class ColumnSource:
         own: Quality = NumberQuality() if is_number else BinaryQuality()
         setting = "training.metrics"
         given = self._config.training.metrics
-        more = [find_class(each.name, setting, methods=("update", "metrics")) for each in given]
+        more: list[type[Any]] = [
+            find_class(each.name, setting, methods=("update", "metrics")) for each in given
+        ]
         return JoinedQuality(
             [
                 own,
@@ -213,7 +215,7 @@ class ColumnSource:
         return SliceQuality(features, self.quality, ranks)
 
     def baselines(self, ranks: Ranks) -> Baselines | None:
-        """What measures predictions that need no model; None if the best that can be reached is known."""
+        """Returns measures of predictions that need no model; None if the best reachable one is known."""
         if self._config.model.label is None or any(
             name.startswith("best_") for name in self.data.extra()
         ):

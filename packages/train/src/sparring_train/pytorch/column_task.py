@@ -120,7 +120,8 @@ class ColumnTask:
         if self._named_loss is not None:
             each = self._named_loss(found, labels)
             check_losses(each.shape, found.shape)
-            return (each if inputs.weights is None else each * inputs.weights).sum()
+            summed: Tensor = (each if inputs.weights is None else each * inputs.weights).sum()
+            return summed
         if self._is_click:
             if not self._logits.is_decided:
                 self._logits.look_at(found.detach().float().cpu().numpy())

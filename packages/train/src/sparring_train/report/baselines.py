@@ -123,8 +123,8 @@ class _Sums:
     def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
         self.ids: Ids = np.empty(0, np.int64)
-        self._sums = np.empty(0)
-        self._counts = np.empty(0)
+        self._sums: Floats = np.empty(0)
+        self._counts: Floats = np.empty(0)
 
     def add(self, ids: Ids, labels: Floats) -> None:
         if len(self.ids) <= self._max_ids:
