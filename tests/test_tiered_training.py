@@ -110,5 +110,5 @@ def test_ratings_over_hkv_and_redis_give_the_bits_of_the_plain_table() -> None:
 
 @needs_ratings
 def test_a_native_optimizer_gives_the_bits_of_the_plain_table_too() -> None:
-    stacked = trained(json.dumps([SMALLER, SMALL, "memory"]), method="torch.optim.Adagrad")
-    assert stacked["metrics"] == trained(method="torch.optim.Adagrad")["metrics"]
+    stacked = trained(json.dumps([SMALLER, SMALL, "memory"]), method="torch.optim:Adagrad")
+    assert stacked["metrics"] == trained(method="torch.optim:Adagrad")["metrics"]
