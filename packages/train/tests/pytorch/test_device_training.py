@@ -90,7 +90,7 @@ def saved(folder: Path) -> dict[str, dict[int, np.ndarray[Any, Any]]]:
     }
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim.Adam"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
 @pytest.mark.parametrize("admission", [None, {"kind": "frequency", "k": 2}], ids=["all", "filter"])
 def test_a_run_that_is_resumed_ends_with_the_bits_of_the_cpu(
     ratings: Path,
@@ -128,7 +128,7 @@ def test_a_run_that_is_resumed_ends_with_the_bits_of_the_cpu(
             np.testing.assert_allclose(rows[1][name][key], row, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim.Adam"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
 @pytest.mark.parametrize("write", ["back", "through"])
 @pytest.mark.parametrize("below", ["hkv", "hkv, rocksdb"])
 def test_rows_go_down_from_a_device_and_come_up_again(
