@@ -66,6 +66,10 @@ class JsonLinesDataset:
         for begin in range(0, len(self._test), _BLOCK):
             yield self._test.take(slice(begin, begin + _BLOCK))
 
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """Returns nothing: this kind keeps no examples for validation."""
+        return iter(())
+
     def extra(self) -> Mapping[str, Any]:
         """No further results."""
         return {}

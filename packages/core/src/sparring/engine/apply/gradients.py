@@ -44,7 +44,7 @@ def taken_gradients(
     Args:
         are_summed: as of `ResourceManager.take_step`.
     """
-    why_not = try_quiesce(state, Purpose.WRITE)
+    why_not: BaseException | None = try_quiesce(state, Purpose.WRITE)
     if state.exchange.pooling.has_lookups:
         why_not = take_bag_gradients(state, why_not, ends_step=True)
     if why_not is None:
