@@ -71,14 +71,15 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
     saved = snapshot.state(RUN).values
     now = described_run(config)
     for name in _EXACT:
-        if name in saved and _of_today(saved[name], config, name) != _of_today(
-            now[name], config, name
-        ):
+        if name not in saved:
+            continue
+        before, wanted = (_of_today(values[name], config, name) for values in (saved, now))
+        if before != wanted:
+            key, old, new = _first_difference(name, before, wanted)
             raise ConfigError(
-                f"snapshot {snapshot.url} is of a run with {name}: {saved[name]}, this one has "
-                f"{now[name]}; resume with the configuration that the run began with, or "
-                "choose another folder: snapshots.url",
-                setting=name,
+                f"snapshot {snapshot.url} is of a run with {key}: {old}, this one has {new}; resume "
+                "with the configuration that the run began with, or choose another folder: snapshots.url",
+                setting=key,
             )
     moved = _moved(snapshot, saved.get("data"), config)
     if _OPTIMIZER not in saved:
@@ -146,6 +147,15 @@ def _of_today(values: Any, config: RunConfig, name: str) -> Any:
         for each in (today, *today["overrides"].values()):
             del each["expire"]
     return today
+
+
+def _first_difference(name: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """Dotted key of the first value that differs, and both values; a key that is missing is null."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in (*before, *(each for each in now if each not in before)):
+            if before.get(key) != now.get(key):
+                return _first_difference(f"{name}.{key}", before.get(key), now.get(key))
+    return name, *("null" if each is None else each for each in (before, now))
 
 
 def _changes(

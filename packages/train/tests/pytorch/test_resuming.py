@@ -422,6 +422,13 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
     other = chosen.model_copy(update={"seed": 2})
     with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
         run(other)
+    other = run_type().model_validate(
+        chosen.model_dump(exclude_none=True) | {"data": {**CLICKS["data"], "validation_samples": 40}}
+    )
+    expected = "of a run with data.validation_samples: null, this one has 40;"
+    with pytest.raises(ConfigError, match=expected) as caught:
+        run(other)
+    assert caught.value.setting == "data.validation_samples"
 
 
 @pytest.mark.parametrize("wrong", [{}, {"step": "3", "epoch": 0, "batch": 0}])
