@@ -423,7 +423,8 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
         run(other)
     other = run_type().model_validate(
-        chosen.model_dump(exclude_none=True) | {"data": {**CLICKS["data"], "validation_samples": 40}}
+        chosen.model_dump(exclude_none=True)
+        | {"data": {**CLICKS["data"], "validation_samples": 40}}
     )
     expected = "of a run with data.validation_samples: null, this one has 40;"
     with pytest.raises(ConfigError, match=expected) as caught:
