@@ -94,3 +94,18 @@ def test_what_is_shown_holds_in_any_folder(
     assert shown.data.test_path == f"{tmp_path}/project/test.tsv"
     assert shown.snapshots.url == "s3://bucket/run"
     assert parse_config(config_as_yaml(shown), folder="/other") == shown
+
+
+def test_the_command_takes_another_folder_for_the_paths_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    (tmp_path / "run.yaml").write_text(
+        "data: {kind: table, path: rows.csv, label: clicked, categorical: [user], batch_size: 2}\n"
+        "model: {kind: dlrm}\n"
+    )
+    run = ["train", str(tmp_path / "run.yaml")]
+    assert main(run) != 0
+    assert f"{tmp_path}/rows.csv" in capsys.readouterr().err
+    assert main([*run, "--relative-to", f"{tmp_path}/mounted"]) != 0
+    assert f"{tmp_path}/mounted/rows.csv" in capsys.readouterr().err
