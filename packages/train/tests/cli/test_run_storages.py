@@ -224,7 +224,14 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     assert strings["num_strings"] == 2
     assert strings["folder"].endswith("/runs/strings")
     places = " ".join(each["place"] for each in receipt["remains"])
-    for place in ("clicks.csv", "serving snapshots", "caches", "exported vectors", "logs"):
+    for place in (
+        "clicks.csv",
+        "serving snapshots",
+        "caches",
+        "push logs",
+        "exported",
+        "standard error",
+    ):
         assert place in places
     searched = {Path(each["path"]).name: each["num_ids"] for each in receipt["files"]}
     assert searched.items() > {"metrics.jsonl": 0, "notes.txt": 1}.items()

@@ -397,6 +397,8 @@ def _remains(run: RunConfig | None) -> list[dict[str, str]]:
         "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
         "caches of servers and clients": "they follow the next published version or change notes; "
         "restart them to be sure",
+        "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop its "
+        "servers and erase, because a save empties the logs; delete files there that end with .unused",
         "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
         "logs on standard error, which quote values of damaged rows": _FIND,
     }
