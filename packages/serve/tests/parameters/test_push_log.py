@@ -18,6 +18,7 @@ import pytest
 import xxhash
 import yaml
 
+from sparring import erase_from_snapshots
 from sparring.errors import SnapshotError, StorageIOError
 from sparring_serve import (
     ParameterClient,
@@ -241,6 +242,32 @@ def test_a_server_that_begins_with_another_snapshot_sets_its_log_aside(make_serv
         ):
             client.save("b", deadline_seconds=60)
         assert list(service.config.parameters.push_log_folder.glob("*.unused"))
+
+
+def test_keys_that_are_erased_after_a_save_are_in_no_file_and_nothing_is_lost(
+    make_service: Any,
+) -> None:
+    service = make_service(1)
+    key = 7_777_777_777_777
+    pushed = {"user": (np.array([key, 3]), np.ones((2, 8), np.float32))}
+    with service.client() as client:
+        client.push(pushed)
+        client.save("a", deadline_seconds=60)
+
+    def erase(log: Path) -> None:
+        assert not any(_has_key(each, key) for each in log.iterdir())
+        erase_from_snapshots(service.folder / "saved", "user", np.array([key]), lambda *_: None)
+
+    service.restart(change=erase)
+    assert not any(_has_key(each, key) for each in service.folder.rglob("*") if each.is_file())
+    with service.client() as client:
+        assert client.pull({"user": [key, 3]}).found["user"].tolist() == [False, True]
+        client.push(made_gradients(1), deadline_seconds=60)
+        client.save("b", deadline_seconds=60)
+
+
+def _has_key(file: Path, key: int) -> bool:
+    return np.int64(key).tobytes() in file.read_bytes()
 
 
 def test_a_log_past_its_bytes_stops_until_the_next_save_and_says_so(
