@@ -72,6 +72,14 @@ def test_paths_of_overrides_start_at_the_current_directory(tmp_path: Path) -> No
     assert found.by_name["one"].file == tmp_path / "one"
 
 
+def test_a_default_is_resolved_and_counts_as_not_set(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text("inner: {file: tokens}\n")
+    found = read_document(tmp_path / "file.yaml").as_model(Outer)
+    assert found.url == str(tmp_path / "served")
+    assert found.model_fields_set == {"inner"}
+    assert found.inner.model_fields_set == {"file"}
+
+
 def test_what_has_no_path_is_not_copied() -> None:
     model = Outer(url="/a", by_name={"one": Inner()})
     assert with_paths(model, lambda _, path: path) is model

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from sparring.cli.application import main
 from sparring_serve import ParameterClient
 
 
@@ -29,3 +31,17 @@ def test_a_file_that_declares_parameters_starts_a_server_that_learns(tmp_path: P
         finally:
             server.terminate()
     assert server.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "read", ["snapshots: served", "tables: {item: {storage: {backend: redis}}}"]
+)
+def test_a_file_that_declares_both_roles_needs_the_option(
+    read: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text(f"parameters: {{tables: {{item: {{dim: 4}}}}, folders: [saved]}}\n{read}\n")
+    assert main(["serve", str(path)]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    for role in ("parameters", "inference"):
+        assert f"sparring serve {path} --role {role}" in said

@@ -53,7 +53,12 @@ def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ())
         new = _changed(value, is_marked, change, (*at, name))
         if new is not value:
             changed[name] = new
-    return model.model_copy(update=changed) if changed else model
+    if not changed:
+        return model
+    copied = model.model_copy(update=changed)
+    # A path that is a default stays one that nobody has set.
+    copied.model_fields_set.difference_update(changed.keys() - model.model_fields_set)
+    return copied
 
 
 def is_path(annotation: Any) -> bool:
