@@ -33,9 +33,13 @@ def test_a_file_that_declares_parameters_starts_a_server_that_learns(tmp_path: P
     assert server.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "read", ["snapshots: served", "tables: {item: {storage: {backend: redis}}}"]
+STACK = (
+    "{backend: tiered, options: {tiers: [{backend: memory}, {backend: redis, options: {url: "
+    "'redis://127.0.0.1/0'}}], refresh: {}}}"
 )
+
+
+@pytest.mark.parametrize("read", ["snapshots: served", f"tables: {{item: {{storage: {STACK}}}}}"])
 def test_a_file_that_declares_both_roles_needs_the_option(
     read: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
