@@ -75,7 +75,9 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
             continue
         before, wanted = (_of_today(values[name], config, name) for values in (saved, now))
         if before != wanted:
-            key, old, new = _first_difference(name, before, wanted)
+            keys = _first_difference(before, wanted)
+            old, new = (_value_at(keys, values) for values in (before, wanted))
+            key = dotted((name, *keys))
             raise ConfigError(
                 f"snapshot {snapshot.url} is of a run with {key}: {old}, this one has {new}; resume "
                 "with the configuration that the run began with, or choose another folder: snapshots.url",
@@ -149,13 +151,20 @@ def _of_today(values: Any, config: RunConfig, name: str) -> Any:
     return today
 
 
-def _first_difference(name: str, before: Any, now: Any) -> tuple[str, Any, Any]:
-    """Dotted key of the first value that differs, and both values; a key that is missing is null."""
+def _first_difference(before: Any, now: Any) -> tuple[str, ...]:
+    """Keys that lead to the first value that differs."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in (*before, *(each for each in now if each not in before)):
             if before.get(key) != now.get(key):
-                return _first_difference(f"{name}.{key}", before.get(key), now.get(key))
-    return name, *("null" if each is None else each for each in (before, now))
+                return (key, *_first_difference(before.get(key), now.get(key)))
+    return ()
+
+
+def _value_at(keys: tuple[str, ...], values: Any) -> Any:
+    """The value to which keys lead; null if it is missing."""
+    for key in keys:
+        values = values.get(key)
+    return "null" if values is None else values
 
 
 def _changes(
