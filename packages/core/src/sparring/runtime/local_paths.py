@@ -56,7 +56,7 @@ def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ())
     if not changed:
         return model
     copied = model.model_copy(update=changed)
-    # A path that is a default stays one that nobody has set.
+    # A default stays a value that the file does not set.
     copied.model_fields_set.difference_update(changed.keys() - model.model_fields_set)
     return copied
 
