@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
+)
+
+import keras
 
 from sparring_tf import (
     DistributedEmbedding,

@@ -123,6 +123,7 @@ def test_a_simulation_refuses_what_makes_no_sense() -> None:
 
 def test_a_machine_tells_what_rows_and_messages_cost() -> None:
     found: Calibration = calibrate(8, "memory")
-    assert 0 < found.move_seconds_per_row < found.find_seconds_per_row < 1e-3
-    assert 0 < found.add_seconds_per_row < 1e-3
+    # Which of them is larger depends on what else the machine does.
+    for each in (found.move_seconds_per_row, found.find_seconds_per_row, found.add_seconds_per_row):
+        assert 0 < each < 1e-3
     assert 1e-7 < found.message_seconds < 1e-2

@@ -385,12 +385,12 @@ def test_a_report_is_written_where_it_is_asked_for(ratings: Path, tmp_path: Path
     assert found.peak_memory_bytes == result.peak_memory_bytes > 50 << 20
     for feature in ("user", "item"):
         of = [each for each in found.slices if each.feature == feature]
-        visits = [each for each in of if each.name in ("first visits", "later visits")]
+        visits = [each for each in of if each.name in ("new ids", "known ids")]
         squares = sum(each.num_samples * each.metrics["rmse"] ** 2 for each in visits)
         num_samples = sum(each.num_samples for each in visits)
         assert (squares / num_samples) ** 0.5 == pytest.approx(result.metrics["rmse"])
         later = sum(each.num_samples for each in of if each not in visits)
-        assert later == sum(each.num_samples for each in visits if each.name == "later visits")
+        assert later == sum(each.num_samples for each in visits if each.name == "known ids")
     age = datetime.now(timezone.utc) - datetime.fromisoformat(found.started)
     assert 0 <= age.total_seconds() < 600
 
