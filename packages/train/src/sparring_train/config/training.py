@@ -23,7 +23,7 @@ class TrainingConfig(Section):
         None,
         description="The loss of models for labels, in place of their own: a class of the framework, "
         "`torch.nn:HuberLoss` or `{name: torch.nn:HuberLoss, delta: 0.5}`. It gets the outputs of the "
-        "model and the labels, `(b,)` each, and returns a loss for each example. Null: that of the model.",
+        "model and the labels, `(b,)` each, and returns a loss for each example. Null: the model's own.",
     )
     metrics: Annotated[tuple[NamedClassOrName, ...], Field(strict=False, max_length=64)] = Field(
         (),
