@@ -41,6 +41,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "named", made)
 
 
+def test_only_classes_that_fit_are_suggested() -> None:
+    with pytest.raises(ConfigError, match="'functio'") as caught:
+        find_class("named:functio", "a.key", Base)
+    assert "Sized" in str(caught.value)
+    assert "function'" not in str(caught.value)
+
+
 def test_a_class_is_found_and_called() -> None:
     for name in ("named:Sized", "named:inner.Sized"):
         found = find_class(name, "a.key", Base, ["measure"])

@@ -50,7 +50,12 @@ def find_class(
         ) from error
     for part in path.split("."):
         if not hasattr(found, part):
-            known = [each for each in dir(found) if not each.startswith("_")]
+            classes = inspect.getmembers(found, inspect.isclass)
+            known = [
+                each
+                for each, value in classes
+                if not each.startswith("_") and (base is None or issubclass(value, base))
+            ]
             raise _refusal(
                 setting,
                 f"{name} cannot be found: {module_name} has no {path!r}; {suggestion(part, known)}",
