@@ -30,7 +30,7 @@ class LogitCheck:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._num_batches = 0
+        self._num_batches = self._num_examples = 0
         self.is_decided = False
 
     def look_at(self, outputs: npt.NDArray[Any]) -> None:
@@ -39,15 +39,18 @@ class LogitCheck:
         Args:
             outputs: those of the model for a batch, of shape ``(b,)``.
         """
-        if len(outputs) < _MIN_EXAMPLES:
+        if not len(outputs):
             return
         least, largest, mean = float(outputs.min()), float(outputs.max()), float(outputs.mean())
         if least < 0 or largest > 1:
             self.is_decided = True
             return
         self._num_batches += 1
-        is_fresh = self._num_batches == 1 and _FRESH_SIGMOID[0] <= mean <= _FRESH_SIGMOID[1]
-        if is_fresh or self._num_batches == _MAX_BATCHES:
+        self._num_examples += len(outputs)
+        is_first = self._num_batches == 1 and len(outputs) >= _MIN_EXAMPLES
+        is_fresh = is_first and _FRESH_SIGMOID[0] <= mean <= _FRESH_SIGMOID[1]
+        has_enough = self._num_examples >= _MAX_BATCHES * _MIN_EXAMPLES
+        if is_fresh or (has_enough and self._num_batches >= _MAX_BATCHES):
             self.is_decided = True
             _log.warning(
                 "model.kind: %s returned numbers from %.4g to %.4g, which look like probabilities; its "
