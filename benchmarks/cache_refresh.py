@@ -14,8 +14,9 @@ import numpy as np
 
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
-from sparring import CachedStorage, ChangePublisher, StepContainer, StorageChoice, open_storage
+from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import TableConfig
+from sparring_tiered import CachedStorage, ChangePublisher
 
 __all__ = ["measure"]
 

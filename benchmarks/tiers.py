@@ -19,13 +19,13 @@ from benchmarks.scale import Scale
 from sparring import (
     BUILTIN_METHODS,
     EventLoop,
-    TieredStorage,
     hyper_from,
     make_plugin_manager,
     open_storage,
     update_rows,
 )
 from sparring.contracts import MethodChoice, Storage, TableConfig
+from sparring_tiered import TieredStorage
 
 __all__ = ["measure"]
 

@@ -20,8 +20,9 @@ from collections import Counter
 import numpy as np
 
 from reliability.report import Report
-from sparring import CachedStorage, ChangePublisher, StepContainer, StorageChoice, open_storage
+from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import TableConfig
+from sparring_tiered import CachedStorage, ChangePublisher
 
 __all__ = ["TRIALS", "run"]
 

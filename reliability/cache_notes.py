@@ -13,10 +13,8 @@ import numpy as np
 
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
-from sparring import ChangePublisher, StepContainer, StorageChoice, TableConfig, open_storage
-from sparring.storage.cached.cached_storage import CachedStorage
-from sparring.storage.cached.folder_log import FolderLog
-from sparring.storage.cached.options import RefreshOptions
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring_tiered import CachedStorage, ChangePublisher, FolderLog, RefreshOptions
 
 __all__ = ["TRIALS", "run"]
 

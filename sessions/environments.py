@@ -29,6 +29,7 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 FAMILY = (
     "testing",
     "plan",
+    "storage-tiered",
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",

@@ -83,7 +83,8 @@ def benchmarks_planning(session: nox.Session) -> None:
 def benchmarks_tensorflow(session: nox.Session) -> None:
     """Prints the figures of the TensorFlow adapter, with those of keras.layers.Embedding and TFRA."""
     session.install(TENSORFLOW, silent=True)
-    install_family(session, "backend-hkv", "framework-tf", "train", extras={"train": "[report]"})
+    made = ("storage-tiered", "backend-hkv", "framework-tf", "train")
+    install_family(session, *made, extras={"train": "[report]"})
     env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
     session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
 
@@ -114,7 +115,8 @@ def recbole(session: nox.Session) -> None:
         )
     session.install(TORCH, IMPLICIT, *RECBOLE_NEEDS, silent=True)
     session.install("--no-deps", RECBOLE, silent=True)
-    install_family(session, "backend-hkv", "packed", "framework-torch", "train")
+    made = ("storage-tiered", "backend-hkv", "packed", "framework-torch", "train")
+    install_family(session, *made)
     command = ("python", "-m", "benchmarks.recbole", str(ratings.resolve()), *words)
     session.run(*command, env={"PYTHONPATH": str(ROOT)})
 
@@ -138,7 +140,7 @@ def reliability(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
     session.install("atheris>=3", "coverage", silent=True)
-    install_family(session, "packed", "serve")
+    install_family(session, "storage-tiered", "packed", "serve")
     session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 

@@ -25,6 +25,7 @@ SANITIZED_TESTS = (
             "collective", "runtime", "sharding", "adapter",
         )
     ),
+    str(PACKAGES / "storage-tiered/tests"),
     str(PACKAGES / "packed/tests"),
     str(PACKAGES / "backend-hkv/tests"),
 )  # fmt: skip
@@ -32,7 +33,7 @@ SANITIZED_TESTS = (
 
 @nox.session
 def native_sanitized(session: nox.Session) -> None:
-    """Runs Python tests of core, packed and hkv under AddressSanitizer and UBSan. Needs g++.
+    """Runs Python tests of core, tiered, packed and hkv under AddressSanitizer and UBSan. Needs g++.
 
     Those chosen after ``--``, or all of these packages; without torch and TensorFlow, which are not built
     for sanitizers. A finding ends the process with a report.
@@ -41,7 +42,8 @@ def native_sanitized(session: nox.Session) -> None:
     install_build_tools(session)
     setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={SANITIZERS}"
     install_local(session, "core", "[parquet]", setting)
-    for package in ("testing", "plan", "train"):  # tests of core load and start `sparring train`
+    # Tests of core load and start `sparring train`.
+    for package in ("testing", "plan", "storage-tiered", "train"):
         install_local(session, package)
     install_local(session, "packed", "", setting)
     without_gpu = f"--config-settings=cmake.define.{GPU_OPTION}=OFF"

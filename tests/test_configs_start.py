@@ -30,10 +30,10 @@ PACKAGES = {
     "hkv": "sparring_hkv",
     "redis": "sparring_redis",
     "rocksdb": "sparring_rocksdb",
+    "tiered": "sparring_tiered",
     "torch": "sparring_torch",
     "tensorflow": "sparring_tf",
 }
-EVERYWHERE = ("memory", "tiered")
 
 Train = Callable[[Path], dict[str, Any]]
 
@@ -110,7 +110,7 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
 
 
 def need(part: str) -> None:
-    if part not in EVERYWHERE and find_spec(PACKAGES[part]) is None:
+    if part != "memory" and find_spec(PACKAGES[part]) is None:
         pytest.skip(f"{PACKAGES[part].replace('_', '-')} is not installed")
 
 

@@ -26,6 +26,7 @@ MODULES = {
     "sparring_torch": (),
     "sparring_tf": (),
     "sparring_jax": (),
+    "sparring_tiered": (),
     "sparring_hkv": (),
     "sparring_rocksdb": (),
     "sparring_redis": (),

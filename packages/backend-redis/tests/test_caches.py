@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import CachedStorage, ChangePublisher, StepContainer, StorageChoice, open_storage
+from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.server import RedisServer
+from sparring_tiered import CachedStorage, ChangePublisher
 
 TABLE = TableConfig("item", 4, state_width=4, state_method="adagrad")
 KEYS = np.arange(2_000)

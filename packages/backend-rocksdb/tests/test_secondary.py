@@ -140,7 +140,8 @@ import sys
 
 import numpy as np
 
-from sparring import ChangePublisher, StepContainer, StorageChoice
+from sparring import StepContainer, StorageChoice
+from sparring_tiered import ChangePublisher
 from sparring.contracts import TableConfig
 
 keys = np.arange(1_000)

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TieredStorage
 from sparring.adapter import ExchangeOptions, StepContainer
 from sparring.contracts import Collective
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush
 from sparring.exchange.ring import RingExchange
 from sparring.kernels.cpu import HOST
-from sparring.storage.tiered.tier import Tier
 from sparring_hkv.backend import HkvStorage
 from sparring_testing.devices import why_unavailable
 from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_tiered import TieredStorage
+from sparring_tiered.stack.tier import Tier
 from sparring_torch.device_kernels import kernel_set_for
 from sparring_torch.embedding import Embedding
 from sparring_torch.embedding_bag import EmbeddingBag

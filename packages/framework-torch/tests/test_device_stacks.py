@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TieredStorage
 from sparring.adapter import DeviceGradients
 from sparring.contracts import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
+from sparring_tiered import TieredStorage
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.optimizer import Optimizer
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import TieredStorage
 from sparring.errors import StorageIOError
-from sparring.storage.tiered.tier import Tier
+from sparring_tiered import TieredStorage
+from sparring_tiered.stack.tier import Tier
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.optimizer import Optimizer
 

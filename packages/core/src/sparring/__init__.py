@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from sparring.contracts.table import TableConfig
     from sparring.contracts.tiers import TierCounters
     from sparring.engine.automatic_plan import automatic_plan, workload_of
-    from sparring.engine.change_publisher import ChangePublisher
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
@@ -105,16 +104,12 @@ if TYPE_CHECKING:
     )
     from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
-    from sparring.storage.cached.cached_storage import CachedStorage
-    from sparring.storage.cached.change_note import NotesBase
-    from sparring.storage.cached.open_log import open_change_log
     from sparring.storage.convert import conversion_command
     from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
     from sparring.storage.open import found_table, open_storage
-    from sparring.storage.tiered.tiered_storage import TieredStorage
     from sparring.storage.update import update_rows
     from sparring.updates.builtin import BUILTIN_METHODS, NativeMethod
     from sparring.updates.resolve import hyper_from, resolve_method
@@ -136,7 +131,6 @@ _name = names_from(
         "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
         "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
         "sparring.contracts.table": "TableConfig",
-        "sparring.engine.change_publisher": "ChangePublisher",
         "sparring.engine.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
@@ -185,9 +179,6 @@ _name = names_from(
         "sparring.snapshot.retention": "latest_snapshot list_snapshots retain unreadable_snapshots",
         "sparring.snapshot.verify": "verify_snapshot",
         "sparring.snapshot.writer": "SnapshotWriter",
-        "sparring.storage.cached.cached_storage": "CachedStorage",
-        "sparring.storage.cached.change_note": "NotesBase",
-        "sparring.storage.cached.open_log": "open_change_log",
         "sparring.storage.convert": "conversion_command",
         "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
@@ -195,7 +186,6 @@ _name = names_from(
         "sparring.storage.native": "NativeStorage capsule_of",
         "sparring.storage.open": "found_table open_storage",
         "sparring.contracts.tiers": "TierCounters",
-        "sparring.storage.tiered.tiered_storage": "TieredStorage",
         "sparring.storage.update": "update_rows",
         "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",
         "sparring.updates.resolve": "hyper_from resolve_method",
@@ -211,18 +201,18 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "CachedStorage",
-    "Capabilities", "ChangePublisher", "Closable", "Codec", "Columns", "Constant",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter",
+    "Capabilities", "Closable", "Codec", "Columns", "Constant",
     "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
     "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "LocalPath",
     "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
     "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
-    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "NotesBase", "PluginManager",
+    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
     "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
     "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
     "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
-    "TierCounters", "TieredStorage", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
+    "TierCounters", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
     "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
     "checked_options", "chunks_of", "closest_name", "configure_pool",
     "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
@@ -231,7 +221,7 @@ __all__ = [
     "inspect_machine", "installed_versions", "interrupted_load", "is_path", "join_job",
     "latest_snapshot",
     "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
-    "merged_chunks", "num_threads", "open_change_log", "open_place", "open_snapshot",
+    "merged_chunks", "num_threads", "open_place", "open_snapshot",
     "open_storage", "own_chunks", "partition", "print_json", "print_warning", "read_document",
     "read_note", "reading", "reply_bytes", "resolve_method", "resolve_path", "resolved_backends",
     "restore",

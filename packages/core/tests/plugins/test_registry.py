@@ -274,6 +274,7 @@ def test_one_name_may_be_offered_in_two_kinds(site: Site) -> None:
     [
         ("storage", "memori", "did you mean 'memory'"),
         ("storage", "hkw", 'pip install "sparring[hkv]"'),
+        ("storage", "tiered", 'pip install "sparring[tiered]"'),
         ("storage", "nothing like it", "(installed: "),
         ("collective", "locl", "did you mean 'local'"),
         ("rendezvous", "singel", "did you mean 'single'"),

@@ -13,16 +13,13 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from sparring import (
-    CachedStorage,
     Columns,
     DocumentModel,
-    NotesBase,
     StorageChoice,
     TableConfig,
     checked_options,
     dedup,
     make_plugin_manager,
-    open_change_log,
     open_storage,
 )
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
@@ -39,6 +36,7 @@ from sparring_serve.tables import (
     initial_values,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_tiered import CachedStorage, NotesBase, open_change_log
 
 __all__ = ["BackendTableDeclaration", "BackendTables", "open_backend_tables"]
 

@@ -26,6 +26,7 @@ _PACKAGES = (
     "sparring_redis",
     "sparring_rocksdb",
     "sparring_tf",
+    "sparring_tiered",
     "sparring_torch",
     "sparring_train",
 )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import ChangePublisher, Closable, Coordinator
+from sparring import Closable, Coordinator
 from sparring.errors import ConfigError, SparringError
+from sparring_tiered import ChangePublisher
 from sparring_train.config.run import RunConfig
 
 if TYPE_CHECKING:

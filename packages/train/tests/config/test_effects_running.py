@@ -25,7 +25,7 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
-from sparring.storage.cached.change_note import ChangeNote
+from sparring_tiered import ChangeNote
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")

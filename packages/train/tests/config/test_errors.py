@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparring import make_plugin_manager
 from sparring.errors import ConfigError
+from sparring.plugins.distributions import PluginSource
 from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.problems import Problem
 from sparring_train.config.yaml_text import MAX_BYTES
@@ -329,10 +332,23 @@ def test_backends_and_their_options_are_checked_where_they_stand() -> None:
     assert "unknown key 'port' in rendezvous.options" in lines[4]
 
 
-def places_and_problems(text: str) -> dict[str, str]:
-    """line:column → what is wrong there. Core alone offers no framework, which is said at 1:1."""
+def test_a_stack_without_its_package_is_reported_with_the_line_to_install() -> None:
+    text = RATINGS + "storage:\n  backend: tiered\n  options: {tiers: [memory, memory]}\n"
     with pytest.raises(ConfigError) as caught:
         parse_config(text, source="f", plugin_manager=make_plugin_manager(entry_points=False))
+    (line,) = [each for each in str(caught.value).splitlines() if "tiered" in each]
+    assert 'install it with: pip install "sparring[tiered]"' in line
+
+
+def places_and_problems(text: str, *plugins: str) -> dict[str, str]:
+    """line:column → what is wrong there, with the parts of core and of the plugin modules named.
+
+    Core alone offers no framework, which is said at 1:1."""
+    manager = make_plugin_manager(entry_points=False)
+    for plugin in plugins:
+        manager.load(PluginSource(plugin, plugin, "1", partial(import_module, plugin)))
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, source="f", plugin_manager=manager)
     lines = str(caught.value).splitlines()
     found = {line.split(": ")[0].removeprefix("f:"): line for line in lines}
     found.pop("1:1", None)
@@ -375,7 +391,8 @@ def test_an_unknown_storage_of_a_stack_is_told_of_with_wrong_options_of_the_stac
     found = places_and_problems(
         RATINGS
         + "storage:\n  backend: tiered\n  options:\n    promot: always\n    write: bak\n"
-        + "    tiers: [{backend: memry, buget: 3}, {backend: memory, options: {capasity: 3}}]\n"
+        + "    tiers: [{backend: memry, buget: 3}, {backend: memory, options: {capasity: 3}}]\n",
+        "sparring_tiered.plugin",
     )
     assert list(found) == ["9:5", "10:12", "11:23", "11:30", "11:69"]
     assert "did you mean 'memory'" in found["11:23"]

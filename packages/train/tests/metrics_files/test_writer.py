@@ -35,10 +35,10 @@ from sparring.errors import (
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring.storage.tiered.tiered_storage import TieredStorage
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_launchers import importing
 from sparring_testing.rank_threads import run_ranks
+from sparring_tiered import TieredStorage
 from sparring_train.config.metrics import MetricsConfig
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.metrics_files.json_lines import JsonLines

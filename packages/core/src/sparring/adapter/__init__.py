@@ -1,4 +1,5 @@
-"""Names of core for framework packages, besides `sparring.contracts` and `sparring.errors`.
+"""Names of core for framework packages and sparring-tiered, besides `sparring.contracts` and
+`sparring.errors`.
 
 Each name is imported from its home when it is first used.
 """
@@ -11,6 +12,7 @@ from sparring._lazy import names_from
 
 if TYPE_CHECKING:
     from sparring._native import (
+        KeySet,
         Publication,
         borrow_threads,
         check_offsets,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
         give_back_threads,
         key_gradients,
         lookups,
+        place_rows,
         pool,
         pool_backward,
         pool_weight_gradient,
@@ -80,9 +83,11 @@ if TYPE_CHECKING:
         shared_settings,
     )
     from sparring.exchange.options import ExchangeOptions
+    from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter, growing_filter_bytes
     from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
     from sparring.rendezvous.environment import EnvironmentOptions, membership_from
+    from sparring.runtime.file_system import open_file_system
     from sparring.runtime.suggestions import suggestion
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
@@ -94,8 +99,8 @@ __getattr__ = names_from(
     globals(),
     {
         "sparring._native": (
-            "Publication borrow_threads check_offsets gather give_back_threads key_gradients "
-            "lookups pool pool_backward pool_weight_gradient segment_sum"
+            "KeySet Publication borrow_threads check_offsets gather give_back_threads key_gradients "
+            "lookups place_rows pool pool_backward pool_weight_gradient segment_sum"
         ),
         "sparring.adapter.distribution_report": (
             "DistributionReport ModuleReport Outcome check_choices own_methods why_no_weight"
@@ -127,9 +132,11 @@ __getattr__ = names_from(
             "non_finite_policy shared_settings"
         ),
         "sparring.exchange.options": "ExchangeOptions",
+        "sparring.kernels.bloom": "BloomFilter GrowingBloomFilter growing_filter_bytes",
         "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
         "sparring.rendezvous.environment": "EnvironmentOptions membership_from",
+        "sparring.runtime.file_system": "open_file_system",
         "sparring.runtime.suggestions": "suggestion",
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.reader": "Snapshot open_place open_snapshot",
@@ -142,21 +149,22 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "BagGradients", "BagLookup", "Coordinator", "DeviceGradients", "DistributionReport",
-    "EnvironmentOptions", "ExchangeOptions", "Lookup", "ModuleReport", "NcclCollective", "Outcome",
-    "PlanLike", "PluginManager", "PooledLookup", "Prefetch", "Program", "ProgramBinding",
-    "ProgramError", "ProgramLibrary", "Publication", "ResourceManager", "SaveOptions", "Snapshot",
-    "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration",
-    "TableDescription", "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients",
-    "borrow_threads", "c_reader", "check_choices", "check_factors", "check_offsets", "declared",
-    "dedup", "fill_service", "gather", "give_back_threads", "give_method_states", "give_states",
-    "given_storages", "hyper_from", "hypers_by_table", "join_job", "joined_container",
+    "AUTO", "BagGradients", "BagLookup", "BloomFilter", "Coordinator", "DeviceGradients",
+    "DistributionReport", "EnvironmentOptions", "ExchangeOptions", "GrowingBloomFilter", "KeySet",
+    "Lookup", "ModuleReport", "NcclCollective", "Outcome", "PlanLike", "PluginManager",
+    "PooledLookup", "Prefetch", "Program", "ProgramBinding", "ProgramError", "ProgramLibrary",
+    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
+    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
+    "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients", "borrow_threads", "c_reader",
+    "check_choices", "check_factors", "check_offsets", "declared", "dedup", "fill_service",
+    "gather", "give_back_threads", "give_method_states", "give_states", "given_storages",
+    "growing_filter_bytes", "hyper_from", "hypers_by_table", "join_job", "joined_container",
     "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
     "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
-    "open_cuda", "open_nccl", "open_place", "open_snapshot", "own_methods", "plan_of_job", "pool",
-    "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device", "reporting",
-    "resolve_method", "rounds_alike", "segment_sum", "service_storage", "set_rate",
-    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_nccl_is_unavailable",
-    "why_no_weight", "workload_of", "write_rows"
+    "open_cuda", "open_file_system", "open_nccl", "open_place", "open_snapshot", "own_methods",
+    "place_rows", "plan_of_job", "pool", "pool_backward", "pool_weight_gradient", "program_binding",
+    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
+    "service_storage", "set_rate", "shared_settings", "storage_device", "suggestion",
+    "sum_gradients", "why_nccl_is_unavailable", "why_no_weight", "workload_of", "write_rows"
 ]
 # fmt: on

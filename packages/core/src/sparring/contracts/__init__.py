@@ -56,13 +56,16 @@ if TYPE_CHECKING:
         Uniform,
         Xavier,
         Zeros,
+        initializer_from,
     )
     from sparring.contracts.kernel_set import (
         KernelSet,
         NumEvicted,
         StorageChange,
+        StorageKernels,
         StorageLookup,
         StorageUpdate,
+        StoredRows,
         TableBags,
         TableSums,
     )
@@ -96,9 +99,11 @@ if TYPE_CHECKING:
         Rows,
         ScanChunk,
         Scores,
+        check_columns,
+        check_keys,
     )
     from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
-    from sparring.contracts.storage import Storage
+    from sparring.contracts.storage import Storage, closed_error, read_note, write_note
     from sparring.contracts.storage_optional import (
         Background,
         SupportsBackground,
@@ -114,6 +119,7 @@ if TYPE_CHECKING:
     from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
     from sparring.contracts.tiers import SupportsTiers, TierCounters
     from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+    from sparring.runtime.lifecycle import Closable, ProcessGuard, call_each
     from sparring.runtime.secrets import (
         SECRET_GIVEN,
         SecretFound,
@@ -142,10 +148,11 @@ __getattr__ = names_from(
         "sparring.contracts.hookspecs": "hookimpl hookspec",
         "sparring.contracts.hyperparameters": "HyperParameters",
         "sparring.contracts.initializers": (
-            "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
+            "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros initializer_from"
         ),
         "sparring.contracts.kernel_set": (
-            "KernelSet NumEvicted StorageChange TableBags StorageLookup TableSums StorageUpdate"
+            "KernelSet NumEvicted StorageChange StorageKernels StorageLookup StorageUpdate StoredRows "
+            "TableBags TableSums"
         ),
         "sparring.contracts.kernels": (
             "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
@@ -157,12 +164,15 @@ __getattr__ = names_from(
         "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
         "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
-        "sparring.contracts.results": "Columns Evicted FindResult Keys Rows ScanChunk Scores",
+        "sparring.contracts.results": (
+            "Columns Evicted FindResult Keys Rows ScanChunk Scores check_columns check_keys"
+        ),
+        "sparring.runtime.lifecycle": "Closable ProcessGuard call_each",
         "sparring.runtime.secrets": (
             "SECRET_GIVEN SecretFound may_show_secret passwords_in secrets_in"
         ),
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
-        "sparring.contracts.storage": "Storage",
+        "sparring.contracts.storage": "Storage closed_error read_note write_note",
         "sparring.contracts.storage_optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
             "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore"
@@ -177,22 +187,24 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Collective",
+    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Closable", "Collective",
     "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup",
     "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure", "FeatureWorkload",
     "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer",
     "InnerStorage", "Inquiry", "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest",
     "MadePlan", "Membership", "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS",
     "NoOptions", "Normal", "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options",
-    "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "Reduction", "Rendezvous",
-    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
-    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
-    "StorageChange", "StorageDescriptor", "StorageLookup", "StorageUpdate", "SupportsBackground",
-    "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
-    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags",
-    "TableConfig", "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal",
-    "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work",
-    "WorkContext", "Xavier", "Zeros", "admission_from", "empty_notice", "expiry_from", "hookimpl",
-    "hookspec", "may_show_secret", "new_header", "passwords_in", "secrets_in"
+    "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "ProcessGuard", "Reduction",
+    "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk",
+    "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan",
+    "Storage", "StorageChange", "StorageDescriptor", "StorageKernels", "StorageLookup",
+    "StorageUpdate", "StoredRows", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
+    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll",
+    "SupportsRestore", "SupportsTiers", "TableBags", "TableConfig", "TableSharding", "TableSums",
+    "TableWorkload", "TierCounters", "TruncatedNormal", "Uniform", "UpdateMethod",
+    "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
+    "admission_from", "call_each", "check_columns", "check_keys", "closed_error", "empty_notice",
+    "expiry_from", "hookimpl", "hookspec", "initializer_from", "may_show_secret", "new_header",
+    "passwords_in", "read_note", "secrets_in", "write_note"
 ]
 # fmt: on

@@ -1,8 +1,8 @@
 """Contract of the place where change notes of a table are kept, next to its backend.
 
-A trainer appends a note when the backend is up to date; servers with caches before that backend read
-them (`sparring.storage.cached`). A backend offers such a place by `StorageDescriptor.change_log`; a
-folder (`sparring.storage.cached.folder_log`) serves all others.
+A trainer appends a note when the backend is up to date; servers with caches in front of that backend
+read them (`sparring_tiered.cache`). A backend offers such a place by `StorageDescriptor.change_log`;
+for all others, sparring-tiered keeps the notes in a folder.
 
 Threads
     One trainer appends; any number of readers, in other processes, read. An object is used by one

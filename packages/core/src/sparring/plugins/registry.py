@@ -51,7 +51,13 @@ EXTRAS = {
     "kernels": {"cuda": "hkv"},
     "planners": {"auto": "plan"},
     "rendezvous": {"redis": "redis", "torch": "torch"},
-    "storage": {"hkv": "hkv", "redis": "redis", "remote": "serve", "rocksdb": "rocksdb"},
+    "storage": {
+        "hkv": "hkv",
+        "redis": "redis",
+        "remote": "serve",
+        "rocksdb": "rocksdb",
+        "tiered": "tiered",
+    },
 }
 """Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
 

@@ -23,7 +23,6 @@ import typer
 
 from sparring import (
     PluginManager,
-    TieredStorage,
     __version__,
     context_of,
     erase_from_snapshots,
@@ -34,6 +33,7 @@ from sparring import (
 )
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError
+from sparring_tiered import TieredStorage
 from sparring_train.cli.erase_search import Wanted, search_files
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config

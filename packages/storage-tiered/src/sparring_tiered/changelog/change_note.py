@@ -1,0 +1,184 @@
+"""A change note and the base of a table's notes, as ``docs/format/change-notes.md`` draws their bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.adapter import BloomFilter, GrowingBloomFilter
+from sparring.contracts import Keys, TableConfig, initializer_from
+from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
+
+__all__ = ["CHANGED_RATE", "ChangeNote", "NotesBase"]
+
+CHANGED_RATE = 0.0001
+"""Share of cached keys that did not change and are read again all the same."""
+
+_MAGIC = b"SPARnote"
+_HEAD = struct.Struct("<8sIII")
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNote:
+    """Keys that changed in a backend since the note before."""
+
+    sequence: int
+    """One more than the note before; a hole says that there is something that no note tells of."""
+    session: str
+    """Of the trainer's process; the first note of a session says that any row may have changed."""
+    lineage: str
+    """Of the filter of existing keys: another one means that it was made again, see `NotesBase`."""
+    run: str
+    step: int
+    published: float
+    """Seconds since 1970."""
+    changed: BloomFilter | None
+    """Keys whose rows were written or erased; None: any may have been."""
+    num_changed: int
+    new: Keys
+    """Keys that the filter of existing keys lacked before this note."""
+    erased: Keys
+    """Keys that have no row any more."""
+
+    def to_bytes(self) -> bytes:
+        changed = b"" if self.changed is None else self.changed.to_bytes()
+        about = {
+            "kind": "note",
+            "sequence": self.sequence,
+            "session": self.session,
+            "lineage": self.lineage,
+            "run": self.run,
+            "step": self.step,
+            "published": self.published,
+            "num_changed": self.num_changed,
+        }
+        return _packed(about, [changed, _bytes_of(self.new), _bytes_of(self.erased)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, place: str) -> ChangeNote:
+        """Reads a note.
+
+        Args:
+            data: its bytes.
+            place: where they are from, for messages.
+
+        Raises:
+            CorruptDataError: they are damaged, or no note.
+            VersionError: another version of sparring wrote them.
+        """
+        about, parts = _unpacked(data, "note", place)
+        try:
+            changed, new, erased = parts
+            return cls(
+                int(about["sequence"]),
+                str(about["session"]),
+                str(about["lineage"]),
+                str(about["run"]),
+                int(about["step"]),
+                float(about["published"]),
+                BloomFilter.from_bytes(changed) if changed else None,
+                int(about["num_changed"]),
+                np.frombuffer(new, "<i8").astype(np.int64),
+                np.frombuffer(erased, "<i8").astype(np.int64),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(place, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class NotesBase:
+    """The filter of existing keys, and the table: what a reader begins with."""
+
+    sequence: int
+    """Of the last note that the filter holds for certain; later ones follow."""
+    session: str
+    lineage: str
+    table: TableConfig
+    existing: GrowingBloomFilter
+
+    def to_bytes(self) -> bytes:
+        table = self.table
+        about = {
+            "kind": "base",
+            "sequence": self.sequence,
+            "session": self.session,
+            "lineage": self.lineage,
+            "planned_keys": self.existing.planned_keys,
+            "rate": self.existing.false_positive_rate,
+            "table": {
+                "name": table.name,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "initializer": initializer_from(table.initializer).as_dict(),
+                "seed": table.seed,
+            },
+        }
+        return _packed(about, self.existing.to_parts())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, place: str) -> NotesBase:
+        """Reads a base; arguments and errors as `ChangeNote.from_bytes`."""
+        about, parts = _unpacked(data, "base", place)
+        try:
+            existing = GrowingBloomFilter.from_parts(
+                int(about["planned_keys"]), float(about["rate"]), parts
+            )
+            table = TableConfig(**about["table"])
+            return cls(
+                int(about["sequence"]),
+                str(about["session"]),
+                str(about["lineage"]),
+                table,
+                existing,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(place, str(error)) from error
+
+
+def _bytes_of(keys: Keys) -> bytes:
+    return np.ascontiguousarray(keys, "<i8").tobytes()
+
+
+def _packed(about: dict[str, Any], parts: Sequence[bytes]) -> bytes:
+    head = json.dumps({**about, "sizes": [len(each) for each in parts]}).encode()
+    body = b"".join([head, *parts])
+    return _HEAD.pack(_MAGIC, _FORMAT, zlib.crc32(body), len(head)) + body
+
+
+def _unpacked(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[bytes]]:
+    if len(data) < _HEAD.size or data[:8] != _MAGIC:
+        raise _damaged(place, f"its {len(data)} bytes do not begin as those of a {kind}")
+    _, version, checksum, head_bytes = _HEAD.unpack_from(data)
+    if version != _FORMAT:
+        raise VersionError(
+            f"{place}: the {kind} has format {version}, this sparring reads format {_FORMAT}; install "
+            "the sparring that the trainer has"
+        )
+    body = data[_HEAD.size :]
+    if zlib.crc32(body) != checksum:
+        raise _damaged(place, f"the checksum of the {kind} is wrong")
+    try:
+        about = json.loads(body[:head_bytes])
+        if about["kind"] != kind:
+            raise InvalidArgumentError(f"found a {about['kind']}, asked was a {kind}")
+        parts, begin = [], head_bytes
+        for size in about["sizes"]:
+            parts.append(body[begin : begin + size])
+            begin += size
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(place, str(error)) from error
+    return about, parts
+
+
+def _damaged(place: str, reason: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"change notes at {place}: {reason}; keep other files and names out of that place, or give "
+        "the trainer another one"
+    )

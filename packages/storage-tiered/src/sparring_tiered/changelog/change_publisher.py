@@ -1,0 +1,305 @@
+"""Publishes change notes: tells servers with caches before a shared backend which rows have changed.
+
+    take the keys that changed ──► flush ──► gather from all ranks ──► rank 0: base if due, note
+
+The first note of a process says that any row may have changed, and goes with a base: what an earlier
+process wrote and did not tell of is covered by it. So is a note that failed on the way: its keys go
+back, and come with the next.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparring import make_plugin_manager
+from sparring.adapter import BloomFilter, Coordinator, GrowingBloomFilter
+from sparring.contracts import (
+    ChangeLog,
+    Closable,
+    Columns,
+    Keys,
+    Storage,
+    SupportsCopy,
+    TableConfig,
+    call_each,
+)
+from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
+from sparring_tiered.changelog.change_note import CHANGED_RATE, ChangeNote, NotesBase
+from sparring_tiered.changelog.open_log import open_change_log
+from sparring_tiered.changelog.unpublished_keys import TakenKeys, UnpublishedKeys
+
+if TYPE_CHECKING:
+    from sparring import StepContainer, TableEntry
+
+__all__ = ["ChangePublisher"]
+
+_EXISTING_RATE = 0.01
+_PLANNED_KEYS = 65_536
+_MOST_ERASED_SHARE = 0.25
+_PROBED_AT_ONCE = 65_536
+_NONE: Keys = np.empty(0, np.int64)
+
+
+class ChangePublisher(Closable):
+    """The change notes of the tables of a container. All ranks make one and call it alike.
+
+    Args:
+        container: whose tables; each row of theirs is in one storage.
+        tables: their names; None: all.
+        url: of the folder for notes, a path or a URL of fsspec; None: they are with the rows, where the
+            backend keeps notes, as Redis does.
+        keep: how many notes stay, at least 2. A reader that misses more empties its cache gradually.
+        run: the name of the run, for readers.
+
+    Raises:
+        InvalidArgumentError: `keep` is too small, a table is unknown, or its backend keeps no notes.
+        UnsupportedError: a table's columns are divided.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        *,
+        tables: Sequence[str] | None = None,
+        url: str | None = None,
+        keep: int = 64,
+        run: str = "",
+    ) -> None:
+        if keep < 2:
+            raise InvalidArgumentError(f"change notes: keep must be at least 2, found {keep}")
+        self._container = container
+        self._keep, self._run = keep, run
+        self._session = secrets.token_hex(8)
+        entries = [container.entry(name) for name in tables or container.tables]
+        self._tables = [_Published(entry) for entry in entries]
+        is_first = container.collective.rank == 0
+        try:
+            for each in self._tables:
+                places = container.tiers(each.name)
+                if url is None and not places:
+                    raise InvalidArgumentError(
+                        f"table {each.name!r}: its storage was given open, so it is not known where its "
+                        "change notes would be; name a folder for them, url",
+                        table=each.name,
+                    )
+                if is_first or url is None:  # every rank refuses what none can do
+                    last = (places[-1].backend, places[-1].options) if places else ("memory", {})
+                    each.log = open_change_log(each.name, url, *last, make_plugin_manager())
+        except BaseException:
+            self.close()
+            raise
+        for each in self._tables:
+            each.entry.write_log.add_observer(each.unpublished)
+
+    def publish(self, step: int) -> Mapping[str, int]:
+        """Makes what steps have written visible in the backends, and tells readers of it.
+
+        Call it between steps. It flushes the storages.
+
+        Args:
+            step: of training, for readers.
+
+        Returns:
+            Table → keys that the note tells of; -1: any may have changed. Tables without a storage yet
+            are left out.
+
+        Raises:
+            SparringError: a storage, or the place of the notes, failed here or on another rank. What was
+                not told comes with the next note.
+        """
+        container = self._container
+        container.quiesce()
+        taken = [(each, each.unpublished.take()) for each in self._tables if each.has_storage]
+        try:
+            container.flush()
+            told = {}
+            for each, keys in taken:
+                told[each.name] = self._publish(each, each.without_refused(keys), step)
+        except BaseException:
+            for each, keys in taken:
+                each.unpublished.put_back(keys)
+            raise
+        return told
+
+    def close(self) -> None:
+        """Publishes nothing; the keys that changed are no longer collected."""
+        for each in self._tables:
+            each.entry.write_log.remove_observer(each.unpublished)
+        call_each([each.log.close for each in self._tables if each.log is not None])
+
+    # -- one table ------------------------------------------------------------------
+
+    def _publish(self, table: _Published, own: TakenKeys, step: int) -> int:
+        collective = self._container.collective
+        if collective.world_size == 1:
+            changed, erased, is_everything = own.changed, own.erased, own.is_everything
+        else:
+            changed = np.unique(np.concatenate(collective.all_gather(own.changed)))
+            erased = np.unique(np.concatenate(collective.all_gather(own.erased)))
+            is_everything = any(Coordinator(collective, "change notes").gather(own.is_everything))
+        coordinator = Coordinator(collective, f"change notes of table {table.name!r}")
+        is_new_filter = is_everything or coordinator.gather(table.is_filter_old)[0]
+        error: Exception | None = None
+        existing = self._filter_of_all(table) if is_new_filter else table.existing
+        if existing is not None:
+            try:
+                self._append(table, existing, TakenKeys(changed, erased, is_everything), step)
+            except Exception as failure:
+                error = failure
+        coordinator.agree(error)
+        return -1 if is_everything else len(changed)
+
+    def _append(
+        self, table: _Published, existing: GrowingBloomFilter, taken: TakenKeys, step: int
+    ) -> None:
+        log = table.log
+        assert log is not None
+        newest = log.newest()
+        if not taken.is_everything and newest != table.sequence:
+            # Someone else's notes, or ours are gone: readers cannot tell what they have missed.
+            table.begin_again()
+            raise StorageIOError(
+                f"change notes of table {table.name!r} at {log.place}: the newest is {newest}, this "
+                f"trainer wrote {table.sequence} last; see that no other trainer publishes there. The "
+                "next note says that any row may have changed",
+                table=table.name,
+            )
+        is_new_filter = existing is not table.existing
+        lineage = secrets.token_hex(8) if is_new_filter else table.lineage
+        sequence = newest + 1
+        if taken.is_everything:
+            # A hole, which readers notice, also where the place has lost the notes before it.
+            sequence = max(sequence, time.time_ns() // 1_000_000)
+        keys = taken.changed
+        new = _NONE if is_new_filter else keys[~existing.contains(keys)]
+        note = ChangeNote(
+            sequence,
+            self._session,
+            lineage,
+            self._run,
+            step,
+            time.time(),
+            None if taken.is_everything else _filter_of(keys),
+            len(keys),
+            new,
+            taken.erased,
+        )
+        content = note.to_bytes()
+        if is_new_filter or sequence - table.base_sequence > self._keep // 2:
+            base = NotesBase(sequence - 1, self._session, lineage, table.described, existing)
+            log.write_base(base.to_bytes())
+            table.base_sequence = sequence - 1
+        try:
+            log.append(sequence, content, self._keep)
+        except BaseException:
+            table.begin_again()  # readers may have it, or not
+            raise
+        # Exactly as readers do, whose filter must have the same false positives.
+        existing.add(new)
+        table.num_erased = 0 if is_new_filter else table.num_erased + len(taken.erased)
+        table.existing, table.lineage, table.sequence = existing, lineage, sequence
+
+    def _filter_of_all(self, table: _Published) -> GrowingBloomFilter | None:
+        """A new filter of the keys of all ranks' rows, on rank 0."""
+        collective = self._container.collective
+        storage = table.entry.storage
+        assert storage is not None
+        is_spread = collective.world_size > 1 and not table.entry.config.is_replicated
+        size = storage.size
+        if is_spread:
+            size = sum(Coordinator(collective, "keys of all ranks").gather(size))
+        made = GrowingBloomFilter(
+            max(_PLANNED_KEYS, size + size // 4), false_positive_rate=_EXISTING_RATE
+        )
+        for keys in self._all_keys(storage, is_spread=is_spread):
+            if collective.rank == 0 and len(keys):
+                made.add(keys)
+        return made if collective.rank == 0 else None
+
+    def _all_keys(self, storage: Storage, *, is_spread: bool) -> Iterator[Keys]:
+        """The keys of a storage, and of those of other ranks, in parts."""
+        chunks = (chunk.keys for chunk in storage.scan(columns=Columns(0, 1)))
+        if not is_spread:
+            yield from chunks
+            return
+        while True:
+            parts = self._container.collective.all_gather(next(chunks, _NONE))
+            if not any(len(part) for part in parts):
+                return
+            yield from parts
+
+
+@dataclass(slots=True, eq=False)
+class _Published:
+    """One table."""
+
+    entry: TableEntry
+    unpublished: UnpublishedKeys = field(default_factory=UnpublishedKeys)
+    log: ChangeLog | None = None
+    existing: GrowingBloomFilter | None = None
+    """On rank 0, once a base was written: the keys that readers know of."""
+    lineage: str = ""
+    sequence: int = 0
+    base_sequence: int = 0
+    num_erased: int = 0
+
+    def __post_init__(self) -> None:
+        if self.entry.is_divided:
+            raise UnsupportedError(
+                f"table {self.name!r} is sharded {self.entry.layout.kind}, so no storage has whole rows "
+                "that a server could read; choose a kind that keeps rows whole, as row_wise",
+                table=self.name,
+            )
+
+    @property
+    def name(self) -> str:
+        return self.entry.config.name
+
+    @property
+    def described(self) -> TableConfig:
+        return self.entry.config.with_state(0)
+
+    @property
+    def has_storage(self) -> bool:
+        return self.entry.storage is not None
+
+    @property
+    def is_filter_old(self) -> bool:
+        """On rank 0: whether many of the filter's keys, which it cannot forget, were erased."""
+        if self.existing is None:
+            return False
+        return self.num_erased > max(1_024, _MOST_ERASED_SHARE * self.existing.num_added)
+
+    def without_refused(self, taken: TakenKeys) -> TakenKeys:
+        """Leaves out keys that an admission filter refused: they would fill the filter of readers."""
+        if self.entry.config.admission is None:
+            return taken
+        storage = self.entry.storage
+        assert storage is not None
+        copy = storage.copy_into if isinstance(storage, SupportsCopy) else storage.find_into
+        room = np.empty((_PROBED_AT_ONCE, 1), storage.table.numpy_dtype)
+        kept = [taken.erased]
+        for begin in range(0, len(taken.changed), _PROBED_AT_ONCE):
+            keys = taken.changed[begin : begin + _PROBED_AT_ONCE]
+            found = np.empty(len(keys), np.bool_)
+            copy(keys, Columns(0, 1), room[: len(keys)], found)
+            kept.append(keys[found])
+        changed = np.unique(np.concatenate(kept))
+        return TakenKeys(changed, taken.erased, taken.is_everything)
+
+    def begin_again(self) -> None:
+        """The next note says that any row may have changed."""
+        self.unpublished.note_everything()
+        self.existing = None
+
+
+def _filter_of(keys: Keys) -> BloomFilter:
+    made = BloomFilter(max(1_024, len(keys)), false_positive_rate=CHANGED_RATE)
+    made.add(keys)
+    return made

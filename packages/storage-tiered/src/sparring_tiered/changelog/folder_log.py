@@ -1,0 +1,107 @@
+"""Change notes as files of a folder: on the local disk, or below a URL of fsspec.
+
+    <url>/item/00000000000000000017.note
+    <url>/item/base
+
+A file is written under another name and then moved, so that it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from sparring.adapter import open_file_system
+from sparring.contracts import ChangeLog
+from sparring.errors import StorageIOError
+
+__all__ = ["FolderLog"]
+
+_NOTE = re.compile(r"(\d{20})\.note\Z")
+
+
+class FolderLog(ChangeLog):
+    """Notes of one table.
+
+    Args:
+        url: of the folder that holds a folder for each table.
+        table: its name.
+
+    Raises:
+        InvalidArgumentError: fsspec knows no such file system.
+        StorageIOError: it cannot be reached.
+    """
+
+    def __init__(self, url: str, table: str) -> None:
+        self._url = f"{url.rstrip('/')}/{table}"
+        self._system, path = open_file_system(url)
+        self._path = f"{path.rstrip('/')}/{table}"
+
+    @property
+    def place(self) -> str:
+        return self._url
+
+    def append(self, sequence: int, note: bytes, keep: int) -> None:
+        with self._told("writing", f"note {sequence}"):
+            self._put(_name(sequence), note)
+            for each in self._sequences():
+                if each <= sequence - keep:
+                    with suppress(FileNotFoundError):
+                        self._system.rm_file(f"{self._path}/{_name(each)}")
+
+    def newest(self) -> int:
+        with self._told("listing", "the notes"):
+            return max(self._sequences(), default=0)
+
+    def read(self, sequence: int) -> bytes | None:
+        return self._get(_name(sequence))
+
+    def write_base(self, base: bytes) -> None:
+        with self._told("writing", "the base"):
+            self._put("base", base)
+
+    def read_base(self) -> bytes | None:
+        return self._get("base")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _put(self, name: str, data: bytes) -> None:
+        unfinished = f"{self._path}/{name}.{secrets.token_hex(4)}.unfinished"
+        self._system.makedirs(self._path, exist_ok=True)
+        self._system.pipe_file(unfinished, data)
+        self._system.mv(unfinished, f"{self._path}/{name}")
+
+    def _get(self, name: str) -> bytes | None:
+        with self._told("reading", name):
+            self._system.invalidate_cache(self._path)
+            try:
+                return bytes(self._system.cat_file(f"{self._path}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def _sequences(self) -> list[int]:
+        self._system.invalidate_cache(self._path)
+        try:
+            names = self._system.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return []
+        found = [_NOTE.search(str(each)) for each in names]
+        return [int(each[1]) for each in found if each is not None]
+
+    @contextmanager
+    def _told(self, doing: str, what: str) -> Iterator[None]:
+        """Turns errors of the file system and of its client into ours."""
+        try:
+            yield
+        except Exception as error:
+            raise StorageIOError(
+                f"change notes at {self._url}: {doing} {what} failed ({type(error).__name__}: "
+                f"{error}); look there, or name another folder"
+            ) from error
+
+
+def _name(sequence: int) -> str:
+    return f"{sequence:020d}.note"

@@ -1,0 +1,77 @@
+"""Checks that storages can be stacked, and the capabilities of their stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts import Capabilities, Keys, Storage, TableConfig
+from sparring.errors import InvalidArgumentError
+from sparring_tiered.stack.tier import PROBE, Tier
+
+__all__ = ["capabilities_of", "check_tiers", "is_in", "keys_of"]
+
+
+def keys_of(tier: Tier) -> Keys:
+    """All keys of a tier's storage, ``(n,)``."""
+    parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def is_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
+    """Which of `keys` are among others that ascend."""
+    if not len(ascending):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+    found: npt.NDArray[np.bool_] = ascending[places] == keys
+    return found
+
+
+def check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> None:
+    """Refuses storages that cannot be stacked.
+
+    Raises:
+        InvalidArgumentError: fewer than two tiers, one for another table, or one above the last
+            that refuses rows when it is full.
+    """
+    if len(tiers) < 2:
+        raise InvalidArgumentError(
+            f"stack of table {table.name!r}: found {len(tiers)} tiers, there must be two or more; "
+            "open a single storage by itself",
+            table=table.name,
+        )
+    for place, (backend, storage) in enumerate(tiers):
+        if storage.table != table:
+            raise InvalidArgumentError(
+                f"stack of table {table.name!r}: tier {place} ({backend}) was opened for "
+                f"{storage.table}; open it for {table}",
+                table=table.name,
+            )
+        offered = storage.capabilities
+        if place < len(tiers) - 1 and offered.bounded and not offered.evicts:
+            raise InvalidArgumentError(
+                f"stack of table {table.name!r}: tier {place} ({backend}) holds "
+                f"{storage.capacity} rows and refuses more, but tiers above the last must let rows "
+                "go down; choose a policy that evicts, as lru",
+                table=table.name,
+            )
+
+
+def capabilities_of(tiers: Sequence[Tier]) -> Capabilities:
+    """The capabilities of a stack of these tiers."""
+    first, last = tiers[0].storage.capabilities, tiers[-1].storage.capabilities
+    is_bounded = all(tier.storage.capabilities.bounded for tier in tiers)
+    return Capabilities(
+        shared=last.shared,
+        persistent=last.persistent,
+        notes=last.notes,
+        concurrent_reads=True,
+        bounded=is_bounded,
+        evicts=is_bounded and last.evicts,
+        touch=first.touch,
+        scores="policy" if is_bounded and last.evicts else "none",
+        eviction_scope="bucket",
+        devices=first.devices,
+    )

@@ -1,0 +1,75 @@
+"""A scan of a stack, which gives each key once.
+
+From the top down, skipping keys that were given. Rows only move down, and a promoted row stays
+below, so a key that is there throughout is met in the first tier or further down. Rows that a
+write changed since the scan began are looked up again in the tiers above, so that no old row is
+given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparring.contracts import Columns, Keys, ScanChunk
+from sparring_tiered.stack.stack import Stack
+from sparring_tiered.stack.tier import Tier
+
+__all__ = ["scan_tiers"]
+
+
+def scan_tiers(
+    stack: Stack, chunk_rows: int, columns: Columns, *, keeps_scores: bool
+) -> Iterator[ScanChunk]:
+    """Scans as `Storage._scan_impl` does.
+
+    Args:
+        stack: to scan.
+        chunk_rows: the most rows of a chunk.
+        columns: the part of each row that is wanted.
+        keeps_scores: give the scores of the tiers, else zeros.
+    """
+    num_writes = stack.num_writes
+    given: list[Keys] = []
+    for place, tier in enumerate(stack.tiers):
+        before = _sorted(given)
+        for chunk in _of_tier(stack, tier, chunk_rows, columns):
+            stack.check_open()
+            keys, rows, scores = chunk.keys, chunk.rows, chunk.scores
+            if len(before):
+                places = np.minimum(np.searchsorted(before, keys), len(before) - 1)
+                is_new = before[places] != keys
+                if not is_new.all():
+                    keys, rows, scores = keys[is_new], rows[is_new], scores[is_new]
+            if not len(keys):
+                continue
+            if stack.num_writes != num_writes and place > 0:
+                rows = stack.newest(keys, rows, columns)
+            if not tier.is_last:
+                given.append(keys.copy())
+            yield ScanChunk(keys, rows, scores if keeps_scores else np.zeros_like(scores))
+
+
+def _of_tier(stack: Stack, tier: Tier, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+    """The rows in the write buffer of a tier, then those of the tier that were not in it."""
+    # Read before the tier: a row that arrives meanwhile was buffered, or is met in the tier.
+    buffered = tier.write_buffer.merged()
+    for begin in range(0, len(buffered), chunk_rows):
+        part = slice(begin, begin + chunk_rows)
+        rows = buffered.rows[part, columns.begin : columns.end].copy()
+        yield ScanChunk(buffered.keys[part].copy(), rows, buffered.scores[part].copy())
+    chunks = tier.storage.scan(chunk_rows, columns)
+    while True:
+        with stack.lock.reading():
+            chunk = next(chunks, None)
+        if chunk is None:
+            return
+        is_new = (
+            ~np.isin(chunk.keys, buffered.keys) if len(buffered) else np.ones(len(chunk), np.bool_)
+        )
+        yield ScanChunk(chunk.keys[is_new], chunk.rows[is_new], chunk.scores[is_new])
+
+
+def _sorted(parts: list[Keys]) -> Keys:
+    return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

@@ -1,0 +1,361 @@
+"""One tier of a stack: a storage, its filters, its write buffer and its counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import NativeStorage
+from sparring.adapter import GrowingBloomFilter, place_rows
+from sparring.contracts import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring_tiered.stack.meter import TierMeter
+from sparring_tiered.stack.write_buffer import BufferedRows, WriteBuffer
+
+__all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "Below", "Tier"]
+
+PROBE = Columns(0, 1)
+"""The least that can be read of a row, to learn whether there is one."""
+
+PLANNED_KEYS = 65_536
+"""Of the first filter of a tier's keys."""
+PLANNED_DIRTY_KEYS = 1 << 18
+"""Of the first filter of dirty keys, where the tier has no capacity."""
+_MOST_FILTER_PARTS = 2
+_LEAST_ERASED = 1_024
+_MOST_ERASED_SHARE = 0.25
+_MOST_DIRTY_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Result of a find in a lower tier."""
+
+    keys: Keys
+    """Keys that the tier has."""
+    rows: Rows | None
+    """Their whole rows, where these were wanted."""
+    missing: Keys
+    """The places of those that are still missing, in no order."""
+
+
+class Tier:
+    """A storage with a Bloom filter before it, and a buffer of rows on their way to it.
+
+    Args:
+        backend: the name of the storage's backend.
+        storage: of the rows; the tier owns it from now on.
+        false_positive_rate: of the filter.
+
+    Attributes:
+        keys_filter: which keys the storage may have; None for a first tier, which is always asked.
+        write_buffer: rows that were handed down and have not arrived; they are newer than those of
+            the storage.
+        dirty: which keys may have a newer row here than below; a superset. None for a last tier.
+    """
+
+    def __init__(
+        self, backend: str, storage: Storage, *, is_first: bool, is_last: bool, rate: float
+    ) -> None:
+        self.backend = backend
+        self.storage = storage
+        self.is_last = is_last
+        self.rate = rate
+        self.meter = TierMeter(backend)
+        self.write_buffer = WriteBuffer(storage.table.width, storage.table.numpy_dtype)
+        self.num_erased = 0
+        self.dirty = None if is_last else self._dirty_filter(0)
+        self.keys_filter: GrowingBloomFilter | None = None
+        if not is_first:
+            self.keys_filter = self._filter_of_all()
+        if self.dirty is not None and storage.size:
+            # Rows of an earlier process: those below may be older.
+            for chunk in storage.scan(columns=PROBE):
+                self.dirty.add(chunk.keys)
+
+    @property
+    def excludes_readers(self) -> bool:
+        """Whether no reader may look while rows are written to it.
+
+        So it is where a written row could push out another, which is nowhere for a moment.
+        """
+        offered = self.storage.capabilities
+        return not self.is_last or offered.evicts or not offered.concurrent_reads
+
+    @property
+    def memory_bytes(self) -> int:
+        filters = sum(each.memory_bytes for each in (self.dirty, self.keys_filter) if each)
+        return self.storage.memory_bytes + self.write_buffer.num_bytes + filters
+
+    # -- reading ----------------------------------------------------------------
+
+    def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
+        """Reads rows as `Storage.find_into` does, and counts."""
+        start = time.perf_counter()
+        self.storage._find_impl(keys, columns, rows, found)
+        seconds = time.perf_counter() - start
+        hits = int(np.count_nonzero(found))
+        itemsize = rows.itemsize
+        self.meter.found(
+            hits,
+            len(keys) - hits,
+            read_bytes=hits * (columns.end - columns.begin) * itemsize,
+            seconds=seconds,
+        )
+
+    def find_missing(
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        *,
+        is_counted: bool = True,
+    ) -> Below:
+        """Looks for keys that no tier above has, and fills in `rows` and `found` for them.
+
+        Args:
+            keys: those asked for, ``(n,)``.
+            missing: the places of those not found yet.
+            columns: the part of each row that is wanted.
+            rows: ``(n, width of columns)``.
+            found: ``(n,)``.
+            room: takes the whole rows, too, ``(at least len(missing), width)``; None: nothing does.
+            is_counted: add to the counters of the tier.
+        """
+        handle = self._handle
+        if handle is None:
+            return self._find_missing(keys, missing, columns, rows, found, room, is_counted)
+        assert self.keys_filter is not None
+        size = rows.itemsize
+        met = handle.find_below(
+            self.keys_filter.native_parts,
+            keys,
+            missing,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            room,
+        )
+        return self._below(met, columns, size, room, is_counted)
+
+    def find_through(
+        self,
+        second: Tier,
+        keys: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        lend: Callable[[int], Rows | None],
+    ) -> Below | None:
+        """`find` of the first tier and `find_missing` of the second in one call, where the rows
+        of both are in memory and none are on their way between them.
+
+        Args:
+            second: the tier below this one.
+            keys, columns, rows, found: as `find`.
+            lend: gives room for as many whole rows, or None.
+
+        Returns:
+            The rows of the second; None where the tiers are not such, and nothing was done.
+        """
+        handle, below = self._handle, second._handle
+        if handle is None or below is None or second.write_buffer:
+            return None
+        assert second.keys_filter is not None
+        size = rows.itemsize
+        room = lend(len(keys))
+        num_found, seconds, met = handle.find_first(
+            keys,
+            (columns.begin * size, columns.end * size),
+            rows,
+            found,
+            below,
+            second.keys_filter.native_parts,
+            room,
+        )
+        read_bytes = num_found * (columns.end - columns.begin) * size
+        self.meter.found(num_found, len(keys) - num_found, read_bytes=read_bytes, seconds=seconds)
+        return second._below(met, columns, size, room, True)
+
+    @property
+    def _handle(self) -> Any | None:
+        """Native handle of a storage whose rows are in memory. It is not kept, as it would keep the
+        rows of a closed storage, and find them."""
+        if not isinstance(self.storage, NativeStorage):
+            return None
+        return self.storage.handle_in_memory
+
+    def _below(
+        self,
+        met: tuple[Keys, Keys, int, float],
+        columns: Columns,
+        itemsize: int,
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """Counts a native find in this tier, and returns its result."""
+        keys, missing, num_skipped, seconds = met
+        if is_counted and len(keys) + len(missing):
+            width = (columns.end - columns.begin) if room is None else room.shape[1]
+            misses = len(missing) - num_skipped
+            read_bytes = len(keys) * width * itemsize
+            self.meter.found(len(keys), misses, read_bytes=read_bytes, seconds=seconds)
+            self.meter.filtered(num_skipped, misses)
+        return Below(keys, None if room is None else room[: len(keys)], missing)
+
+    def _find_missing(
+        self,
+        keys: Keys,
+        missing: Keys,
+        columns: Columns,
+        rows: Rows,
+        found: npt.NDArray[np.bool_],
+        room: Rows | None,
+        is_counted: bool,
+    ) -> Below:
+        """`find_missing` for any storage, with NumPy."""
+        assert self.keys_filter is not None
+        may_have = self.keys_filter.contains(keys[missing])
+        asked = missing[may_have]
+        table = self.storage.table
+        span = columns if room is None else Columns(0, table.width)
+        part = (
+            np.empty((len(asked), span.end - span.begin), table.numpy_dtype)
+            if room is None
+            else room[: len(asked)]
+        )
+        is_there = np.empty(len(asked), np.bool_)
+        asked_keys = keys[asked]
+        if len(asked):
+            find = self.find if is_counted else self.storage._find_impl
+            find(asked_keys, span, part, is_there)
+        hits = int(np.count_nonzero(is_there))
+        if is_counted:
+            self.meter.filtered(len(missing) - len(asked), len(asked) - hits)
+        places = asked
+        if hits < len(asked):
+            places, asked_keys, part = asked[is_there], asked_keys[is_there], part[is_there]
+        if columns == span and rows.flags.c_contiguous:
+            place_rows(part, places, rows)
+        else:
+            begin = columns.begin - span.begin
+            rows[places] = part[:, begin : begin + columns.end - columns.begin]
+        found[places] = True
+        still_missing = missing[:0] if hits == len(missing) else missing[~found[missing]]
+        return Below(asked_keys, None if room is None else part, still_missing)
+
+    def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys have a row in the storage. Counts only the finds that the filter saves."""
+        found = np.zeros(len(keys), np.bool_)
+        asked: npt.NDArray[np.bool_] | slice = slice(None)
+        if self.keys_filter is not None:
+            asked = self.keys_filter.contains(keys)
+        asked_keys = np.ascontiguousarray(keys[asked])
+        if len(asked_keys):
+            rows = np.empty((len(asked_keys), 1), self.storage.table.numpy_dtype)
+            is_there = np.empty(len(asked_keys), np.bool_)
+            self.storage._find_impl(asked_keys, PROBE, rows, is_there)
+            found[asked] = is_there
+        if self.keys_filter is not None:
+            num_found = int(np.count_nonzero(found))
+            self.meter.filtered(len(keys) - len(asked_keys), len(asked_keys) - num_found)
+        return found
+
+    # -- writing ----------------------------------------------------------------
+
+    def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        """Writes rows; returns those that had to leave."""
+        if self.keys_filter is not None:
+            self.keys_filter.add(keys)
+        with self.meter.writing(rows.nbytes):
+            evicted = self.storage._upsert_impl(keys, rows, scores)
+        self.meter.counters.evictions += len(evicted)
+        return evicted
+
+    def receive(self, arriving: BufferedRows) -> Evicted:
+        """Writes rows that were handed down; returns those that had to leave."""
+        takes_scores = self.storage.capabilities.scores == "given"
+        return self.upsert(arriving.keys, arriving.rows, arriving.scores if takes_scores else None)
+
+    def erase(self, keys: Keys) -> None:
+        """Removes keys from the storage and from its write buffer."""
+        asked = keys
+        if self.keys_filter is not None:
+            asked = keys[self.keys_filter.contains(keys)]
+        if len(asked):
+            with self.meter.writing(0):
+                self.num_erased += self.storage._erase_impl(asked)
+        self.write_buffer.remove(keys)
+
+    def clear(self) -> None:
+        self.storage._clear_impl()
+        self.write_buffer.clear()
+        self.num_erased = 0
+        for each in (self.keys_filter, self.dirty):
+            if each is not None:
+                each.clear()
+
+    # -- filters -------------------------------------------------------------------
+
+    def note_dirty(self, keys: Keys) -> None:
+        """Notes that rows of `keys` are newer than those below, or will be in a moment."""
+        if self.dirty is not None:
+            self.dirty.add(keys)
+
+    def dirty_of(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of `keys` may have newer rows here than below."""
+        if self.dirty is None:
+            return np.ones(len(keys), np.bool_)
+        return self.dirty.contains(keys)
+
+    def refresh_filter(self) -> None:
+        """Rebuilds the filter where many of its keys, which it cannot forget, were erased."""
+        if self.keys_filter is None:
+            return
+        limit = max(_LEAST_ERASED, _MOST_ERASED_SHARE * self.keys_filter.num_added)
+        if self.num_erased > limit:
+            self._renew_filter()
+
+    def join_filter(self) -> None:
+        """Rebuilds a filter that grew in parts, each of which has to be asked, as one."""
+        if self.keys_filter is not None and self.keys_filter.num_parts > _MOST_FILTER_PARTS:
+            self._renew_filter()
+
+    def _renew_filter(self) -> None:
+        self.keys_filter = self._filter_of_all()
+        self.num_erased = 0
+
+    def _dirty_filter(self, least_keys: int) -> GrowingBloomFilter:
+        capacity = self.storage.capacity
+        planned = PLANNED_DIRTY_KEYS if capacity is None else 2 * capacity
+        return GrowingBloomFilter(max(1_024, planned, least_keys))
+
+    def _filter_of_all(self) -> GrowingBloomFilter:
+        size = self.storage.size
+        made = GrowingBloomFilter(
+            max(PLANNED_KEYS, size + size // 4), false_positive_rate=self.rate
+        )
+        if size:
+            for chunk in self.storage.scan(columns=PROBE):
+                made.add(chunk.keys)
+        return made
+
+    def trim_dirty(self) -> None:
+        """Between writes: forgets dirty keys whose rows have left, where there are many."""
+        if self.dirty is None:
+            return
+        if self.dirty.num_added <= PLANNED_DIRTY_KEYS:
+            return  # a tier on a device is asked for its size only where it must be: that waits
+        if self.dirty.num_added <= _MOST_DIRTY_SHARE * self.storage.size:
+            return
+        staying = self._dirty_filter(2 * self.storage.size)
+        for chunk in self.storage.scan(columns=PROBE):
+            staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
+        self.dirty = staying

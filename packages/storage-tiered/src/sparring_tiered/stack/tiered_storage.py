@@ -1,0 +1,435 @@
+"""A stack of storages as one storage: `Storage` over a `Stack` and its `Demotion`.
+
+Thread rule: as `Storage`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import open_storage
+from sparring.contracts import (
+    Background,
+    Columns,
+    Evicted,
+    Keys,
+    Rows,
+    ScanChunk,
+    Scores,
+    Storage,
+    TableConfig,
+    TierCounters,
+    call_each,
+    read_note,
+    write_note,
+)
+from sparring.errors import InvalidArgumentError
+from sparring_tiered.options import TieredOptions, backend_options
+from sparring_tiered.stack.composition import capabilities_of, check_tiers, keys_of
+from sparring_tiered.stack.demotion import Demotion
+from sparring_tiered.stack.device_first_tier import DeviceFirstTier
+from sparring_tiered.stack.first_tier import NativeFirstTier
+from sparring_tiered.stack.promotion import PromotionBuffer
+from sparring_tiered.stack.scan import scan_tiers
+from sparring_tiered.stack.stack import Stack
+from sparring_tiered.stack.tier import PROBE, Tier
+
+__all__ = ["TieredStorage", "open_each", "open_tiers"]
+
+_FLUSH_ROWS = 65_536
+
+
+class TieredStorage(Storage):
+    """Storages of one table, hottest first, as one storage.
+
+    Scores stay with their tier: the stack takes none, and shows those of its last tier where that
+    one evicts.
+
+    Args:
+        table: the declaration of its rows.
+        options: how rows move; its `tiers` are ignored.
+        tiers: backend → open storage of `table`, from the hottest to the last. The stack owns them
+            from now on.
+        validate: see `Storage`.
+
+    Raises:
+        InvalidArgumentError: fewer than two tiers, one for another table, or one above the last
+            that refuses rows when it is full.
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        options: TieredOptions,
+        tiers: Sequence[tuple[str, Storage]],
+        *,
+        validate: bool = True,
+    ) -> None:
+        super().__init__(table, validate=validate)
+        check_tiers(table, tiers)
+        self.options = options
+        last = len(tiers) - 1
+        made = [
+            Tier(
+                backend,
+                storage,
+                is_first=place == 0,
+                is_last=place == last,
+                rate=options.false_positive_rate,
+            )
+            for place, (backend, storage) in enumerate(tiers)
+        ]
+        first_capacity = made[0].storage.capacity
+        promotion = PromotionBuffer(
+            options.promote,
+            options.buffer_bytes,
+            2**62 if first_capacity is None else max(1, first_capacity // 2),
+            np.empty((0, table.width), table.numpy_dtype),
+        )
+        is_fresh = not any(tier.storage.size for tier in made[:-1])
+        num_rows = made[-1].storage.size if is_fresh else None
+        self._stack = Stack(table, made, promotion, num_rows)
+        self._demotion = Demotion(self._stack, options)
+        self._is_flushing = False
+        self.capabilities = capabilities_of(made)
+
+    @property
+    def tiers(self) -> tuple[Storage, ...]:
+        """The storages, hottest first; to look at, not to write to."""
+        return tuple(tier.storage for tier in self._stack.tiers)
+
+    # -- optional parts of the contract -----------------------------------------
+
+    def use_background(self, background: Background) -> None:
+        self._demotion.use_background(background)
+
+    def wait_for_room(self) -> None:
+        self._demotion.wait_for_room()
+
+    def first_tier_access(self) -> NativeFirstTier | None:
+        is_native = self._stack.first.storage.capabilities.native
+        return NativeFirstTier(self._stack, self._demotion) if is_native else None
+
+    def device_first_tier_access(self) -> DeviceFirstTier | None:
+        is_on_device = set(self._stack.first.storage.capabilities.devices) - {"cpu"}
+        return DeviceFirstTier(self._stack, self._demotion) if is_on_device else None
+
+    def copy_into(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        with self._stack.lock.reading():
+            self._stack.copy(keys, columns, rows, found)
+
+    def _write_note_impl(self, name: str, text: str | None) -> None:
+        self._demotion.join()
+        write_note(self._stack.last.storage, name, text)
+
+    def _read_note_impl(self, name: str) -> str | None:
+        return read_note(self._stack.last.storage, name)
+
+    # -- counters ---------------------------------------------------------------
+
+    def tier_counters(
+        self, is_counted: Callable[[Storage], bool] = lambda _: True
+    ) -> list[TierCounters]:
+        """Counters of each tier since this storage was opened, hottest first.
+
+        Args:
+            is_counted: which tiers are asked how many rows they have; of others `rows` is as last
+                time.
+        """
+        self._check_open()
+        for tier in self._stack.tiers:
+            if is_counted(tier.storage):
+                tier.meter.counters.rows = tier.storage.size
+        return [tier.meter.counters for tier in self._stack.tiers]
+
+    @property
+    def known_size(self) -> int | None:
+        """As `size`; None where tiers would have to be scanned for it."""
+        self._check_open()
+        return self._stack.num_rows
+
+    @property
+    def num_held(self) -> int:
+        """Rows that wait for a lower tier to take them."""
+        self._check_open()
+        return self._demotion.num_held
+
+    @property
+    def capacity(self) -> int | None:
+        self._check_open()
+        total = 0
+        for tier in self._stack.tiers:
+            capacity = tier.storage.capacity
+            if capacity is None:
+                return None
+            total += capacity
+        return total
+
+    @property
+    def memory_bytes(self) -> int:
+        self._check_open()
+        stack = self._stack
+        return sum(tier.memory_bytes for tier in stack.tiers) + stack.promotion.memory_bytes
+
+    # -- reading ------------------------------------------------------------
+
+    def _find_impl(
+        self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
+    ) -> None:
+        stack = self._stack
+        with stack.lock.reading():
+            below = stack.first.find_through(
+                stack.tiers[1], keys, columns, rows, found, stack.promotion.room_for
+            )
+            if below is not None:
+                stack.promotion.add(below.keys, below.rows, 1)
+                if len(below.missing) and len(stack.tiers) > 2:
+                    stack.find_below(keys, columns, rows, found, first_place=2)
+                return
+            stack.first.find(keys, columns, rows, found)
+            if not found.all():
+                stack.find_below(keys, columns, rows, found)
+
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        keeps_scores = self.capabilities.scores != "none"
+        return scan_tiers(self._stack, chunk_rows, columns, keeps_scores=keeps_scores)
+
+    def _size_impl(self) -> int:
+        stack = self._stack
+        if stack.num_rows is None:
+            counted = self._counted()
+            if self._is_flushing:
+                return counted  # rows that went down meanwhile may be missing
+            stack.num_rows = counted
+        return stack.num_rows
+
+    def _counted(self) -> int:
+        """Distinct keys: those of the last tier, and those above that it lacks."""
+        self._demotion.join()
+        tiers, last = self._stack.tiers, self._stack.last
+        above = [tier.write_buffer.merged().keys for tier in tiers]
+        for tier in tiers[:-1]:
+            above += [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
+        keys = np.unique(np.concatenate(above))
+        return last.storage.size + int(np.count_nonzero(~last.has(keys)))
+
+    # -- writing ------------------------------------------------------------
+
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+        stack, demotion = self._stack, self._demotion
+        demotion.settle(len(keys))
+        promotion = stack.promotion.take()
+        num_new = stack.count_new(keys, promotion.known)
+        with stack.lock.writing():
+            demotion.promote(promotion, keys)
+            stack.promotion.clear()
+            stack.num_writes += 1
+            if not demotion.is_through:
+                stack.first.note_dirty(keys)
+            demotion.hand_down(0, stack.first.upsert(keys, rows, None))
+            if demotion.is_through:
+                demotion.write_through(keys, rows)
+            stack.add_rows(num_new)
+        demotion.send_down()
+        return stack.take_gone() or self._nothing_evicted()
+
+    def _erase_impl(self, keys: Keys) -> int:
+        stack = self._stack
+        self._demotion.join()
+        known = stack.promotion.take().known
+        is_first = stack.first.has(keys)
+        rest = keys[~is_first]
+        num_known = int(np.count_nonzero(is_first))
+        num_known += int(np.count_nonzero(stack.exists_below(rest, known)))
+        with stack.lock.writing():
+            stack.promotion.clear()
+            stack.num_writes += 1
+            try:
+                # From the bottom, so that no older row comes to light where a tier fails.
+                for tier in reversed(stack.tiers):
+                    tier.erase(keys)
+            except BaseException:
+                self._expect_holes(lambda _tier: keys)
+                raise
+            stack.add_rows(-num_known)
+        for tier in stack.tiers:
+            tier.refresh_filter()
+        return num_known
+
+    def _clear_impl(self) -> None:
+        stack = self._stack
+        self._demotion.join()
+        with stack.lock.writing():
+            stack.promotion.clear()
+            stack.num_writes += 1
+            try:
+                for tier in reversed(stack.tiers):
+                    tier.clear()
+            except BaseException:
+                self._expect_holes(keys_of)
+                raise
+            stack.num_rows = 0
+            self._demotion.forgive()
+
+    def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
+        self._stack.first.storage._touch_impl(keys, None)
+
+    def _expect_holes(self, keys_of: Callable[[Tier], Keys]) -> None:
+        """Corrects counts and filters after a removal that failed at an unknown point.
+
+        Rows that are still here may be the only ones, so they must go down again; and rows are
+        counted again.
+        """
+        self._stack.num_rows = None
+        for tier in self._stack.tiers[:-1]:
+            tier.note_dirty(keys_of(tier))
+
+    # -- down -----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes all rows that are newer above to the last tier, and has it make them durable.
+
+        Raises:
+            StorageIOError: a tier failed; rows that did not arrive stay where they are, and are
+                found.
+        """
+        super().flush()
+
+    def _flush_impl(self) -> None:
+        self._is_flushing = True
+        try:
+            self._bring_all_down()
+            for tier in self._stack.tiers:
+                bears_readers = tier.storage.capabilities.concurrent_reads
+                with nullcontext() if bears_readers else self._stack.lock.writing():
+                    tier.storage._flush_impl()
+        finally:
+            self._is_flushing = False
+
+    def _bring_all_down(self) -> None:
+        stack = self._stack
+        self._demotion.drain()
+        for place, tier in enumerate(stack.tiers[:-1]):
+            if tier.dirty is None or (not tier.dirty.num_added):
+                continue
+            for chunk in tier.storage.scan(_FLUSH_ROWS):
+                is_dirty = tier.dirty_of(chunk.keys)
+                with stack.lock.writing():
+                    stack.tiers[place + 1].write_buffer.add(
+                        chunk.keys[is_dirty], chunk.rows[is_dirty], chunk.scores[is_dirty]
+                    )
+                self._demotion.drain()
+            tier.dirty.clear()
+        for tier in stack.tiers:
+            tier.join_filter()
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._stack.process.check()
+
+    def _close_impl(self) -> None:
+        self._stack.is_closed = True
+        if not self._stack.process.is_own:
+            return  # a forked child: rows on their way, and tiers, are the parent's
+        closing = [tier.storage.close for tier in self._stack.tiers]
+        # Not during a write that has not ended: its thread closes the storage then.
+        closing[-1] = partial(self._demotion.write_back.when_ended, closing[-1])
+        call_each([self._end_writes, *closing])
+
+    def _end_writes(self) -> None:
+        self._demotion.join()
+        if self._stack.last.storage.capabilities.persistent:
+            self._flush_impl()
+
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+    from sparring.contracts import Shard
+
+
+_log = logging.getLogger(__name__)
+
+
+def open_tiers(
+    table: TableConfig, options: TieredOptions, manager: PluginManager, shard: Shard | None
+) -> TieredStorage:
+    """Opens every tier for `table`; none stays open where one cannot be.
+
+    Args:
+        table: the declaration of their rows.
+        options: which tiers, and their budgets.
+        manager: where backends are looked up.
+        shard: the part of the table that this rank keeps; None: all of it.
+
+    Raises:
+        PluginError: no plugin offers a backend, or it cannot run here.
+        InvalidArgumentError: an option of a tier is wrong, or it cannot be bounded as asked.
+    """
+    tiers = open_each(table, options, manager, shard, range(len(options.tiers)))
+    with ExitStack() as opened:
+        for _, storage in tiers:
+            opened.callback(storage.close)
+        _warn_of_unused(table, options, [storage for _, storage in tiers])
+        stack = TieredStorage(table, options, tiers)
+        opened.pop_all()
+        return stack
+
+
+def open_each(
+    table: TableConfig,
+    options: TieredOptions,
+    manager: PluginManager,
+    shard: Shard | None,
+    places: range,
+) -> list[tuple[str, Storage]]:
+    """Opens the tiers at some places, as `open_tiers`; returns backend and storage of each."""
+    with ExitStack() as opened:
+        tiers: list[tuple[str, Storage]] = []
+        for place in places:
+            tier = options.tiers[place]
+            try:
+                chosen = backend_options(options, place, manager, row_bytes=table.row_bytes)
+                storage = open_storage(
+                    tier.backend,
+                    table,
+                    validate=False,
+                    plugin_manager=manager,
+                    shard=shard,
+                    **chosen,
+                )
+            except InvalidArgumentError as error:
+                budget = "" if tier.budget_bytes is None else f", budget_bytes {tier.budget_bytes}"
+                raise InvalidArgumentError(
+                    f"table {table.name!r}, tiers.{place} ({tier.backend}{budget}): {error}",
+                    **error.details,
+                ) from error
+            opened.callback(storage.close)
+            tiers.append((tier.backend, storage))
+        opened.pop_all()
+        return tiers
+
+
+def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
+    """Logs a warning of an unbounded tier that keeps rows from those below it."""
+    if options.write == "through":
+        return
+    for place, storage in enumerate(tiers[:-1]):
+        if storage.capacity is None:
+            _log.warning(
+                "table %r: tiers.%d (%s) has no bound, so it lets no row go and rows come into the "
+                "tiers below at a flush only; give it a budget_bytes, or leave those tiers out",
+                table.name,
+                place,
+                options.tiers[place].backend,
+                extra={"table": table.name},
+            )
+            return

@@ -1,0 +1,183 @@
+"""Rows on their way from one tier to the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts import Columns, Keys, Rows, Scores
+
+__all__ = ["BufferedRows", "WriteBuffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedRows:
+    """Rows in the order of their keys, each key once."""
+
+    keys: Keys
+    rows: Rows
+    scores: Scores
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.rows.nbytes + self.scores.nbytes
+
+    def places_of(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The place of each of `keys` among these, and whether it is there."""
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
+        return places, self.keys[places] == keys
+
+    def without(self, keys: Keys) -> BufferedRows:
+        is_kept = ~np.isin(self.keys, keys)
+        return BufferedRows(self.keys[is_kept], self.rows[is_kept], self.scores[is_kept])
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """Contents of a buffer at one moment."""
+
+    waiting: tuple[BufferedRows, ...] = ()
+    """Newest first."""
+    departed: BufferedRows | None = None
+    """Rows that are being written; all waiting rows are newer."""
+
+    @property
+    def parts(self) -> tuple[BufferedRows, ...]:
+        """Newest first, none of them empty."""
+        return self.waiting if self.departed is None else (*self.waiting, self.departed)
+
+
+class WriteBuffer:
+    """Rows that left one tier and have not arrived in the next.
+
+        add ──► waiting ──depart──► departed ──land──► in the next tier
+                   ▲                   │
+                   └─────put_back──────┘
+
+    Of two rows of one key the one further left is newer. Readers may look at any time: contents are
+    replaced as a whole, so a row that departs is met by every look, and one that has landed is in
+    the tier before it is gone from here. One thread adds and removes; another may let rows depart
+    and land concurrently.
+
+    Args:
+        width: elements of a row.
+        dtype: of rows.
+    """
+
+    def __init__(self, width: int, dtype: npt.DTypeLike) -> None:
+        self._empty = BufferedRows(
+            np.empty(0, np.int64), np.empty((0, width), dtype), np.empty(0, np.uint64)
+        )
+        self._contents = _Contents()
+        self._changing = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._contents.parts)
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct keys in the buffer."""
+        return len(self.merged())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self._contents.parts)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._contents.waiting)
+
+    def merged(self) -> BufferedRows:
+        """All rows, each key once, with its newest row."""
+        return _merged(self._contents.parts) or self._empty
+
+    # -- one thread ---------------------------------------------------------
+
+    def add(self, keys: Keys, rows: Rows, scores: Scores) -> None:
+        """Adds rows that are newer than any in the buffer of the same keys."""
+        if not len(keys):
+            return
+        order = np.argsort(keys)
+        newest = BufferedRows(keys[order], rows[order], scores[order])
+        with self._changing:
+            waiting = [newest, *self._contents.waiting]
+            # A part is at least twice as large as the one before it: there are few to look into,
+            # and a backlog is not copied by each write.
+            while len(waiting) > 1 and 2 * len(waiting[0]) > len(waiting[1]):
+                both = _merged(waiting[:2])
+                assert both is not None
+                waiting[:2] = [both]
+            self._contents = _Contents(tuple(waiting), self._contents.departed)
+
+    def remove(self, keys: Keys) -> None:
+        """Forgets keys; unknown ones are no error. Nothing must have departed."""
+        with self._changing:
+            assert self._contents.departed is None
+            kept = [part.without(keys) for part in self._contents.waiting]
+            self._contents = _Contents(tuple(part for part in kept if len(part)))
+
+    def clear(self) -> None:
+        """Forgets all. Nothing must have departed."""
+        with self._changing:
+            assert self._contents.departed is None
+            self._contents = _Contents()
+
+    # -- the writer of the next tier --------------------------------------
+
+    def depart(self) -> BufferedRows | None:
+        """Begins to write the waiting rows. Until `land`, readers find them below newer rows.
+
+        Returns:
+            All of them, or None where none wait.
+        """
+        with self._changing:
+            assert self._contents.departed is None
+            departed = _merged(self._contents.waiting)
+            self._contents = _Contents((), departed)
+        return departed
+
+    def land(self) -> None:
+        """Removes the departed rows, which are in the next tier now."""
+        with self._changing:
+            self._contents = _Contents(self._contents.waiting)
+
+    def put_back(self) -> None:
+        """Returns departed rows, which may have arrived or not, to those that wait, below newer ones."""
+        with self._changing:
+            self._contents = _Contents(self._contents.parts)
+
+    # -- readers ----------------------------------------------------------------
+
+    def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> int:
+        """Fills in rows of `keys` that are not found yet; returns how many."""
+        num_found = 0
+        for part in self._contents.parts:
+            places, is_here = part.places_of(keys)
+            is_here &= ~found
+            rows[is_here] = part.rows[places[is_here], columns.begin : columns.end]
+            found |= is_here
+            num_found += int(np.count_nonzero(is_here))
+        return num_found
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of `keys` are in the buffer."""
+        found = np.zeros(len(keys), np.bool_)
+        for part in self._contents.parts:
+            found |= part.places_of(keys)[1]
+        return found
+
+
+def _merged(parts: Sequence[BufferedRows]) -> BufferedRows | None:
+    """Parts, newest first, as one; None where there is none."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    keys, first = np.unique(np.concatenate([part.keys for part in parts]), return_index=True)
+    rows = np.concatenate([part.rows for part in parts])[first]
+    return BufferedRows(keys, rows, np.concatenate([part.scores for part in parts])[first])

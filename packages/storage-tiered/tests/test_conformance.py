@@ -1,0 +1,137 @@
+"""The kit for storages on stacks of several backends: a stack of storages is a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from sparring import EventLoop, open_storage
+from sparring.contracts import Storage, TableConfig
+from sparring_testing.guard import overrides_kit
+from sparring_testing.storage_tests import StorageTests
+
+needs_hkv = pytest.mark.skipif(
+    find_spec("sparring_hkv") is None, reason="sparring-hkv is not installed"
+)
+needs_sqlite = pytest.mark.skipif(
+    find_spec("sparring_sqlite") is None, reason="the template backend is not installed"
+)
+
+SMALL = {"backend": "hkv", "options": {"capacity": 480}}
+ON_DEVICE = {
+    "backend": "hkv",
+    "options": {"device": "emulated", "capacity": 480, "policy": "lru"},
+}
+SMALLER = {"backend": "hkv", "options": {"capacity": 120, "policy": "lfu"}}
+
+MakeStorage = Callable[..., Storage]
+
+
+def stack_of(table: TableConfig, *tiers: Any, **options: Any) -> Storage:
+    return open_storage("tiered", table, tiers=list(tiers), **options)
+
+
+class TestMemoryOverMemory(StorageTests):
+    """No native tier: every row is moved in Python."""
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        small = {"backend": "memory", "options": {"capacity": 480}}
+        return lambda table, **options: stack_of(table, small, "memory", **options)
+
+
+@needs_hkv
+@pytest.mark.long  # of short runs, stacks on a device and over sqlite have each part of it
+class TestHkvOverMemory(StorageTests):
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        return lambda table, **options: stack_of(table, SMALL, "memory", **options)
+
+
+@pytest.mark.skipif(
+    find_spec("sparring_hkv") is None or find_spec("sparring_hkv._emulated") is None,
+    reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
+)
+class TestHkvOnADeviceOverHkv(StorageTests):
+    """As on a GPU: hot rows there, all others in the host's memory."""
+
+    @pytest.fixture
+    def make_storage(self) -> MakeStorage:
+        return lambda table, **options: stack_of(table, ON_DEVICE, "hkv", **options)
+
+    @overrides_kit(reason="on the emulator a call of a million rows takes half a minute")
+    def test_call_of_a_million_rows(self) -> None:
+        pytest.skip("test_device_conformance.py of sparring-hkv has one of 50,000")
+
+
+class PersistentTests(StorageTests):
+    """Stacks over sqlite; `above` are the tiers before it."""
+
+    above: ClassVar[tuple[Any, ...]]
+    settings: ClassVar[dict[str, Any]]
+
+    @pytest.fixture
+    def make_storage(self, tmp_path: Path) -> MakeStorage:
+        numbers = count()
+
+        def make(table: TableConfig, **options: Any) -> Storage:
+            folder = tmp_path / str(next(numbers))
+            return self.open(table, folder)
+
+        return make
+
+    @pytest.fixture
+    def reopen_storage(self) -> Callable[[Storage], Storage]:
+        def reopen(closed: Any) -> Storage:
+            return self.open(closed.table, closed.tiers[-1].options.folder)
+
+        return reopen
+
+    def open(self, table: TableConfig, folder: Path) -> Storage:
+        last = {"backend": "sqlite", "options": {"folder": str(folder)}}
+        return stack_of(table, *self.above, last, **self.settings)
+
+
+@needs_hkv
+@needs_sqlite
+@pytest.mark.long  # of short runs, the stack of three promotes at the second touch
+class TestHkvOverSqlite(PersistentTests):
+    above: ClassVar[tuple[Any, ...]] = (SMALL,)
+    settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}
+
+
+@needs_hkv
+@needs_sqlite
+class TestHkvOverSqliteBesideSteps(PersistentTests):
+    """As in a container: rows go down on the thread of an event loop."""
+
+    above: ClassVar[tuple[Any, ...]] = (SMALL,)
+    settings: ClassVar[dict[str, Any]] = {"promote": "always"}
+
+    @pytest.fixture(autouse=True)
+    def event_loop(self) -> Iterator[None]:
+        with EventLoop() as self.events:
+            yield
+
+    def open(self, table: TableConfig, folder: Path) -> Storage:
+        stack = super().open(table, folder)
+        stack.use_background(self.events)
+        return stack
+
+    @overrides_kit(reason="a million rows in sqlite take long; written within, they prove it")
+    def test_call_of_a_million_rows(self) -> None: ...
+
+
+@needs_hkv
+@needs_sqlite
+class TestTwoHkvOverSqlite(PersistentTests):
+    @overrides_kit(reason="a million rows in sqlite take long; the stack of two proves them")
+    def test_call_of_a_million_rows(self) -> None: ...
+
+    above: ClassVar[tuple[Any, ...]] = (SMALLER, SMALL)
+    settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}
