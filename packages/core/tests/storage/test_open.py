@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,43 @@ def test_a_factory_that_returns_no_storage_is_reported(
     Site(tmp_path / "site", monkeypatch).install("acme-store", source)
     with pytest.raises(PluginError, match=r"factory must return a sparring\.Storage, found dict"):
         open_storage("acme", TABLE)
+
+
+WITHOUT_STACKS = """
+import sys
+from importlib import metadata
+
+installed = metadata.distributions
+metadata.distributions = lambda **context: [
+    each for each in installed(**context) if each.metadata["Name"] != "sparring-tiered"
+]
+sys.modules["sparring_tiered"] = None  # importing it fails
+
+import numpy as np
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring.errors import PluginError
+
+with StepContainer() as container:
+    container.declare(TableConfig("item", 2), StorageChoice("hkv"))
+    found = container.lookup("item", np.array([7, 8]))
+    container.resources.accumulate(found.shadow_id, np.ones((2, 2), np.float32))
+    container.apply(lambda updates: None)
+    assert container.storage("item").size == 2
+try:
+    open_storage("tiered", TableConfig("item", 2), tiers=["hkv", "hkv"])
+except PluginError as error:
+    print(error)
+"""
+
+
+def test_a_backend_works_without_the_package_of_stacks_and_a_stack_names_it() -> None:
+    pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_STACKS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert 'install it with: pip install "sparring[tiered]"' in ran.stdout
