@@ -26,6 +26,12 @@ if TYPE_CHECKING:
         SaveOptions,
         State,
     )
+    from sparring.contracts.exchange_options import (
+        MOST_CHUNK_ROWS,
+        MOST_CHUNKS_IN_FLIGHT,
+        ExchangeOptions,
+        WireDtype,
+    )
     from sparring.contracts.initializers import (
         Constant,
         Initializer,
@@ -52,12 +58,6 @@ if TYPE_CHECKING:
     from sparring.exchange.headers import header_bytes
     from sparring.exchange.link import ExchangeCounters, Link, MessageKind
     from sparring.exchange.messages import KEY_BYTES, Codec, gradient_bytes, reply_bytes
-    from sparring.exchange.options import (
-        MOST_CHUNK_ROWS,
-        MOST_CHUNKS_IN_FLIGHT,
-        ExchangeOptions,
-        WireDtype,
-    )
     from sparring.exchange.pull import MOST_FINDS
     from sparring.exchange.routing import chunks_of
     from sparring.kernels.bloom import BloomFilter
@@ -144,7 +144,7 @@ _name = names_from(
         "sparring.exchange.headers": "header_bytes",
         "sparring.exchange.link": "ExchangeCounters Link MessageKind",
         "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
-        "sparring.exchange.options": (
+        "sparring.contracts.exchange_options": (
             "ExchangeOptions MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"
         ),
         "sparring.exchange.pull": "MOST_FINDS",

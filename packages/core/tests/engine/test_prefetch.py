@@ -12,6 +12,7 @@ import pytest
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
@@ -25,7 +26,6 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.exchange.link import MessageKind
-from sparring.exchange.options import ExchangeOptions
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous

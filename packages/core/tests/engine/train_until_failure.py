@@ -25,6 +25,7 @@ import numpy as np
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.table import TableConfig
@@ -32,7 +33,6 @@ from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import PeerFailure
-from sparring.exchange.options import ExchangeOptions
 from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.rendezvous import Rendezvous
 from sparring.contracts.table import TableConfig
@@ -23,7 +24,6 @@ from sparring.contracts.updates import MethodChoice
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
-from sparring.exchange.options import ExchangeOptions
 from sparring.updates.resolve import hyper_from, resolve_method
 
 TABLES = (

@@ -15,6 +15,7 @@ import pytest
 from sparring.collective.local import LocalCollective, LocalGroup
 from sparring.collective.nccl import NcclCollective
 from sparring.contracts.collective import Collective, Work
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import ArraySource
 from sparring.contracts.layout import Layout
@@ -30,7 +31,6 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring.exchange.messages import PullRequest, PushRequest
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.plugins.registry import make_plugin_manager
 from sparring.runtime.trace import Trace

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from sparring.contracts.collective import Collective, Reduction
-from sparring.exchange.options import ExchangeOptions
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring_testing.devices import why_unavailable
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous

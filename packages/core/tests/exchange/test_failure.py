@@ -16,6 +16,7 @@ import pytest
 
 from sparring.collective.local import LocalCollective
 from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
@@ -32,7 +33,6 @@ from sparring.errors import (
 )
 from sparring.exchange.headers import exchange_more_counts, send_shutdown_notice
 from sparring.exchange.link import ExchangeCounters, Link, MessageKind, tag_of
-from sparring.exchange.options import ExchangeOptions
 from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError
 from sparring.updates.resolve import hyper_from, resolve_method

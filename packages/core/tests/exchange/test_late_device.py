@@ -12,13 +12,13 @@ import pytest
 
 from sparring.collective.local import LocalCollective, LocalGroup
 from sparring.contracts.collective import Collective, Work
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.exchange.messages import PullRequest, PushRequest
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.headers import Header, HeaderInbox, Phase, digest_of, exchange_headers
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.storage.open import open_storage
 

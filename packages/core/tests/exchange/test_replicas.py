@@ -12,6 +12,7 @@ import pytest
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
@@ -19,7 +20,6 @@ from sparring.engine.container import StepContainer
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.link import MessageKind
-from sparring.exchange.options import ExchangeOptions
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 

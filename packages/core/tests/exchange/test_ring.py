@@ -11,12 +11,12 @@ import pytest
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.session import (
     FEWEST_ROWS,

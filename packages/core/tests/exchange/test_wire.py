@@ -11,6 +11,7 @@ import pytest
 from sparring import _native
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import OPERATION_TAG, Collective
+from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
@@ -20,7 +21,6 @@ from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.exchange.headers import header_bytes
 from sparring.exchange.messages import Codec, PullRequest, PushRequest
-from sparring.exchange.options import ExchangeOptions, WireDtype
 from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage

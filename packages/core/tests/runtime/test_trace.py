@@ -11,13 +11,13 @@ import numpy as np
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.results import Columns
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.exchange.messages import PushRequest
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.trace import Span, Trace
 from sparring.storage.open import open_storage

@@ -14,6 +14,7 @@ import pytest
 
 from sparring.contracts.admission import Frequency
 from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.initializers import Uniform
 from sparring.contracts.layout import TableSharding
 from sparring.contracts.table import TableConfig
@@ -24,7 +25,6 @@ from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.state import NonFinite
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
-from sparring.exchange.options import ExchangeOptions
 from sparring.kernels.functions import partition, pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_testing.rank_threads import run_ranks

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparring.contracts.admission import Bloom, Frequency
+from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.initializers import Normal, Uniform, Zeros
 from sparring.contracts.table import TableConfig
 from sparring.errors import ConfigError
-from sparring.exchange.options import ExchangeOptions, WireDtype
 from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.printer import config_as_yaml
 from sparring_train.config.run_type import run_type

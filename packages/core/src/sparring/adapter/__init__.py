@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sparring.collective.nccl import NcclCollective
     from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
     from sparring.contracts.checkpoint import SaveOptions, State
+    from sparring.contracts.exchange_options import ExchangeOptions
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.apply.gradients import sum_gradients
     from sparring.engine.automatic_plan import PlanLike, made_plan, plan_of_job, workload_of
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
         non_finite_policy,
         shared_settings,
     )
-    from sparring.exchange.options import ExchangeOptions
     from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter, growing_filter_bytes
     from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
@@ -131,7 +131,7 @@ __getattr__ = names_from(
             "StorageLike TableDeclaration TableGroup declared given_storages joined_container "
             "non_finite_policy shared_settings"
         ),
-        "sparring.exchange.options": "ExchangeOptions",
+        "sparring.contracts.exchange_options": "ExchangeOptions",
         "sparring.kernels.bloom": "BloomFilter GrowingBloomFilter growing_filter_bytes",
         "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",

@@ -28,6 +28,7 @@ from sparring import _native
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Saved, SaveOptions, State
 from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Transfer
 from sparring.contracts.rendezvous import Rendezvous
@@ -59,7 +60,6 @@ from sparring.engine.table_entry import TableEntry
 from sparring.engine.tables import Tables
 from sparring.engine.transfer import transfer_of
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.options import ExchangeOptions
 from sparring.exchange.ring import RingExchange
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import EventLoop

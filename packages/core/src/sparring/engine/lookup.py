@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparring.contracts.exchange_options import WireDtype
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import DeviceArray
 from sparring.engine.column_blocks import fill_new_rows, joined_rows
@@ -22,7 +23,6 @@ from sparring.engine.table_entry import TableEntry
 from sparring.engine.transfer import say_rows
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring.exchange.messages import Pulled, PullRequest
-from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
 
 __all__ = [

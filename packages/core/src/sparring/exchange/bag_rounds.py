@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.exchange_options import WireDtype
 from sparring.contracts.results import Rows
 from sparring.contracts.storage import Storage
 from sparring.contracts.table import TableConfig
@@ -42,7 +43,6 @@ from sparring.exchange.messages import (
     storage_failed,
     write_failure,
 )
-from sparring.exchange.options import WireDtype
 from sparring.exchange.session import ExchangeSession
 from sparring.runtime.threads import SerialExecutor
 

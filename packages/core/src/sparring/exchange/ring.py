@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparring.contracts.collective import Collective
+from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.kernel_set import KernelSet
 from sparring.contracts.kernels import DeviceArray
 from sparring.contracts.results import Columns, Keys, Rows
@@ -47,7 +48,6 @@ from sparring.exchange.messages import (
     PushRequest,
     find_rows,
 )
-from sparring.exchange.options import ExchangeOptions, WireDtype
 from sparring.exchange.pooled import OwnerPooling
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.collective import Collective, WorkContext
+from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.shard_map import ShardMap
 from sparring.contracts.table import TableConfig
 from sparring.errors import ClosedError, PeerFailure
@@ -34,7 +35,6 @@ from sparring.exchange.headers import (
 )
 from sparring.exchange.link import ExchangeCounters, Link
 from sparring.exchange.messages import Codec
-from sparring.exchange.options import ExchangeOptions, WireDtype
 
 __all__ = ["ExchangeSession", "FEWEST_ROWS", "MOST_ROWS", "chunk_rows_for", "measure_chunk_rows"]
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.collective import Reduction
+from sparring.contracts.exchange_options import WireDtype
 from sparring.contracts.kernel_set import KernelSet, TableBags
 from sparring.engine.column_blocks import divided_gradients
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
@@ -22,7 +23,6 @@ from sparring.engine.pooled import take_bag_gradients
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
-from sparring.exchange.options import WireDtype
 from sparring.kernels.cpu import HOST
 
 __all__ = [
