@@ -12,6 +12,7 @@ import ast
 import re
 import typing
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from pydantic import BaseModel
 
 from sparring import make_plugin_manager
 from sparring.cli.application import make_application
+from sparring.contracts import fields_of
 from sparring.plugins.registry import EXTRAS
 from sparring_train.config.run_type import run_type
 
@@ -417,17 +419,19 @@ def projects() -> dict[str, Project]:
 
 def has_key(dotted: str) -> bool:
     """Whether a configuration has a key; what an open section holds is not looked at."""
-    sections: list[type[BaseModel]] = [run_type()]
+    sections: list[type[Any]] = [run_type()]
     for name in dotted.split("."):
-        found = [each.model_fields[name] for each in sections if name in each.model_fields]
+        found = [fields_of(each)[name] for each in sections if name in fields_of(each)]
         if not found:
             return not sections
         sections = [inner for each in found for inner in sections_in(each.annotation)]
     return True
 
 
-def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def sections_in(annotation: Any) -> list[type[Any]]:
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_dataclass(annotation)
+    ):
         return [annotation]
     return [found for each in typing.get_args(annotation) for found in sections_in(each)]
 

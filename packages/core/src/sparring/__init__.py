@@ -26,12 +26,7 @@ if TYPE_CHECKING:
         SaveOptions,
         State,
     )
-    from sparring.contracts.exchange_options import (
-        MOST_CHUNK_ROWS,
-        MOST_CHUNKS_IN_FLIGHT,
-        ExchangeOptions,
-        WireDtype,
-    )
+    from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
     from sparring.contracts.initializers import (
         Constant,
         Initializer,
@@ -144,9 +139,7 @@ _name = names_from(
         "sparring.exchange.headers": "header_bytes",
         "sparring.exchange.link": "ExchangeCounters Link MessageKind",
         "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
-        "sparring.contracts.exchange_options": (
-            "ExchangeOptions MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"
-        ),
+        "sparring.contracts.exchange_options": "ExchangeOptions WireDtype",
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
@@ -206,7 +199,7 @@ __all__ = [
     "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
     "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "LocalPath",
-    "MOST_BYTES", "MOST_CHUNKS_IN_FLIGHT", "MOST_CHUNK_ROWS", "MOST_FINDS", "MemoryStorage",
+    "MOST_BYTES", "MOST_FINDS", "MemoryStorage",
     "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
     "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
     "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",

@@ -330,9 +330,15 @@ def test_keys_of_another_shape_or_dtype_are_refused() -> None:
         ({"kind": "frequency", "k": 2.0}, "k must be a whole number from 1 .* found 2.0"),
         ({"kind": "frequency", "k": 2, "memory": 5}, "did you mean 'memory_bytes'"),
         ({"kind": "frequency", "k": 2, "memory_bytes": 100}, "from 768"),
-        ({"kind": "probability", "p": 1.5}, "p must lie from 0 to 1, found 1.5"),
-        ({"kind": "probability", "p": float("nan")}, "p must lie from 0 to 1, found nan"),
-        ({"kind": "probability", "p": "half"}, "p must lie from 0 to 1, found 'half'"),
+        ({"kind": "probability", "p": 1.5}, "p must be a finite number from 0 to 1, found 1.5"),
+        (
+            {"kind": "probability", "p": float("nan")},
+            "p must be a finite number from 0 to 1, found nan",
+        ),
+        (
+            {"kind": "probability", "p": "half"},
+            "p must be a finite number from 0 to 1, found 'half'",
+        ),
         ({"kind": "bloom", "k": 300}, "from 1 to 256, found 300"),
         ({"kind": "bloom", "k": 3, "false_positive_rate": 0.0}, "at least 1e-09 and below 1"),
         ({"kind": "bloom", "k": 3, "false_positive_rate": 1}, "at least 1e-09 and below 1"),

@@ -25,6 +25,7 @@ from sparring.contracts.descriptors import (
 from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.options import Options
 from sparring.contracts.rendezvous import Membership
+from sparring.contracts.settings import fields_of
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
 from sparring.runtime import pool as execution
@@ -339,14 +340,14 @@ def is_of_ranking(key: str) -> bool:
     return key in own or key.startswith(("model:two_towers.", "model:sequence."))
 
 
-def _keys_below(prefix: str, model: type[BaseModel], known: set[type[BaseModel]]) -> Iterator[str]:
-    for name, each in model.model_fields.items():
+def _keys_below(prefix: str, model: type[Any], known: set[type[Any]]) -> Iterator[str]:
+    for name, each in fields_of(model).items():
         yield from _keys_at(f"{prefix}{name}", each.annotation, known)
-    if model.model_config.get("extra") == "allow":
+    if issubclass(model, BaseModel) and model.model_config.get("extra") == "allow":
         yield f"{prefix}*"
 
 
-def _keys_at(path: str, annotation: Any, known: set[type[BaseModel]]) -> Iterator[str]:
+def _keys_at(path: str, annotation: Any, known: set[type[Any]]) -> Iterator[str]:
     shape = shape_of(annotation)
     if shape.items is not None and shape_of(shape.items).models:
         yield from _keys_at(f"{path}.<name>", shape.items, known)

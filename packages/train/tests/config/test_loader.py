@@ -47,10 +47,10 @@ def test_a_short_file_gets_all_defaults() -> None:
 
 
 def test_the_exchange_section_gives_its_options() -> None:
-    assert parse_config(RATINGS).exchange.options() == ExchangeOptions()
+    assert parse_config(RATINGS).exchange == ExchangeOptions()
     for written, chunk_rows in (("auto", None), ("null", None), ("4096", 4096)):
         text = RATINGS + f"exchange: {{chunk_rows: {written}, row_wire_dtype: int8}}\n"
-        options = parse_config(text).exchange.options()
+        options = parse_config(text).exchange
         assert (options.chunk_rows, options.row_wire_dtype) == (chunk_rows, WireDtype.INT8)
     for wrong in ("chunk_rows: 0", "chunk_rows: many", "schedule: tree"):
         with pytest.raises(ConfigError, match=wrong.split(":")[0]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
+from sparring.contracts import fields_of
 from sparring_train.config.loader import load_config
 from sparring_train.config.reference import reference_page
 from sparring_train.config.run_type import run_type
@@ -29,10 +30,10 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 
 def test_every_key_is_described() -> None:
-    waiting: list[type[BaseModel]] = [run_type()]
+    waiting: list[type[Any]] = [run_type()]
     while waiting:
         model = waiting.pop()
-        for name, field in model.model_fields.items():
+        for name, field in fields_of(model).items():
             assert field.description or name == "kind", f"{model.__name__}.{name}"
             shape = shape_of(field.annotation)
             waiting += shape.models.values()

@@ -11,6 +11,7 @@ from sparring._lazy import names_from
 
 if TYPE_CHECKING:
     from sparring.contracts.admission import (
+        ADMISSIONS,
         Admission,
         AdmissionLike,
         Bloom,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sparring.contracts.hookspecs import hookimpl, hookspec
     from sparring.contracts.hyperparameters import HyperParameters
     from sparring.contracts.initializers import (
+        INITIALIZERS,
         Constant,
         Initializer,
         Normal,
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
         check_columns,
         check_keys,
     )
+    from sparring.contracts.settings import choice_of, fields_of, kind_of
     from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
     from sparring.contracts.storage import Storage, closed_error, read_note, write_note
     from sparring.contracts.storage_optional import (
@@ -132,7 +135,7 @@ __getattr__ = names_from(
     globals(),
     {
         "sparring.contracts.admission": (
-            "Admission AdmissionLike Bloom Frequency Probability admission_from"
+            "ADMISSIONS Admission AdmissionLike Bloom Frequency Probability admission_from"
         ),
         "sparring.contracts.capabilities": "Capabilities",
         "sparring.contracts.change_log": "ChangeLog",
@@ -148,7 +151,8 @@ __getattr__ = names_from(
         "sparring.contracts.hookspecs": "hookimpl hookspec",
         "sparring.contracts.hyperparameters": "HyperParameters",
         "sparring.contracts.initializers": (
-            "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros initializer_from"
+            "Constant INITIALIZERS Initializer Normal TruncatedNormal Uniform Xavier Zeros "
+            "initializer_from"
         ),
         "sparring.contracts.kernel_set": (
             "KernelSet NumEvicted StorageChange StorageKernels StorageLookup StorageUpdate StoredRows "
@@ -171,6 +175,7 @@ __getattr__ = names_from(
         "sparring.runtime.secrets": (
             "SECRET_GIVEN SecretFound may_show_secret passwords_in secrets_in"
         ),
+        "sparring.contracts.settings": "choice_of fields_of kind_of",
         "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
         "sparring.contracts.storage": "Storage closed_error read_note write_note",
         "sparring.contracts.storage_optional": (
@@ -186,25 +191,26 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background", "Bloom",
-    "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Closable", "Collective",
-    "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES", "Dedup",
-    "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure", "FeatureWorkload",
-    "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters", "Indices", "Initializer",
-    "InnerStorage", "Inquiry", "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest",
-    "MadePlan", "Membership", "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS",
-    "NoOptions", "Normal", "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options",
-    "PlanRequest", "PlannerDescriptor", "Pooling", "Probability", "ProcessGuard", "Reduction",
-    "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk",
-    "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan",
-    "Storage", "StorageChange", "StorageDescriptor", "StorageKernels", "StorageLookup",
-    "StorageUpdate", "StoredRows", "SupportsBackground", "SupportsCapsule", "SupportsCopy",
-    "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll",
-    "SupportsRestore", "SupportsTiers", "TableBags", "TableConfig", "TableSharding", "TableSums",
-    "TableWorkload", "TierCounters", "TruncatedNormal", "Uniform", "UpdateMethod",
-    "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros",
-    "admission_from", "call_each", "check_columns", "check_keys", "closed_error", "empty_notice",
-    "expiry_from", "hookimpl", "hookspec", "initializer_from", "may_show_secret", "new_header",
-    "passwords_in", "read_note", "secrets_in", "write_note"
+    "ADMISSIONS", "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background",
+    "Bloom", "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Closable",
+    "Collective", "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES",
+    "Dedup", "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure",
+    "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
+    "INITIALIZERS", "Indices", "Initializer", "InnerStorage", "Inquiry", "KernelSet",
+    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
+    "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal",
+    "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options", "PlanRequest",
+    "PlannerDescriptor", "Pooling", "Probability", "ProcessGuard", "Reduction", "Rendezvous",
+    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
+    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
+    "StorageChange", "StorageDescriptor", "StorageKernels", "StorageLookup", "StorageUpdate",
+    "StoredRows", "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier",
+    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll", "SupportsRestore",
+    "SupportsTiers", "TableBags", "TableConfig", "TableSharding", "TableSums", "TableWorkload",
+    "TierCounters", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
+    "UpdateRows", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
+    "call_each", "check_columns", "check_keys", "choice_of", "closed_error", "empty_notice",
+    "expiry_from", "fields_of", "hookimpl", "hookspec", "initializer_from", "kind_of",
+    "may_show_secret", "new_header", "passwords_in", "read_note", "secrets_in", "write_note"
 ]
 # fmt: on

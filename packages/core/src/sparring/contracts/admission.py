@@ -13,13 +13,15 @@ are those of one table on one rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from sparring.contracts.options import WholeNumber
+from sparring.contracts.settings import SETTINGS, Number, checked, setting_from
 from sparring.errors import InvalidArgumentError
-from sparring.runtime.suggestions import closest_name
 
 __all__ = [
     "ADMISSIONS",
@@ -32,7 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Admission:
     """The base of all admission filters. `kind` is the name in configs."""
 
@@ -40,96 +42,87 @@ class Admission:
 
     def as_dict(self) -> dict[str, Any]:
         """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
-        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"kind": self.kind} | asdict(self)
 
 
 AdmissionLike = Admission | str | Mapping[str, Any] | None
 """An `Admission`, ``{"kind": name, parameter: value}``, or None, which admits every id."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked("admission")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Frequency(Admission):
-    """Admits an id in the `k`-th step that trained on it, counting exactly.
-
-    Args:
-        k: steps, at least 1.
-        memory_bytes: the most that the counters take, 16 bytes an id; they begin small. When they
-            are full, all counts are halved and ids that came once are forgotten: an id may then
-            be admitted later, never earlier.
-
-    Raises:
-        InvalidArgumentError: a value out of range.
+    """An id in the `k`-th step that trained on it, counted exactly. When the counters are full,
+    all counts are halved and ids that came once are forgotten: an id may then be admitted later,
+    never earlier.
     """
 
-    k: int
-    memory_bytes: int = 64 << 20
+    k: Annotated[WholeNumber, Field(ge=1, le=2**32 - 1, description="Steps.")]
+    memory_bytes: Annotated[
+        WholeNumber,
+        Field(
+            ge=768,
+            le=2**50,
+            description="The most that a table's counters take, 16 bytes an id; they begin small.",
+        ),
+    ] = 64 << 20
     kind: ClassVar[str] = "frequency"
 
-    def __post_init__(self) -> None:
-        _check_whole(self, "k", 1, 2**32 - 1)
-        _check_whole(self, "memory_bytes", 768, 2**50)
 
-
-@dataclass(frozen=True, slots=True)
+@checked("admission")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Probability(Admission):
-    """Admits an id in each step that trained on it with probability `p`; remembers nothing.
-
-    The answer is a function of the table's seed and name, the step and the id.
-
-    Raises:
-        InvalidArgumentError: `p` is outside [0, 1].
+    """An id in each step that trained on it with one probability, whatever came before. The answer
+    is a function of the table's seed and name, the step and the id.
     """
 
-    p: float
+    p: Annotated[Number, Field(ge=0, le=1, description="The probability.")]
     kind: ClassVar[str] = "probability"
 
-    def __post_init__(self) -> None:
-        _check_number(self, "p", "lie from 0 to 1", 0, 1)
 
-
-@dataclass(frozen=True, slots=True)
+@checked("admission")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Bloom(Admission):
-    """Admits an id in the `k`-th step that trained on it, or by mistake earlier.
-
-    A blocked counting Bloom filter, of a size that is fixed from the beginning. At a
-    `false_positive_rate` of 0.01 an expected id costs 5.4 bytes, at 0.001 9.5; twice that where
-    `k` is above 16. The formula and its sources stand in
-    ``native/kernels/bloom_shape.h``.
-
-    Args:
-        k: steps, 1 to 256.
-        false_positive_rate: the most that may be the share of ids admitted too early, while at
-            most `expected_keys` distinct ones came; beyond that it grows.
-        expected_keys: makes the filter as large as this many need.
-        memory_bytes: makes the filter this large, in place of `expected_keys`. Neither means a
-            million keys.
-
-    Raises:
-        InvalidArgumentError: a value out of range, or both sizes given.
+    """An id in the `k`-th step that trained on it, or by mistake earlier: a counting Bloom filter
+    of a fixed size, 5.4 bytes an expected id at the default rate, or 11 where `k` is above 16.
     """
 
-    k: int
-    false_positive_rate: float = 0.01
-    expected_keys: int | None = None
-    memory_bytes: int | None = None
+    # The formula and its sources are in native/kernels/bloom_shape.h.
+    k: Annotated[WholeNumber, Field(ge=1, le=256, description="Steps.")]
+    false_positive_rate: Annotated[
+        Number,
+        Field(
+            ge=1e-9,
+            lt=1,
+            description="The most that may be the share of ids admitted too early, while at most "
+            "`expected_keys` distinct ones came.",
+        ),
+    ] = 0.01
+    expected_keys: Annotated[
+        Annotated[WholeNumber, Field(ge=1, le=2**40)] | None,
+        Field(
+            description="Distinct ids of a table for which the filter is made; null means a million."
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[WholeNumber, Field(ge=128, le=2**50)] | None,
+        Field(description="The size of a table's filter, in place of `expected_keys`."),
+    ] = None
     kind: ClassVar[str] = "bloom"
 
     def __post_init__(self) -> None:
-        _check_whole(self, "k", 1, 256)
-        _check_number(
-            self, "false_positive_rate", "be at least 1e-09 and below 1", 1e-9, 1 - 2**-53
-        )
         if self.expected_keys is not None and self.memory_bytes is not None:
             raise InvalidArgumentError(
                 f"admission bloom: found both expected_keys={self.expected_keys} and memory_bytes="
                 f"{self.memory_bytes}; give one of them, as the other follows from it"
             )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Expected keys and bytes; one of them is 0, which means that it follows from the other."""
         if self.memory_bytes is not None:
-            _check_whole(self, "memory_bytes", 128, 2**50)
-            return
-        if self.expected_keys is None:
-            object.__setattr__(self, "expected_keys", 1_000_000)
-        _check_whole(self, "expected_keys", 1, 2**40)
+            return 0, self.memory_bytes
+        return self.expected_keys or 1_000_000, 0
 
 
 ADMISSIONS: dict[str, type[Admission]] = {
@@ -149,46 +142,5 @@ def admission_from(value: AdmissionLike) -> Admission | None:
         raise InvalidArgumentError(
             f"admission: must be an Admission, a mapping with 'kind', or None, found {value!r}"
         )
-    settings = {"kind": value} if isinstance(value, str) else dict(value)
-    name = settings.pop("kind", None)
-    kind = ADMISSIONS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InvalidArgumentError(
-            f"admission {name!r} is unknown; choose one of {', '.join(ADMISSIONS)}"
-        )
-    known = [f.name for f in fields(kind)]
-    for given in settings:
-        if given not in known:
-            meant = closest_name(str(given), known)
-            hint = f"did you mean {meant!r}? " if meant is not None else ""
-            raise InvalidArgumentError(
-                f"admission {name}: unknown parameter {given!r}; {hint}it takes {', '.join(known)}"
-            )
-    needed = known[0]
-    if needed not in settings:
-        raise InvalidArgumentError(
-            f"admission {name}: parameter {needed!r} is missing; give it as "
-            f"{{'kind': {name!r}, {needed!r}: …}}"
-        )
-    return kind(**settings)
-
-
-def _check_whole(admission: Admission, name: str, low: int, high: int) -> None:
-    value = getattr(admission, name)
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_whole or not low <= value <= high:
-        raise InvalidArgumentError(
-            f"admission {admission.kind}: {name} must be a whole number from {low} to {high}, "
-            f"found {value!r}"
-        )
-    object.__setattr__(admission, name, int(value))
-
-
-def _check_number(admission: Admission, name: str, range_: str, low: float, high: float) -> None:
-    value = getattr(admission, name)
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        raise InvalidArgumentError(
-            f"admission {admission.kind}: {name} must {range_}, found {value!r}"
-        )
-    object.__setattr__(admission, name, float(value))
+    made: Admission = setting_from("admission", ADMISSIONS, value)
+    return made

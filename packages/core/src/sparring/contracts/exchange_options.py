@@ -1,16 +1,20 @@
-"""Options of exchanges, which a configuration may set."""
+"""Options of exchanges between ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sparring.errors import InvalidArgumentError
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 
-__all__ = ["ExchangeOptions", "WireDtype"]
+from sparring.contracts.options import WholeNumber
+from sparring.contracts.settings import SETTINGS, checked
 
-MOST_CHUNK_ROWS = 1 << 20
-MOST_CHUNKS_IN_FLIGHT = 64
+__all__ = ["MAX_CHUNKS_IN_FLIGHT", "MAX_CHUNK_ROWS", "ExchangeOptions", "WireDtype"]
+
+MAX_CHUNK_ROWS = 1 << 20
+MAX_CHUNKS_IN_FLIGHT = 64
 
 
 class WireDtype(Enum):
@@ -26,49 +30,44 @@ class WireDtype(Enum):
     """One float32 scale for each row, and whole numbers from -127 to 127."""
 
 
-@dataclass(frozen=True, slots=True)
+if TYPE_CHECKING:
+    _GivenDtype = WireDtype | str  # a name becomes the member
+else:
+    _GivenDtype = WireDtype
+
+
+def _auto_is_none(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+@checked("exchange")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class ExchangeOptions:
-    """All ranks must have equal ones.
+    """All ranks must have the same. A run of one rank exchanges nothing."""
 
-    Args:
-        chunk_rows: rows in one message; None has it measured when the first exchange begins, so
-            that all ranks use one value.
-        chunks_in_flight: how many chunks each way a rank has under way at once; with
-            `chunk_rows` it bounds the memory of an exchange.
-        row_wire_dtype: of rows on their way from their owner, `WireDtype` or its name.
-        gradient_wire_dtype: of gradients on their way to the owner.
-
-    Raises:
-        InvalidArgumentError: a number out of range, or a name that is none.
-    """
-
-    chunk_rows: int | None = None
-    chunks_in_flight: int = 8
-    row_wire_dtype: WireDtype | str = WireDtype.EXACT
-    gradient_wire_dtype: WireDtype | str = WireDtype.EXACT
-
-    def __post_init__(self) -> None:
-        _check("chunk_rows", self.chunk_rows, MOST_CHUNK_ROWS, is_optional=True)
-        _check("chunks_in_flight", self.chunks_in_flight, MOST_CHUNKS_IN_FLIGHT)
-        for name in ("row_wire_dtype", "gradient_wire_dtype"):
-            object.__setattr__(self, name, _member(WireDtype, name, getattr(self, name)))
-
-
-def _check(name: str, value: object, most: int, *, is_optional: bool = False) -> None:
-    if value is None and is_optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InvalidArgumentError(
-            f"exchange: {name} must be a whole number from 1 to {most:,}"
-            f"{' or None' if is_optional else ''}, found {value!r}"
-        )
-
-
-def _member(kind: type[Enum], name: str, value: object) -> Enum:
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(each.value for each in kind)
-        raise InvalidArgumentError(
-            f"exchange: {name} must be one of {names}, found {value!r}"
-        ) from None
+    chunk_rows: Annotated[
+        Annotated[WholeNumber, Field(ge=1, le=MAX_CHUNK_ROWS)] | None,
+        BeforeValidator(_auto_is_none),
+        Field(
+            description="Rows in one message. `auto` or null: measured when the first exchange begins."
+        ),
+    ] = None
+    chunks_in_flight: Annotated[
+        WholeNumber,
+        Field(
+            ge=1,
+            le=MAX_CHUNKS_IN_FLIGHT,
+            description="The most messages that a rank has under way each way; with `chunk_rows` it "
+            "bounds the memory of an exchange.",
+        ),
+    ] = 8
+    row_wire_dtype: Annotated[
+        _GivenDtype,
+        Field(
+            description="What rows travel as; numbers that have as few bits stay as they are. `exact` "
+            "changes none, `float32` narrows float64 only, `int8` has a scale for each row.",
+        ),
+    ] = WireDtype.EXACT
+    gradient_wire_dtype: Annotated[_GivenDtype, Field(description="The same for gradients.")] = (
+        WireDtype.EXACT
+    )

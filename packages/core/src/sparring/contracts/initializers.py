@@ -13,9 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from sparring.contracts.settings import SETTINGS, Number, checked, setting_from
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
@@ -31,20 +35,11 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Initializer(ABC):
     """The base of all initializers. `kind` is the name in configs and in the native kernel."""
 
     kind: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not _is_finite_number(value):
-                raise InvalidArgumentError(
-                    f"initializer {self.kind}: {each.name} must be a finite number, found {value!r}; "
-                    "give a float"
-                )
 
     @abstractmethod
     def parameters(self, dim: int) -> tuple[float, float]:
@@ -56,11 +51,14 @@ class Initializer(ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
-        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"kind": self.kind} | asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Zeros(Initializer):
+    """All zeros."""
+
     kind: ClassVar[str] = "zeros"
 
     def parameters(self, dim: int) -> tuple[float, float]:
@@ -70,9 +68,12 @@ class Zeros(Initializer):
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Constant(Initializer):
-    value: float = 0.0
+    """One number everywhere."""
+
+    value: Annotated[Number, Field(description="The number.")] = 0.0
     kind: ClassVar[str] = "constant"
 
     def parameters(self, dim: int) -> tuple[float, float]:
@@ -82,16 +83,16 @@ class Constant(Initializer):
         return abs(self.value)
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Uniform(Initializer):
-    """Uniform in the open interval (low, high)."""
+    """Evenly between two bounds, both excluded."""
 
-    low: float = -0.05
-    high: float = 0.05
+    low: Annotated[Number, Field(description="The lower bound.")] = -0.05
+    high: Annotated[Number, Field(description="The upper bound, above `low`.")] = 0.05
     kind: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
-        Initializer.__post_init__(self)
         if not self.low < self.high:
             raise InvalidArgumentError(
                 f"initializer uniform: low must be below high, found {self.low} and {self.high}"
@@ -106,20 +107,14 @@ class Uniform(Initializer):
         return max(abs(self.low), abs(self.high)) if is_number else math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Normal(Initializer):
-    """Normal with the given mean and standard deviation."""
+    """The normal distribution."""
 
-    mean: float = 0.0
-    stddev: float = 0.01
+    mean: Annotated[Number, Field(description="The mean.")] = 0.0
+    stddev: Annotated[Number, Field(ge=0, description="The standard deviation.")] = 0.01
     kind: ClassVar[str] = "normal"
-
-    def __post_init__(self) -> None:
-        Initializer.__post_init__(self)
-        if self.stddev < 0:
-            raise InvalidArgumentError(
-                f"initializer {self.kind}: stddev must not be negative, found {self.stddev}"
-            )
 
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.mean, self.stddev
@@ -130,33 +125,30 @@ class Normal(Initializer):
         return abs(self.mean) + 6.4 * self.stddev
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class TruncatedNormal(Normal):
-    """Normal, restricted to two standard deviations on either side of the mean."""
+    """The normal distribution within two standard deviations of its mean."""
 
+    stddev: Annotated[
+        Number,
+        Field(ge=0, description="The standard deviation, before what is outside is cut off."),
+    ] = 0.01
     kind: ClassVar[str] = "truncated_normal"
 
     def largest(self, dim: int) -> float:
         return abs(self.mean) + 2 * self.stddev
 
 
-@dataclass(frozen=True, slots=True)
+@checked("initializer")
+@dataclass(frozen=True, slots=True, config=SETTINGS)
 class Xavier(Initializer):
-    """Uniform in ±gain·sqrt(6 / (1 + dim)).
+    """Evenly between ±gain·√(6 / (1 + dim))."""
 
-    Glorot and Bengio (2010) with one input: an id selects one row, so the fan-in of a row is 1,
-    and the number of rows, which is unknown here, plays no part.
-    """
-
-    gain: float = 1.0
+    # Glorot and Bengio (2010) with one input: an id selects one row, so the fan-in of a row is 1. The
+    # number of rows is unknown and has no effect.
+    gain: Annotated[Number, Field(gt=0, description="Scales the bounds.")] = 1.0
     kind: ClassVar[str] = "xavier"
-
-    def __post_init__(self) -> None:
-        Initializer.__post_init__(self)
-        if not self.gain > 0:
-            raise InvalidArgumentError(
-                f"initializer xavier: gain must be positive, found {self.gain}"
-            )
 
     def parameters(self, dim: int) -> tuple[float, float]:
         limit = self.gain * (6.0 / (1 + dim)) ** 0.5
@@ -172,7 +164,7 @@ INITIALIZERS: dict[str, type[Initializer]] = {
 }
 
 
-def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
+def initializer_from(value: Initializer | str | Mapping[str, Any]) -> Initializer:
     """An initializer from itself, its name, or ``{"kind": name, parameter: value}``.
 
     Raises:
@@ -185,27 +177,5 @@ def initializer_from(value: Initializer | str | dict[str, Any]) -> Initializer:
             "an initializer is an Initializer, a name or a mapping with a kind, found "
             f"{type(value).__name__}"
         )
-    settings = {"kind": value} if isinstance(value, str) else dict(value)
-    name = settings.pop("kind", None)
-    kind = INITIALIZERS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise InvalidArgumentError(
-            f"initializer {name!r} is unknown; choose one of {', '.join(INITIALIZERS)}"
-        )
-    known = {f.name for f in fields(kind)}
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise InvalidArgumentError(
-            f"initializer {name}: unknown parameter {unknown[0]!r}; it takes "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    return kind(**settings)
-
-
-def _is_finite_number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+    made: Initializer = setting_from("initializer", INITIALIZERS, value)
+    return made

@@ -36,8 +36,7 @@ def native_filter(admission: Admission, table: TableConfig) -> Any:
         return make.bloom(
             admission.k,
             admission.false_positive_rate,
-            admission.expected_keys or 0,
-            admission.memory_bytes or 0,
+            *admission.size,
             table.seed,
             table.name,
         )

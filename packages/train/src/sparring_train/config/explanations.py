@@ -12,7 +12,7 @@ from sparring import closest_name
 from sparring.contracts import SECRET_GIVEN
 from sparring_train.config.places import Places
 from sparring_train.config.problems import ConfigPath, Problem, describe_value, dotted
-from sparring_train.config.schema import known_keys, path_of
+from sparring_train.config.schema import UNKNOWN_KEY, known_keys, path_of
 
 __all__ = ["explain"]
 
@@ -21,6 +21,7 @@ _MAPPING_ERRORS = {"dict_type", "model_attributes_type", "model_type", "dataclas
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
+    "enum": "{expected}",
     "finite_number": "a finite number",
     "float_parsing": "a number",
     "float_type": "a number",
@@ -78,7 +79,7 @@ def _explain_one(
     kind = details["type"]
     name = dotted(path) or "the configuration"
 
-    if kind == "extra_forbidden":
+    if kind in UNKNOWN_KEY:
         known = known_keys(model, inner[:-1], value)
         section = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
         suggestion = closest_name(str(path[-1]), known)
@@ -114,7 +115,7 @@ def _explain_one(
         return Problem(places.of_value(path), f"{name} is wrong", path, found, "a mapping")
     if kind in _EXPECTED:
         suggestion = None
-        if kind == "literal_error" and isinstance(details["input"], str):
+        if kind in ("enum", "literal_error") and isinstance(details["input"], str):
             suggestion = closest_name(details["input"], _quoted(context["expected"]))
         return Problem(
             places.of_value(path),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from sparring.contracts import kind_of
 from sparring_train.config.section import Section
 
 __all__ = [
@@ -85,10 +86,8 @@ def one_of(sections: Sequence[tuple[str, type[Section]]]) -> Any:
 
 def tag_of(value: Any) -> str | None:
     """The kind of a section, or `OWN` if it names a class; None if it has none."""
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    if not isinstance(kind, str):
-        return None if kind is None else str(kind)
-    return OWN if ":" in kind else kind
+    kind = kind_of(value)
+    return OWN if kind is not None and ":" in kind else kind
 
 
 def _name_alone(value: Any) -> Any:

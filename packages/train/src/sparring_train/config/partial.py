@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from sparring.contracts import SECRET_GIVEN
 from sparring_train.config.problems import ConfigPath
 from sparring_train.config.run import RunConfig
-from sparring_train.config.schema import path_of
+from sparring_train.config.schema import UNKNOWN_KEY, path_of
 
 __all__ = ["right_part", "right_sections"]
 
@@ -29,7 +29,7 @@ def right_part(
         path = path_of(model, details["loc"])
         if details["type"] == SECRET_GIVEN and not path:
             return {}  # nothing else was looked at
-        unknown.append(path if details["type"] == "extra_forbidden" else path[:1])
+        unknown.append(path if details["type"] in UNKNOWN_KEY else path[:1])
     part: dict[str, Any] = _without(value, (), unknown)
     return part
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from sparring.contracts import fields_of
 from sparring_train.config.run_type import run_type
 from sparring_train.config.schema import shape_of
 
@@ -42,7 +45,7 @@ The tables below are written from the models that check the file, by
 `python -m sparring_train.config.reference`.
 """
 
-_MACHINE_LIMITS = (2**31 - 1, 2**63 - 1)
+_MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1)
 """Upper bounds that say nothing to a reader."""
 
 
@@ -52,19 +55,19 @@ def reference_page() -> str:
     for title, model in _sections():
         lines += [f"## {title}", "", _paragraph(model), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(name, field) for name, field in model.model_fields.items()]
+        lines += [_row(name, field) for name, field in fields_of(model).items()]
         lines.append("")
     return "\n".join(lines)
 
 
-def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
+def _sections() -> Iterator[tuple[str, type[Any]]]:
     """Title and model of each section, from the top downwards, each model once."""
     run = run_type()
     yield "The whole file", run
     waiting: list[tuple[str, Any]] = [
         (name, field.annotation) for name, field in run.model_fields.items()
     ]
-    known: set[type[BaseModel]] = set()
+    known: set[type[Any]] = set()
     while waiting:
         path, annotation = waiting.pop(0)
         shape = shape_of(annotation)
@@ -77,12 +80,12 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
             known.add(model)
             yield f"`{path}`" + (f" of kind `{kind}`" if kind else ""), model
             below += [
-                (f"{path}.{name}", each.annotation) for name, each in model.model_fields.items()
+                (f"{path}.{name}", each.annotation) for name, each in fields_of(model).items()
             ]
         waiting = below + waiting
 
 
-def _paragraph(model: type[BaseModel]) -> str:
+def _paragraph(model: type[Any]) -> str:
     return " ".join((model.__doc__ or "").split())
 
 
@@ -103,8 +106,10 @@ def _kind_meaning(name: str) -> str:
 def _code(value: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) or is_dataclass(value):
         return "see below"
+    if isinstance(value, Enum):
+        return f"`{value.value}`"
     if value is None:
         return "null"
     if isinstance(value, tuple):
@@ -130,7 +135,11 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
         return "a mapping"
     if origin in (tuple, list):
         return "a list of: " + _type_name(get_args(annotation)[0], [])
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(f"`{each.value}`" for each in annotation)
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or is_dataclass(annotation)
+    ):
         return "a mapping"
     name = {
         int: "whole number",

@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import LocalPath, closest_name
+from sparring import ExchangeOptions, LocalPath, closest_name
 from sparring.contracts import TableConfig
 from sparring_train.config.change_notes import ChangeNotesConfig
-from sparring_train.config.exchange import ExchangeConfig
 from sparring_train.config.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.logging import LoggingConfig
 from sparring_train.config.metrics import MetricsConfig
@@ -141,8 +140,8 @@ class RunConfig(Section):
     rendezvous: RendezvousConfig = Field(
         RendezvousConfig(), description="How ranks find each other."
     )
-    exchange: ExchangeConfig = Field(
-        ExchangeConfig(), description="How rows and gradients travel between ranks."
+    exchange: ExchangeOptions = Field(
+        ExchangeOptions(), description="How rows and gradients travel between ranks."
     )
     deadline_seconds: PositiveFloat = Field(
         60.0, description="The longest that one exchange with other ranks may take."

@@ -5,14 +5,18 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 
+from sparring.contracts import fields_of
 from sparring_train.config.problems import ConfigPath
 
-__all__ = ["Shape", "known_keys", "path_of", "shape_of"]
+__all__ = ["UNKNOWN_KEY", "Shape", "known_keys", "path_of", "shape_of"]
+
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+"""Types of the error for an unknown key, in a model and in a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,12 @@ class Shape:
     """Permitted values at a path.
 
     Args:
-        models: discriminator → model; a section of one kind has the only key ``""``.
+        models: discriminator → model or setting; a section of one kind has the only key ``""``.
         discriminator: the key that chooses among several models.
         items: the annotation of list items or of mapping values.
     """
 
-    models: Mapping[str, type[BaseModel]]
+    models: Mapping[str, type[Any]]
     discriminator: str | None = None
     items: Any = None
 
@@ -74,19 +78,19 @@ def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str,
     for part in path:
         value = _item(value, part)
         shape = _chosen(_below(shape, part), value)
-    return tuple(key for model in shape.models.values() for key in model.model_fields)
+    return tuple(key for model in shape.models.values() for key in fields_of(model))
 
 
 def _is_model(annotation: Any) -> bool:
     # Python 3.10 takes `list[int]` for an instance of `type`, which `issubclass` then refuses.
     is_class = get_origin(annotation) is None and isinstance(annotation, type)
-    return is_class and issubclass(annotation, BaseModel)
+    return is_class and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
 
 
 def _below(shape: Shape, part: str | int) -> Shape:
     model = shape.models.get("")
-    if model is not None and part in model.model_fields:
-        return shape_of(model.model_fields[str(part)].annotation)
+    if model is not None and part in fields_of(model):
+        return shape_of(fields_of(model)[str(part)].annotation)
     return shape_of(shape.items)
 
 
@@ -115,6 +119,6 @@ def _member(part: Any) -> tuple[str, Any]:
         return tags[0], model
     if not _is_model(part):
         return "", part
-    annotation = part.model_fields["kind"].annotation
+    annotation = fields_of(part)["kind"].annotation
     assert get_origin(annotation) is Literal
     return str(get_args(annotation)[0]), part

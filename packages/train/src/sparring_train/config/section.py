@@ -17,7 +17,6 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "Section",
-    "kind_from_name",
 ]
 
 
@@ -64,8 +63,3 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
-
-
-def kind_from_name(value: Any) -> Any:
-    """A name stands for the section of that kind with its defaults."""
-    return {"kind": value} if isinstance(value, str) else value

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sparring import MOST_BYTES, bytes_from_text
-from sparring.contracts import Expiry, TableConfig
-from sparring.errors import InvalidArgumentError
-from sparring_train.config.admission import AdmissionConfig
-from sparring_train.config.initializer import InitializerConfig
-from sparring_train.config.section import PositiveFloat, Section
+from sparring.contracts import (
+    ADMISSIONS,
+    INITIALIZERS,
+    Admission,
+    Expiry,
+    Initializer,
+    TableConfig,
+    choice_of,
+)
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_train.config.names import OWN, ClassName, tag_of
+from sparring_train.config.section import Section
+from sparring_train.named_classes import create, find_class
 
-__all__ = ["TableOverride", "TablesConfig"]
+__all__ = ["OwnInitializer", "TableOverride", "TablesConfig"]
 
 
 def _number_of_bytes(value: Any) -> Any:
@@ -29,38 +37,69 @@ def _number_of_bytes(value: Any) -> Any:
         ) from error
 
 
-class ExpireConfig(Section):
-    """Rows that no step has trained for some time are removed: by one of the two limits. A run that
-    goes on counts from its snapshot; reads are no training.
+class OwnInitializer(Section):
+    """A class of one's own, which chooses one of the other kinds for each table. Any other key goes to
+    it as it stands.
+
+    It is derived from `sparring.contracts.Initializer`, or has a method `initializer(table)`, which is
+    called with the `TableConfig` of a table and returns an `Initializer` of this project.
     """
 
-    after_steps: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Steps without training. A row stays for an eighth longer at most. Null: any "
-        "number.",
-    )
-    after_days: PositiveFloat | None = Field(
-        None,
-        description="Days without training, by the clock of rank 0, which is looked at every 100 "
-        "steps. Null: any number.",
-    )
+    model_config = ConfigDict(extra="allow")
 
-    @model_validator(mode="after")
-    def _has_a_limit(self) -> ExpireConfig:
-        if self.after_steps is None and self.after_days is None:
-            raise ValueError("give after_steps or after_days, or both")
-        return self
+    kind: ClassName
+
+    def initializer(self, table: TableConfig) -> Initializer:
+        """The initializer of a table.
+
+        Raises:
+            ConfigError: there is no such class, it does not accept its arguments, or returns something
+                else.
+        """
+        setting = "tables.initializer"
+        found: type[Any] = find_class(self.kind, setting)
+        if not issubclass(found, Initializer):
+            found = find_class(self.kind, setting, methods=("initializer",))
+        made: Any = create(found, self.kind, setting, options=self.model_extra or {})
+        if not isinstance(made, Initializer):
+            made = made.initializer(table)
+        # Kernels compute initial values, and a snapshot names their kind.
+        if type(made) not in INITIALIZERS.values():
+            kinds = ", ".join(each.__name__ for each in INITIALIZERS.values())
+            raise ConfigError(
+                f"{setting}: {self.kind} made a {type(made).__name__} for table {table.name!r}, expected "
+                f"one of {kinds} of sparring.contracts; return one of these",
+                setting=setting,
+            )
+        chosen: Initializer = made
+        return chosen
+
+
+class AllAdmission(Section):
+    """Every id, in the first step that trained on it: for a table that has no filter among others
+    that have one.
+    """
+
+    kind: Literal["all"]
+
+
+if TYPE_CHECKING:
+    _InitializerChoice = Initializer | OwnInitializer
+    _AdmissionChoice = Admission | AllAdmission
+else:
+    _InitializerChoice = choice_of({**INITIALIZERS, OWN: OwnInitializer}, tag_of)
+    _AdmissionChoice = choice_of({"all": AllAdmission, **ADMISSIONS})
 
 
 class TableOverride(Section):
     """Settings of one table that differ from those of all."""
 
-    initializer: InitializerConfig | None = Field(
+    initializer: _InitializerChoice | None = Field(
         None,
         description="What a key reads as before it has a row: a mapping, or a name. Null takes "
         "what all tables have.",
     )
-    admission: AdmissionConfig | None = Field(
+    admission: _AdmissionChoice | None = Field(
         None,
         description="Which unseen ids earn a row. Null takes what all tables have; `all` admits "
         "every id.",
@@ -68,7 +107,7 @@ class TableOverride(Section):
     placement: Literal["sharded", "replicated"] | None = Field(
         None, description="Which ranks keep its rows. Null takes what all tables have."
     )
-    expire: ExpireConfig | None = Field(
+    expire: Expiry | None = Field(
         None,
         description="After how long without training rows are removed. Null takes what all tables "
         "have.",
@@ -89,12 +128,12 @@ class TablesConfig(Section):
         "is `float64` for `float64` and `float32` for all others. Embeddings of 16 bits are "
         "rounded stochastically when they are updated.",
     )
-    initializer: InitializerConfig | None = Field(
+    initializer: _InitializerChoice | None = Field(
         None,
         description="What a key reads as before it has a row: a mapping, or a name for the "
         "defaults of that kind. Null takes what the model wants.",
     )
-    admission: AdmissionConfig | None = Field(
+    admission: _AdmissionChoice | None = Field(
         None, description="Which unseen ids earn a row. Null admits every id."
     )
     placement: Literal["sharded", "replicated"] = Field(
@@ -103,7 +142,7 @@ class TablesConfig(Section):
         "every rank keeps all rows, lookups touch no wire, and each rank sends its gradients to "
         "all others; for small tables. The storage of such a table must not evict.",
     )
-    expire: ExpireConfig | None = Field(
+    expire: Expiry | None = Field(
         None,
         description="After how long without training rows are removed; snapshots that are deltas "
         "have them as erased. Null keeps them.",
@@ -128,14 +167,15 @@ class TablesConfig(Section):
             wanted: the model's name, dim, seed and initializer; its dtype is not used.
         """
         override = self.overrides.get(wanted.name, TableOverride())
-        initializer = override.initializer or self.initializer
+        initializer = override.initializer or self.initializer or wanted.initializer
+        if isinstance(initializer, OwnInitializer):
+            initializer = initializer.initializer(wanted)
         admission = override.admission or self.admission
-        expire = override.expire or self.expire
         return replace(
             wanted,
             dtype=self.dtype,
-            initializer=initializer.initializer(wanted) if initializer else wanted.initializer,
-            admission=admission.admission() if admission else None,
+            initializer=initializer,
+            admission=None if isinstance(admission, AllAdmission) else admission,
             placement=override.placement or self.placement,
-            expire=Expiry(**expire.model_dump()) if expire else None,
+            expire=override.expire or self.expire,
         )

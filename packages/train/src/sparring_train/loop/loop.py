@@ -87,7 +87,7 @@ def run_training(
         StepContainer(
             collective=job.collective,
             rendezvous=job.rendezvous,
-            exchange=config.exchange.options(),
+            exchange=config.exchange,
             memory_bytes=config.tables.memory_bytes,
             config=config.shared(),
             plugin_manager=plugin_manager,
