@@ -71,7 +71,7 @@ void check_status(SparringStatus status, SparringCall& call, const Thrown& throw
 class Pooling {
  public:
   Pooling(DeviceHandle& handle, Stream stream, const py::object& capsule,
-          const kernels::Initializer& initializer, const std::string& dtype, const py::object& ids,
+          const Initializer& initializer, const std::string& dtype, const py::object& ids,
           const py::object& offsets, const py::object& weights, const py::object& out, bool is_mean)
       : device_(handle.device()),
         stream_(stream),
@@ -92,7 +92,7 @@ class Pooling {
                   bags_.length() - 1,
                   out_.shape()[1],
                   type,
-                  kernels::initial_values(initializer, type),
+                  kernels::prepare(initializer, type),
                   is_mean};
     if (!capsule.is_none() && ids_.length() > 0) storage_ = storage_of(capsule);
     call_ = call_on<SparringVisit>(handle, stream);
@@ -139,7 +139,7 @@ class Pooling {
 };
 
 void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
-                  const kernels::Initializer& initializer, const std::string& dtype,
+                  const Initializer& initializer, const std::string& dtype,
                   const py::object& ids, const py::object& offsets, const py::object& weights,
                   const py::object& out, bool is_mean) {
   const auto stream = reinterpret_cast<Stream>(stream_address);
@@ -199,7 +199,7 @@ void pool_storages(DeviceHandle& handle, uint64_t stream_address, const py::list
   for (const py::handle each : lookups) {
     const auto given = py::reinterpret_borrow<py::tuple>(each);
     works.push_back(std::make_unique<Pooling>(
-        handle, stream, given[0], given[1].cast<const kernels::Initializer&>(),
+        handle, stream, given[0], given[1].cast<const Initializer&>(),
         given[2].cast<std::string>(), given[3], given[4], given[5], given[6],
         given[7].cast<bool>()));
     Pooling& work = *works.back();
@@ -263,7 +263,7 @@ InitialState initial_state_of(DeviceHandle& handle, const py::object& state,
 class Update {
  public:
   Update(DeviceHandle& handle, Stream stream, const py::object& capsule, const kernels::Update& step,
-         const kernels::Initializer& initializer, const std::string& dtype, const py::object& keys,
+         const Initializer& initializer, const std::string& dtype, const py::object& keys,
          const py::object& gradients, const py::object& state, const py::object& admit,
          bool keeps_departed)
       : keys_(handle, keys, "keys"),
@@ -280,7 +280,7 @@ class Update {
     work_.update.layout = layout;
     work_.update.keys = keys_.as<int64_t>();
     work_.update.gradients = computing(gradients_, type);
-    work_.initialize.values = kernels::initial_values(initializer, type);
+    work_.initialize.values = kernels::prepare(initializer, type);
     work_.initialize.layout = layout;
     work_.initialize.keys = keys_.as<int64_t>();
     work_.initialize.writes_flagged = true;
@@ -355,7 +355,7 @@ class Update {
 
 // Returns how many rows are new, and what left.
 py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
-                         const kernels::Update& step, const kernels::Initializer& initializer,
+                         const kernels::Update& step, const Initializer& initializer,
                          const std::string& dtype, const py::object& keys,
                          const py::object& gradients, const py::object& state,
                          const py::object& admit, bool keeps_departed) {
@@ -383,7 +383,7 @@ bool update_storages(DeviceHandle& handle, uint64_t stream_address, const py::li
     const auto given = py::reinterpret_borrow<py::tuple>(each);
     works.push_back(std::make_unique<Update>(
         handle, stream, given[0], given[1].cast<const kernels::Update&>(),
-        given[2].cast<const kernels::Initializer&>(), given[3].cast<std::string>(), given[4],
+        given[2].cast<const Initializer&>(), given[3].cast<std::string>(), given[4],
         given[5], given[6], given[7], given[8].cast<bool>()));
     calls.push_back({&table_of(works.back()->storage()), &works.back()->call()});
   }

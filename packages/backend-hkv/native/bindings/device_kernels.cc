@@ -249,18 +249,10 @@ void pool_weight_gradient(DeviceHandle& handle, uint64_t stream, const py::objec
   });
 }
 
-kernels::Initializer make_initializer(const std::string& kind, std::pair<double, double> parameters,
+Initializer make_initializer(const std::string& kind, std::pair<double, double> parameters,
                                       uint64_t philox_key) {
-  kernels::InitialKind known;
-  if (kind == "zeros" || kind == "constant") {
-    known = kernels::InitialKind::constant;
-  } else if (kind == "uniform" || kind == "xavier") {
-    known = kernels::InitialKind::uniform;
-  } else if (kind == "normal") {
-    known = kernels::InitialKind::normal;
-  } else if (kind == "truncated_normal") {
-    known = kernels::InitialKind::truncated_normal;
-  } else {
+  InitialKind known;
+  if (!initial_kind_named(kind, &known)) {
     refuse("initializer kind '" + kind + "' is unknown to the native kernel");
   }
   return {known, parameters.first, parameters.second, philox_key};
@@ -277,7 +269,7 @@ void check_state_alignment(const DeviceArray& rows, const kernels::RowLayout& la
          " beyond; copy them first");
 }
 
-void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initializer& initializer,
+void initialize(DeviceHandle& handle, uint64_t stream, const Initializer& initializer,
                 int64_t dim, const py::object& rows, const py::object& keys,
                 const py::object& found, const py::object& state) {
   const DeviceArray to(handle, rows, "rows");
@@ -293,7 +285,7 @@ void initialize(DeviceHandle& handle, uint64_t stream, const kernels::Initialize
   const int64_t state_width =
       row_bytes <= begin ? 0 : (row_bytes - begin) / kernels::computing_bytes(type);
   kernels::Initialize arguments{};
-  arguments.values = kernels::initial_values(initializer, type);
+  arguments.values = kernels::prepare(initializer, type);
   arguments.layout = kernels::make_row_layout(type, dim, state_width);
   if (arguments.layout.row_bytes != row_bytes) {
     refuse("rows of " + std::to_string(row_bytes) + " bytes hold no embedding of " +
@@ -443,7 +435,7 @@ void bind_device_kernels(py::module_& module) {
              py::arg("targets"), py::arg("offsets"), py::arg("weights"), py::arg("out"),
              py::arg("is_mean"), py::arg("num_bad") = py::none());
   module.def("pool_weight_gradient", &pool_weight_gradient);
-  py::class_<kernels::Initializer>(module, "Initializer", py::module_local())
+  py::class_<Initializer>(module, "Initializer", py::module_local())
       .def(py::init(&make_initializer), py::arg("kind"), py::arg("parameters"),
            py::arg("philox_key"));
   module.def("initialize", &initialize);

@@ -213,7 +213,7 @@ void rows_are_made_and_changed_where_they_lie() {
       for (int64_t i = 0; i < count; ++i) pointers.push_back(rows.data() + i * layout.row_bytes);
       std::vector<double> gradients(static_cast<size_t>(count * dim), 0.0);
       initialize(emulated, nullptr,
-                 {initial_values({InitialKind::normal, 0, 1, 99}, type), layout, keys.data(),
+                 {prepare({sparring::InitialKind::normal, 0, 1, 99}, type), layout, keys.data(),
                   nullptr, is_new.data(), true, count, nullptr, {pointers.data(), nullptr, 0}});
       Update arguments{};
       arguments.method = UpdateMethod::lamb;

@@ -19,7 +19,7 @@ struct Decodes {
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t at = block.thread_in_grid(); at < count * dim; at += block.grid_threads()) {
       const auto* row = reinterpret_cast<const Half*>(rows.at(at / dim));
-      out[at] = Half::decode(row[at % dim].bits);
+      out[at] = HalfBits<Half>::decode(row[at % dim].bits);
     }
   }
 };

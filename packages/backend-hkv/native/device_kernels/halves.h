@@ -7,12 +7,12 @@
 
 namespace sparring::device_kernels {
 
-struct Bfloat16 {
-  uint16_t bits;
-  static constexpr int kMantissa = 7;
-  static constexpr int kBias = 127;
-  static constexpr uint32_t kInfinity = 0x7f80;
+// The bits of a 16-bit type, and how they follow from those of a float32.
+template <class Half>
+struct HalfBits;
 
+template <>
+struct HalfBits<Bfloat16> {
   SPARRING_HOST_DEVICE static float decode(uint32_t half) { return bits_as<float>(half << 16); }
   // Of magnitudes; of NaNs anything.
   SPARRING_HOST_DEVICE static uint32_t nearest(uint32_t magnitude) {
@@ -24,11 +24,9 @@ struct Bfloat16 {
   SPARRING_HOST_DEVICE static uint32_t nan(uint32_t magnitude) { return magnitude >> 16 | 0x7fc0; }
 };
 
-struct Float16 {
-  uint16_t bits;
-  static constexpr int kMantissa = 10;
-  static constexpr int kBias = 15;
-  static constexpr uint32_t kInfinity = 0x7c00;
+template <>
+struct HalfBits<Float16> {
+  static constexpr uint32_t kInfinity = Float16::kInfinity;
   // What exponents differ by, and 2^-14, the smallest normal number.
   static constexpr uint32_t kRebias = 0x38000000;
   static constexpr uint32_t kSmallestNormal = 0x38800000;
@@ -66,7 +64,7 @@ struct Float16 {
 template <class Half>
 SPARRING_HOST_DEVICE Half with_sign_or_nan(uint32_t original, uint32_t rounded) {
   const uint32_t magnitude = original & 0x7fffffff;
-  const uint32_t result = magnitude > 0x7f800000 ? Half::nan(magnitude) : rounded;
+  const uint32_t result = magnitude > 0x7f800000 ? HalfBits<Half>::nan(magnitude) : rounded;
   return Half{static_cast<uint16_t>(result | (original >> 16 & 0x8000))};
 }
 
@@ -74,7 +72,7 @@ SPARRING_HOST_DEVICE Half with_sign_or_nan(uint32_t original, uint32_t rounded) 
 template <class Half>
 SPARRING_HOST_DEVICE Half nearest_half(float value) {
   const uint32_t bits = bits_as<uint32_t>(value);
-  return with_sign_or_nan<Half>(bits, Half::nearest(bits & 0x7fffffff));
+  return with_sign_or_nan<Half>(bits, HalfBits<Half>::nearest(bits & 0x7fffffff));
 }
 
 // Up or down by 16 random bits; beyond the range: the largest finite number.
@@ -84,51 +82,10 @@ SPARRING_HOST_DEVICE Half stochastic_half(float value, uint32_t random) {
   const uint32_t magnitude = bits & 0x7fffffff;
   uint32_t rounded = Half::kInfinity;
   if (magnitude < 0x7f800000) {
-    rounded = Half::stochastic(magnitude, random);
+    rounded = HalfBits<Half>::stochastic(magnitude, random);
     if (rounded > Half::kInfinity - 1) rounded = Half::kInfinity - 1;
   }
   return with_sign_or_nan<Half>(bits, rounded);
-}
-
-// From double, rounded once.
-template <class Half>
-SPARRING_HOST_DEVICE Half nearest_half_of_double(double value) {
-  constexpr int dropped = 52 - Half::kMantissa;
-  constexpr uint64_t below_normal = 1023 - Half::kBias;  // an exponent
-  const uint64_t bits = bits_as<uint64_t>(value);
-  const auto sign = static_cast<uint32_t>(bits >> 48 & 0x8000);
-  const uint64_t magnitude = bits & 0x7fffffffffffffff;
-  const uint64_t exponent = magnitude >> 52;
-  uint64_t result = 0;
-  if (magnitude > 0x7ff0000000000000) {
-    result = Half::kInfinity | uint64_t{1} << (Half::kMantissa - 1);
-  } else if (exponent > below_normal) {
-    const uint64_t rebiased = magnitude - (below_normal << 52);
-    const uint64_t half = (uint64_t{1} << (dropped - 1)) - 1;
-    result = (rebiased + half + (rebiased >> dropped & 1)) >> dropped;
-    if (result > Half::kInfinity) result = Half::kInfinity;
-  } else {
-    const uint64_t shift = dropped + below_normal + 1 - exponent;
-    const uint64_t significand = (magnitude & 0x000fffffffffffff) | 0x0010000000000000;
-    if (shift <= 53) {
-      const uint64_t half = (uint64_t{1} << (shift - 1)) - 1;
-      result = (significand + half + (significand >> shift & 1)) >> shift;
-    }
-  }
-  return Half{static_cast<uint16_t>(result | sign)};
-}
-
-// For a finite number; not via float32, where a bfloat16 may be subnormal.
-template <class Half>
-SPARRING_HOST_DEVICE double double_of_half(uint16_t bits) {
-  constexpr uint64_t rebias = uint64_t{1023 - Half::kBias} << 52;
-  const uint64_t magnitude = bits & 0x7fff;
-  const bool is_subnormal = magnitude >> Half::kMantissa == 0;
-  // A subnormal one as a normal one of the least exponent, which is then taken off.
-  const uint64_t raised = is_subnormal ? magnitude | uint64_t{1} << Half::kMantissa : magnitude;
-  double value = bits_as<double>((raised << (52 - Half::kMantissa)) + rebias);
-  if (is_subnormal) value -= bits_as<double>((uint64_t{1} << 52) + rebias);
-  return (bits & 0x8000) != 0 ? -value : value;
 }
 
 // The 16 bits that column `column` of a row is rounded with.
@@ -136,27 +93,24 @@ SPARRING_HOST_DEVICE uint32_t rounding_bits(const PhiloxBlock& block, unsigned c
   return block.words[column % 8 / 2] >> (column % 2 * 16) & 0xffff;
 }
 
-// What a value of type T is computed with, and the way there and back.
+// What a value of type T is computed with.
 template <class T>
 struct Stored {
   using Computing = T;
   SPARRING_HOST_DEVICE static T load(T value) { return value; }
-  SPARRING_HOST_DEVICE static T of_double(double value) { return static_cast<T>(value); }
 };
 template <>
 struct Stored<Float16> {
   using Computing = float;
-  SPARRING_HOST_DEVICE static float load(Float16 value) { return Float16::decode(value.bits); }
-  SPARRING_HOST_DEVICE static Float16 of_double(double value) {
-    return nearest_half_of_double<Float16>(value);
+  SPARRING_HOST_DEVICE static float load(Float16 value) {
+    return HalfBits<Float16>::decode(value.bits);
   }
 };
 template <>
 struct Stored<Bfloat16> {
   using Computing = float;
-  SPARRING_HOST_DEVICE static float load(Bfloat16 value) { return Bfloat16::decode(value.bits); }
-  SPARRING_HOST_DEVICE static Bfloat16 of_double(double value) {
-    return nearest_half_of_double<Bfloat16>(value);
+  SPARRING_HOST_DEVICE static float load(Bfloat16 value) {
+    return HalfBits<Bfloat16>::decode(value.bits);
   }
 };
 

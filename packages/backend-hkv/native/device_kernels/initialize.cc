@@ -1,10 +1,8 @@
 #include "device_kernels/initialize.h"
 
-#include <cmath>
-#include <limits>
 #include <type_traits>
 
-#include "device_kernels/initial_value.h"
+#include "device_kernels/halves.h"
 #include "device_kernels/tile.h"
 
 namespace sparring::device_kernels {
@@ -41,7 +39,8 @@ struct Initializes {
     }
   }
   SPARRING_DEVICE void make_columns(char* row, int64_t key, uint64_t piece) const {
-    const FourColumns<T> columns = initial_columns<T>(a.values, key, piece);
+    const InitialColumns<T> columns =
+        initial_columns<T>(a.values, key, static_cast<uint32_t>(piece));
     T* const to = reinterpret_cast<T*>(row) + 4 * piece;
     const uint64_t left = static_cast<uint64_t>(a.layout.dim) - 4 * piece;
     for (uint64_t k = 0; k < 4 && k < left; ++k) to[k] = columns.values[k];
@@ -63,58 +62,10 @@ struct Initializes {
   }
 };
 
-// Bounds in the numbers of one row type, as doubles.
-template <class T>
-struct Numbers {
-  static double nearest(double value) { return static_cast<T>(value); }
-  static double above(double value) {
-    return std::nextafter(static_cast<T>(value), std::numeric_limits<T>::infinity());
-  }
-  static double below(double value) {
-    return std::nextafter(static_cast<T>(value), -std::numeric_limits<T>::infinity());
-  }
-};
-template <class Half>
-struct HalfNumbers {
-  static double nearest(double value) {
-    return double_of_half<Half>(nearest_half_of_double<Half>(value).bits);
-  }
-  static double above(double value) {
-    const uint16_t bits = nearest_half_of_double<Half>(value).bits;
-    if ((bits & 0x7fff) == 0) return double_of_half<Half>(1);
-    return double_of_half<Half>(static_cast<uint16_t>((bits & 0x8000) != 0 ? bits - 1 : bits + 1));
-  }
-  static double below(double value) { return -above(-value); }
-};
-template <>
-struct Numbers<Float16> : HalfNumbers<Float16> {};
-template <>
-struct Numbers<Bfloat16> : HalfNumbers<Bfloat16> {};
-
-template <class T>
-InitialValues values_for(const Initializer& given) {
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  InitialValues values{given.kind, given.philox_key, given.first, given.second, -infinity,
-                       infinity};
-  if (given.kind == InitialKind::uniform) {
-    values.second = given.second - given.first;
-    values.lower = Numbers<T>::nearest(given.first);
-    if (!(values.lower > given.first)) values.lower = Numbers<T>::above(values.lower);
-    values.upper = Numbers<T>::nearest(given.second);
-    if (!(values.upper < given.second)) values.upper = Numbers<T>::below(values.upper);
-    if (values.lower > values.upper)
-      values.lower = values.upper = Numbers<T>::nearest(given.first);
-  } else if (given.kind == InitialKind::truncated_normal) {
-    values.lower = Numbers<T>::nearest(given.first - 2 * given.second);
-    values.upper = Numbers<T>::nearest(given.first + 2 * given.second);
-  }
-  return values;
-}
-
 }  // namespace
 
-InitialValues initial_values(const Initializer& initializer, RowType type) {
-  return with_row_type(type, [&]<class T>(T) { return values_for<T>(initializer); });
+InitialValues prepare(const Initializer& initializer, RowType type) {
+  return with_row_type(type, [&]<class T>(T) { return initial_values<T>(initializer); });
 }
 
 void initialize(Device& device, Stream stream, const Initialize& arguments) {

@@ -1,5 +1,4 @@
-// Initial rows on a device, bit for bit those of core's native/kernels/initialize.h,
-// which is part of the format.
+// Initial rows on a device; sparring/initial_value.h defines the values.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_INITIALIZE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_INITIALIZE_H_
 
@@ -7,29 +6,12 @@
 
 #include "device/memory.h"
 #include "device_kernels/row_layout.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::device_kernels {
 
-enum class InitialKind : int32_t { constant, uniform, normal, truncated_normal };
-
-// A table's initializer, as core describes it.
-struct Initializer {
-  InitialKind kind;
-  double first;   // constant: the value; uniform: low; normal: mean
-  double second;  // uniform: high; normal: standard deviation
-  uint64_t philox_key;
-};
-
-// The same, worked out for rows of one type.
-struct InitialValues {
-  InitialKind kind;
-  uint64_t philox_key;
-  double first;
-  double second;  // uniform: high - low
-  double lower;   // results are held within [lower, upper]
-  double upper;
-};
-InitialValues initial_values(const Initializer& initializer, RowType type);
+// Prepares an initializer for rows of `type`.
+InitialValues prepare(const Initializer& initializer, RowType type);
 
 // Writes the rows of keys without one: the embedding, then the state. Does not wait.
 struct Initialize {

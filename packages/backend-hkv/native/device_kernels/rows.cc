@@ -6,7 +6,6 @@
 #include "device/move_rows.h"
 #include "device_kernels/dot.h"
 #include "device_kernels/elements.h"
-#include "device_kernels/initial_value.h"
 #include "device_kernels/tile.h"
 
 namespace sparring::device_kernels {
@@ -86,7 +85,7 @@ struct ShownRows {
   SPARRING_DEVICE Elements<Computing, kCount> make(uint64_t i, uint64_t column) const {
     static_assert(kCount <= 4);
     Elements<Computing, kCount> result;
-    const auto made = initial_columns<Stored_>(initial, ids[i], column / 4);
+    const auto made = initial_columns<Stored_>(initial, ids[i], static_cast<uint32_t>(column / 4));
     for (unsigned k = 0; k < kCount; ++k)
       result.values[k] = Stored<Stored_>::load(made.values[column % 4 + k]);
     return result;

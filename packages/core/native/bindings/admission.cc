@@ -13,9 +13,9 @@
 #include "bindings/gil.h"
 #include "kernels/bloom_filter.h"
 #include "kernels/frequency_filter.h"
-#include "kernels/hash.h"
 #include "kernels/initialize.h"
 #include "kernels/probability_filter.h"
+#include "sparring/initial_value.h"
 
 namespace py = pybind11;
 
@@ -30,7 +30,7 @@ using kernels::ProbabilityFilter;
 using Filter = std::shared_ptr<AdmissionFilter>;
 
 uint64_t seed_of(int64_t seed, const std::string& table) {
-  return kernels::philox_key_for(seed, kernels::table_hash(table));
+  return philox_key_for(seed, fnv1a(table));
 }
 
 Filter make_frequency(int64_t k, int64_t memory_bytes) {

@@ -14,13 +14,13 @@
 #include "kernels/finite.h"
 #include "kernels/gather.h"
 #include "kernels/halves.h"
-#include "kernels/hash.h"
 #include "kernels/initialize.h"
 #include "kernels/pool.h"
 #include "kernels/route.h"
 #include "kernels/scatter.h"
 #include "kernels/simd.h"
 #include "bindings/gil.h"
+#include "sparring/initial_value.h"
 
 namespace py = pybind11;
 namespace kernels = sparring::kernels;
@@ -83,17 +83,17 @@ py::tuple route(const py::array& keys, const py::array& owners, int32_t world_si
   if (world_size < 1) {
     refuse("world_size must be at least 1, found " + std::to_string(world_size));
   }
-  if (world_size > kernels::kNumPartitions) {
-    refuse("world_size must be at most " + std::to_string(kernels::kNumPartitions) +
+  if (world_size > sparring::kNumPartitions) {
+    refuse("world_size must be at most " + std::to_string(sparring::kNumPartitions) +
            ", the number of partitions, found " + std::to_string(world_size));
   }
   kernels::RouteArguments arguments{};
   arguments.keys = input<int64_t>(keys, "keys", {kAny});
   arguments.count = keys.shape(0);
-  arguments.owners = input<int32_t>(owners, "owners", {kernels::kNumPartitions});
+  arguments.owners = input<int32_t>(owners, "owners", {sparring::kNumPartitions});
   arguments.world_size = world_size;
   uint32_t largest = 0;
-  for (int i = 0; i < kernels::kNumPartitions; ++i) {
+  for (int i = 0; i < sparring::kNumPartitions; ++i) {
     largest = std::max(largest, static_cast<uint32_t>(arguments.owners[i]));
   }
   if (largest >= static_cast<uint32_t>(world_size)) {
@@ -226,7 +226,7 @@ py::array segment_sum(const py::array& values, const py::array& segments, int64_
 kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, double> parameters,
                                    int64_t dim, int64_t seed, uint64_t table_hash) {
   kernels::InitializerSpec spec{};
-  if (!kernels::initial_kind_named(kind, &spec.kind)) {
+  if (!sparring::initial_kind_named(kind, &spec.kind)) {
     refuse("initializer kind '" + std::string(kind) + "' is unknown to the native kernel");
   }
   spec.first = parameters.first;
@@ -241,7 +241,7 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   }
   if (dim < 1) refuse("dim must be at least 1, found " + std::to_string(dim));
   spec.dim = dim;
-  spec.philox_key = kernels::philox_key_for(seed, table_hash);
+  spec.philox_key = sparring::philox_key_for(seed, table_hash);
   return spec;
 }
 
@@ -362,7 +362,7 @@ void check_offsets(const py::array& offsets, int64_t count, const char* name) {
 
 void bind_kernels(py::module_& module) {
   const py::object none = py::none();
-  module.attr("NUM_PARTITIONS") = kernels::kNumPartitions;
+  module.attr("NUM_PARTITIONS") = sparring::kNumPartitions;
   module.def("dedup", dedup, py::arg("ids"));
   module.def("partition", partition, py::arg("keys"));
   module.def("route", route, py::arg("keys"), py::arg("owners"), py::arg("world_size"));
@@ -385,7 +385,7 @@ void bind_kernels(py::module_& module) {
       .def_property_readonly("rounding_seed", [](const kernels::InitializerSpec& self) {
         return kernels::rounding_seed_for(self.philox_key);
       });
-  module.def("table_hash", [](std::string_view name) { return kernels::table_hash(name); },
+  module.def("table_hash", [](std::string_view name) { return sparring::fnv1a(name); },
              py::arg("name"));
   module.def("initialize", initialize, py::arg("rows"), py::arg("keys"), py::arg("found"),
              py::arg("spec"), py::arg("state") = none);

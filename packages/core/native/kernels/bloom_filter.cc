@@ -6,8 +6,8 @@
 #include <new>
 #include <stdexcept>
 
-#include "kernels/hash.h"
 #include "kernels/saved_bytes.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {

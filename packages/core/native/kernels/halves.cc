@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "kernels/hash.h"
 #include "kernels/parallel.h"
 #include "kernels/simd.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {

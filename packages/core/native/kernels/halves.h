@@ -15,7 +15,7 @@
 //      (low half of key, high half of key, column / 8, step mod 2^32) and the Philox
 //      key (low half of rounding_seed, high half of rounding_seed).
 //      rounding_seed = mix64(philox_key ^ 0x726f756e64696e67), philox_key as in
-//      initialize.h.
+//      sparring/initial_value.h.
 //   2. The magnitude, in units of 2^-16 of the last place that the result keeps, is
 //      cut to a whole number, r is added, and the sum is cut to whole last places.
 //      (float16 from 2^-14 on keeps 10 bits of a float32's 23, so that the upper 13

@@ -1,18 +1,20 @@
 // The kernels on the pool's threads: several callers at once, and what is said at
 // compile time. All else is tested through Python, in tests/kernels.
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <random>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "execution/pool.h"
 #include "kernels/dedup.h"
 #include "kernels/finite.h"
-#include "kernels/hash.h"
 #include "kernels/key_index.h"
 #include "kernels/scatter.h"
 #include "kernels/scratch.h"
+#include "sparring/initial_value.h"
 #include "testing/check.h"
 
 namespace sparring::kernels {
@@ -20,7 +22,17 @@ namespace {
 
 static_assert(mix64(0) == 0);
 static_assert(partition_of(-1) == 1611 && partition_of(INT64_MAX) == 2747);
-static_assert(table_hash("a") == 0xaf63dc4c8601ec8cu);
+static_assert(fnv1a(std::string_view("a")) == 0xaf63dc4c8601ec8cu);
+
+// The reference implementation's answers, of its file of known answers.
+constexpr bool is_philox(PhiloxBlock counter, uint64_t key, PhiloxBlock expected) {
+  philox4x32_10<Scalar>(counter.words, key);
+  return std::equal(counter.words, counter.words + 4, expected.words);
+}
+static_assert(is_philox({{0, 0, 0, 0}}, 0,
+                        {{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}}));
+static_assert(is_philox({{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}}, ~uint64_t{0},
+                        {{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}}));
 
 using execution::Pool;
 using execution::process_executor;

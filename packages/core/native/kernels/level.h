@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "sparring/initial_value.h"
 #include "sparring/update_methods.h"
 
 namespace sparring::kernels {
@@ -87,18 +88,6 @@ struct AccumulateArguments {
   int64_t dim;
 };
 
-enum class InitialKind : int32_t { constant, uniform, normal, truncated_normal };
-
-// See initialize.h for what the numbers mean.
-struct InitialValues {
-  InitialKind kind;
-  uint64_t philox_key;
-  double first;   // constant: the value; uniform: low; normal: the mean
-  double second;  // uniform: high - low; normal: the standard deviation
-  double lower;   // results are held within [lower, upper], exact in the rows' type
-  double upper;
-};
-
 struct InitializeArguments {
   InitialValues values;
   const int64_t* keys;   // (n)
@@ -154,14 +143,6 @@ struct UpdateArguments {
   UpdateConstants<T> constants;
 };
 
-// Numbers of 16 bits; see halves.h.
-struct Float16 {
-  uint16_t bits;
-};
-struct Bfloat16 {
-  uint16_t bits;
-};
-
 // float32 embeddings to 16 bits. Without keys they are rounded to nearest, even; with
 // keys stochastically, as halves.h defines it.
 struct EncodeArguments {
@@ -207,8 +188,6 @@ struct HalfKernels {
   void (*gather_shown)(const void* const* rows, int64_t count, int64_t dim, float* out,
                        int64_t stride);
   void (*encode)(const EncodeArguments&);
-  uint16_t (*nearest)(double value);  // even where two are
-  double (*widened)(uint16_t bits);  // of a finite number
 };
 
 // See blocked_bloom.h.

@@ -2,9 +2,8 @@
 
 #include <bit>
 
-#include "kernels/hash.h"
-#include "kernels/philox.h"
 #include "kernels/saved_bytes.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {
@@ -13,13 +12,6 @@ namespace {
 // the first steps.
 constexpr uint64_t kOwnStream = 0x61646d697373696fu;
 
-constexpr std::array<uint32_t, 4> counter_of(int64_t key, int64_t step) {
-  const auto low = static_cast<uint64_t>(key);
-  const auto high = static_cast<uint64_t>(step);
-  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
-          static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
-}
-
 }  // namespace
 
 ProbabilityFilter::ProbabilityFilter(double p, uint64_t philox_key)
@@ -27,9 +19,11 @@ ProbabilityFilter::ProbabilityFilter(double p, uint64_t philox_key)
 
 void ProbabilityFilter::decide_impl(const int64_t* keys, int64_t count, int64_t step,
                                     uint8_t* is_admitted) const {
+  const auto when = static_cast<uint64_t>(step);
   for (int64_t i = 0; i < count; ++i) {
-    const std::array<uint32_t, 4> words = philox4x32_10(counter_of(keys[i], step), philox_key_);
-    const uint64_t bits = uint64_t{words[1]} << 32 | words[0];
+    const PhiloxBlock random = philox_of(keys[i], static_cast<uint32_t>(when),
+                                         static_cast<uint32_t>(when >> 32), philox_key_);
+    const uint64_t bits = uint64_t{random.words[1]} << 32 | random.words[0];
     is_admitted[i] = static_cast<double>(bits >> 11) * 0x1p-53 < p_;
   }
 }

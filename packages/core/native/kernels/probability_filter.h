@@ -13,7 +13,7 @@ namespace sparring::kernels {
 
 class ProbabilityFilter final : public AdmissionFilter {
  public:
-  // `philox_key`: initialize.h's of the table; initial values use other bits of it.
+  // `philox_key`: the table's, see sparring/initial_value.h; initial values use other bits of it.
   // REQUIRES: 0 <= p <= 1.
   ProbabilityFilter(double p, uint64_t philox_key);
 

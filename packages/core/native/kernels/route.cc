@@ -2,9 +2,9 @@
 
 #include <numeric>
 
-#include "kernels/hash.h"
 #include "kernels/parallel.h"
 #include "kernels/radix.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {

@@ -8,7 +8,7 @@
 
 namespace sparring::kernels {
 
-// partitions[i] = partition_of(keys[i]), see hash.h.
+// partitions[i] = partition_of(keys[i]), see sparring/initial_value.h.
 void partition(const SparringExecutor* executor,
                const int64_t* keys,    // (u) int64
                int64_t count,          // u

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/hash.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {

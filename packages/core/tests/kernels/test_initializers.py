@@ -45,7 +45,7 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     kernels.set_simd_level(before)
 
 
-# ---- the definition in native/kernels/initialize.h, written a second time, in plain Python:
+# ---- the definition in include/sparring/initial_value.h, written a second time, in plain Python:
 # floats are IEEE doubles, and nothing is fused.
 
 MASK32 = 2**32 - 1

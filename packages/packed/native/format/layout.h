@@ -27,7 +27,7 @@
 #include <cstdint>
 
 #include "format/dtype.h"
-#include "format/hash.h"
+#include "sparring/initial_value.h"
 
 namespace sparring::packed {
 

@@ -8,7 +8,7 @@
 #include "format/json.h"
 #include "format/layout.h"
 #include "format/xxh3.h"
-#include "rows/initial_values.h"
+#include "sparring/initial_value.h"
 #include "sparring/storage_border.h"
 
 namespace sparring::packed {

@@ -119,7 +119,7 @@ std::string write_base(Served& served, const Header& header) {
   pack.source_stride = header.dim * sizeof(float);
   pack.dtype = static_cast<int32_t>(header.dtype);
   pack.dim = static_cast<int32_t>(header.dim);
-  pack.partition_end = sparring::packed::kNumPartitions;
+  pack.partition_end = sparring::kNumPartitions;
   if (!is_ok(sparring_packed_pack(&pack), pack)) std::abort();
   std::string data(pack.file_bytes, '\0');
   pack.file = data.data();
@@ -191,9 +191,10 @@ void try_file(bool is_erased, bool is_delta, bool refreshes, std::string data) {
   header.kind = is_erased ? sparring::packed::kErased : sparring::packed::kRows;
   header.dim = 1 + (header.dim - 1) % kMostFuzzedDim;
   header.dtype %= 5;
-  header.table_hash = sparring::packed::fnv1a(kTable);
+  header.table_hash = sparring::fnv1a(std::string_view(kTable));
   std::memset(header.zeros, 0, sizeof header.zeros);
-  header.checksum = sparring::packed::fnv1a({reinterpret_cast<const char*>(&header), sizeof header - 8});
+  header.checksum =
+      sparring::fnv1a(std::string_view(reinterpret_cast<const char*>(&header), sizeof header - 8));
   std::memcpy(data.data(), &header, sizeof header);
 
   std::vector<int64_t> ids = {-5, 0, 1, 34, 35, INT64_MIN, INT64_MAX};

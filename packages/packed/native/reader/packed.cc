@@ -84,7 +84,7 @@ bool verifies_all(int32_t verify) {
 Partitions partitions_of(const SparringPackedOpen& arguments) {
   if (arguments.partition_begin == 0 && arguments.partition_end == 0) return {};
   if (arguments.partition_begin < 0 || arguments.partition_begin >= arguments.partition_end ||
-      arguments.partition_end > kNumPartitions) {
+      arguments.partition_end > sparring::kNumPartitions) {
     refuse("partitions must be a range within [0, 4096); found [" +
            std::to_string(arguments.partition_begin) + ", " +
            std::to_string(arguments.partition_end) + ")");
@@ -295,7 +295,7 @@ void scan(const Version& version, SparringPackedScan& arguments) {
         }
         const uint8_t* const found = file.record(record);
         const int64_t id = key_of(found);
-        if (!version.partitions.has(partition_of(id))) continue;
+        if (!version.partitions.has(sparring::partition_of(id))) continue;
         if (layer != 0 && layer_of(table, id) != layer) continue;
         found_rows[arguments.count - num_written] = PackedFile::row_of(found);
         arguments.ids[arguments.count++] = id;

@@ -41,7 +41,7 @@ void PackedFile::check(const FileEntry& entry, const TableEntry& table) const {
   const bool has_rows = kind == kRows;
   check(std::memcmp(header_.magic, kMagic, sizeof kMagic) == 0, "the magic");
   check(header_.version == kFileVersion, "the version");
-  check(header_.checksum == fnv1a({bytes, sizeof header_ - 8}), "the checksum");
+  check(header_.checksum == fnv1a(std::string_view(bytes, sizeof header_ - 8)), "the checksum");
   check(header_.kind == kind, "the kind");
   check(header_.table_hash == fnv1a(table.name), "the table");
   check(header_.dim == table.dim, "dim");

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "check.h"
-#include "format/hash.h"
 #include "format/xxh3.h"
 #include "sparring/hash_string.h"
+#include "sparring/initial_value.h"
 #include "sparring_packed.h"
 #include "sparring_program.h"
 #include "thread_executor.h"
@@ -242,7 +242,7 @@ std::vector<char> packed_ids(const std::vector<int64_t>& ids, int32_t partition_
 void ids_of_some_partitions_are_spread_over_all_buckets() {
   std::vector<int64_t> ids;
   for (int64_t id = 0; ids.size() < 4096; ++id) {
-    if (sparring::packed::partition_of(id) < 1024) ids.push_back(id);
+    if (sparring::partition_of(id) < 1024) ids.push_back(id);
   }
   // 16 in the mean.
   CHECK(number_at<uint32_t>(packed_ids(ids, 1024), kMostInBucketAt) < 45);

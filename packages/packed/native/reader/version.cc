@@ -126,7 +126,7 @@ std::shared_ptr<const Version> make_version(std::vector<std::shared_ptr<const La
   auto version = std::make_shared<Version>();
   version->partitions = partitions;
   for (const TableEntry& entry : layers.back()->manifest.tables) {
-    version->tables.push_back({entry, initial_values_of(entry),
+    version->tables.push_back({entry, initializer_of(entry),
                                row_bytes_of(entry.dtype, entry.dim), 0, {}});
   }
   const std::vector<TableEntry>& full = layers.back()->manifest.tables;

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "format/hash.h"
 #include "format/manifest.h"
 #include "reader/packed_file.h"
 #include "rows/initial_values.h"
@@ -77,7 +76,7 @@ struct Layer {
 
 struct Table {
   TableEntry entry;
-  InitialValues initial;
+  TableInitializer initial;
   int64_t row_bytes;
   int64_t num_rows;
   std::vector<const TableLayer*> layers;  // newest first

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "format/layout.h"
@@ -120,8 +121,9 @@ Header header_of(const SparringPackedPack& arguments, const Directory& directory
   header.max_bucket = static_cast<uint32_t>(directory.max_bucket);
   header.partition_begin = static_cast<uint16_t>(arguments.partition_begin);
   header.partition_end = static_cast<uint16_t>(arguments.partition_end);
-  header.table_hash = fnv1a(arguments.table);
-  header.checksum = fnv1a({reinterpret_cast<const char*>(&header), sizeof header - 8});
+  header.table_hash = fnv1a(std::string_view(arguments.table));
+  header.checksum =
+      fnv1a(std::string_view(reinterpret_cast<const char*>(&header), sizeof header - 8));
   return header;
 }
 

@@ -5,7 +5,7 @@ order, thread count, world size, backend, device and framework, so nothing need 
 a gradient arrives. Random bits come from Philox4x32-10 (Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011), one 32-bit word a column; normal values from the inverse
 of the normal distribution function (Wichura, algorithm AS 241, 1988). The arithmetic is IEEE
-double, without fused multiply-add, in ``native/kernels/initialize.cc``.
+double, without fused multiply-add, in ``include/sparring/initial_value.h``.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def initialize(
     Rows are of any dtype of a table, laid out as `sparring.contracts.table` says.
 
     The embedding is a pure function of the table's seed and name, the key and the column:
-    ``native/kernels/initialize.h`` defines its bits, which are part of the format.
+    ``include/sparring/initial_value.h`` defines its bits, which are part of the format.
 
     Args:
         rows: ``(n, width)``, C-contiguous; written where `found` is False.
