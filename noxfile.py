@@ -77,6 +77,7 @@ def quickstart(session: nox.Session) -> None:
     install_local(session, "backend-hkv", "", gpu_setting(nvcc), nvcc=nvcc)
     install_local(session, "storage-tiered")
     install_local(session, "framework-torch")
+    install_local(session, "cli")
     install_local(session, "train", "[report]")
     session.log("4 of 4: trains, and writes a report; about 1 minute")
     session.run("sparring", "train", str(ROOT / "configs/quickstart.yaml"), *overrides)
@@ -86,7 +87,7 @@ def quickstart(session: nox.Session) -> None:
 def serving_demo(session: nox.Session) -> None:
     """Serves tables while they are trained, writes reports/serving.html; a minute after set-up."""
     session.install(TORCH, silent=True)
-    made = ("storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
+    made = ("cli", "storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
     install_family(session, *made, extras={"train": "[report]"})
     program = PACKAGES / "serve/examples/serving_demo.py"
     given = (str(ROOT / "configs/quickstart.yaml"), "reports/serving.html", *session.posargs)
@@ -97,7 +98,7 @@ def serving_demo(session: nox.Session) -> None:
 def service_demo(session: nox.Session) -> None:
     """Trains through a service and kills a shard of it, writes reports/service.html. Needs g++, Redis."""
     session.install(TORCH, TENSORFLOW, silent=True)
-    made = ("storage-tiered", "backend-hkv", "backend-redis", "packed", "serve", "framework-torch")
+    made = ("cli", "storage-tiered", "backend-hkv", "backend-redis", "packed", "serve", "framework-torch")
     install_family(session, *made, "framework-tf", "train", extras={"train": "[report]"})
     program = str(PACKAGES / "serve/examples/service_demo.py")
     session.run("python", program, "reports/service.html", *session.posargs)
@@ -213,7 +214,7 @@ def tests_tensorflow(session: nox.Session) -> None:
     session.install(TENSORFLOW, "pytest-xdist", silent=True)
     # Its layers are compared with ours; what it needs is there.
     session.install("--no-deps", "keras-rs==0.4.0", silent=True)
-    install("testing", "storage-tiered", "backend-hkv", "packed", "serve", "framework-tf", "train")
+    install("cli", "testing", "storage-tiered", "backend-hkv", "packed", "serve", "framework-tf", "train")
     run_pytest(session, *(chosen or OF_TENSORFLOW), at_length=at_length)
     if not chosen:
         of_all = (
@@ -341,7 +342,7 @@ def docs(session: nox.Session) -> None:
 
 
 # Packages that the templates are proven with. Kinds of data and of models are proven by training.
-PROVEN_WITH = ("core", "testing", "storage-tiered", "framework-torch", "train")
+PROVEN_WITH = ("core", "cli", "testing", "storage-tiered", "framework-torch", "train")
 
 
 @nox.session

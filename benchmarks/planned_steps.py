@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rank_processes import run_ranks
-from sparring import read_document
+from sparring_cli import read_document
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, Link, PlanInputs
 from sparring_plan.planning.plan import Plan, TablePlan

@@ -16,7 +16,7 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from sparring import read_document
+from sparring_cli import read_document
 from sparring_plan.planning.inputs import KINDS, Calibration, PlanInputs
 from sparring_plan.planning.planner import make_plan
 

@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reliability.report import Report
-from sparring import list_snapshots, merged_chunks, open_snapshot, verify_snapshot
+from sparring import list_snapshots, merged_chunks, open_snapshot
 from sparring.errors import SparringError
+from sparring_cli import verify_snapshot
 from sparring_serve import ParameterClient, ShardReplicas
 
 __all__ = ["TRIALS", "run"]

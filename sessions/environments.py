@@ -27,6 +27,7 @@ TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 
 # The siblings of core that are released with it, in the order in which they are built.
 FAMILY = (
+    "cli",
     "testing",
     "plan",
     "storage-tiered",
@@ -46,7 +47,8 @@ TEMPLATES = ("_template", "_template_collective", "_template_kinds")
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
 TEST_EXTRAS = {
-    "core": "[parquet,mpi]",
+    "core": "[mpi]",
+    "cli": "[metrics,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",
     "train": "[report,metrics]",

@@ -71,7 +71,7 @@ def benchmarks_planning(session: nox.Session) -> None:
     """
     session.install(TORCH, *TORCH_PEERS_NEED, PULP, "hypothesis", "pytest", silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
-    install_family(session, "plan", extras=TEST_EXTRAS)
+    install_family(session, "cli", "plan", extras=TEST_EXTRAS)
     session.run(
         "pytest", str(PACKAGES / "plan/tests/test_planning_bounds.py"), "-k", "another_solver"
     )
@@ -83,7 +83,7 @@ def benchmarks_planning(session: nox.Session) -> None:
 def benchmarks_tensorflow(session: nox.Session) -> None:
     """Prints the figures of the TensorFlow adapter, with those of keras.layers.Embedding and TFRA."""
     session.install(TENSORFLOW, silent=True)
-    made = ("storage-tiered", "backend-hkv", "framework-tf", "train")
+    made = ("cli", "storage-tiered", "backend-hkv", "framework-tf", "train")
     install_family(session, *made, extras={"train": "[report]"})
     env = {"PYTHONPATH": str(ROOT), "SPARRING_BENCHMARK_TFRA_PYTHON": tfra_python(session)}
     session.run("python", "-m", "benchmarks", "tensorflow_adapter", *session.posargs, env=env)
@@ -115,7 +115,7 @@ def recbole(session: nox.Session) -> None:
         )
     session.install(TORCH, IMPLICIT, *RECBOLE_NEEDS, silent=True)
     session.install("--no-deps", RECBOLE, silent=True)
-    made = ("storage-tiered", "backend-hkv", "packed", "framework-torch", "train")
+    made = ("cli", "storage-tiered", "backend-hkv", "packed", "framework-torch", "train")
     install_family(session, *made)
     command = ("python", "-m", "benchmarks.recbole", str(ratings.resolve()), *words)
     session.run(*command, env={"PYTHONPATH": str(ROOT)})
@@ -140,7 +140,7 @@ def reliability(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
     session.install("atheris>=3", "coverage", silent=True)
-    install_family(session, "storage-tiered", "packed", "serve")
+    install_family(session, "cli", "storage-tiered", "packed", "serve")
     session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
@@ -151,8 +151,8 @@ def gpu(session: nox.Session) -> None:
     Needs a GPU with its driver, g++, and compute-sanitizer of NVIDIA's toolkit; nvcc comes from PyPI
     where there is none. Where there is a GPU, it fails if any of that could not run.
     """
-    install_family(session, "testing")
-    program = "from sparring import inspect_gpus; print(len(inspect_gpus().devices))"
+    install_family(session, "cli", "testing")
+    program = "from sparring_cli import inspect_gpus; print(len(inspect_gpus().devices))"
     num_gpus = int(str(session.run("python", "-c", program, silent=True)).split()[-1])
     if num_gpus > 0:
         session.install(TORCH, silent=True)

@@ -32,14 +32,15 @@ SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]",
 
 # What `install` takes by these names of extras, and the packages that each brings.
 EXTRAS = {
-    "torch": ("framework-torch", "storage-tiered", "train"),
-    "tensorflow": ("framework-tf", "storage-tiered", "train"),
+    "torch": ("cli", "framework-torch", "storage-tiered", "train"),
+    "tensorflow": ("cli", "framework-tf", "storage-tiered", "train"),
     "jax": ("framework-jax",),
     **{name: (f"backend-{name}", "storage-tiered") for name in ("hkv", "rocksdb", "redis")},
     "tiered": ("storage-tiered",),
-    "serve": ("packed", "storage-tiered", "serve"),
-    "train": ("storage-tiered", "train"),
-    **{name: (name,) for name in ("plan", "packed", "testing")},
+    "serve": ("cli", "packed", "storage-tiered", "serve"),
+    "train": ("cli", "storage-tiered", "train"),
+    "plan": ("cli", "plan"),
+    **{name: (name,) for name in ("cli", "packed", "testing")},
 }
 
 
@@ -47,8 +48,8 @@ EXTRAS = {
 def serving_peers(session: nox.Session) -> None:
     """Proves the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
-    build_wheels(session, wheels, "storage-tiered", "packed", "serve")
-    install_made(session, wheels, "storage-tiered", "packed", "serve")
+    build_wheels(session, wheels, "cli", "storage-tiered", "packed", "serve")
+    install_made(session, wheels, "cli", "storage-tiered", "packed", "serve")
     session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)
     with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
     for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):
@@ -63,7 +64,7 @@ def tensorflow_releases(session: nox.Session) -> None:
     """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
     # Without PyTorch, which would bring gigabytes for each; see `tests_tensorflow`.
-    made = ("testing", "storage-tiered", "backend-hkv", "packed", "framework-tf", "train")
+    made = ("cli", "testing", "storage-tiered", "backend-hkv", "packed", "framework-tf", "train")
     build_wheels(session, wheels, *made)
     chosen = [
         each for each in TENSORFLOW_RELEASES if not session.posargs or each in session.posargs

@@ -25,6 +25,7 @@ SANITIZED_TESTS = (
             "collective", "runtime", "sharding", "adapter",
         )
     ),
+    str(PACKAGES / "cli/tests/snapshots"),
     str(PACKAGES / "storage-tiered/tests"),
     str(PACKAGES / "packed/tests"),
     str(PACKAGES / "backend-hkv/tests"),
@@ -41,9 +42,9 @@ def native_sanitized(session: nox.Session) -> None:
     session.install("pytest", "hypothesis", "pytest-xdist", silent=True)
     install_build_tools(session)
     setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={SANITIZERS}"
-    install_local(session, "core", "[parquet]", setting)
+    install_local(session, "core", "", setting)
     # Tests of core load and start `sparring train`.
-    for package in ("testing", "plan", "storage-tiered", "train"):
+    for package in ("cli", "testing", "plan", "storage-tiered", "train"):
         install_local(session, package)
     install_local(session, "packed", "", setting)
     without_gpu = f"--config-settings=cmake.define.{GPU_OPTION}=OFF"

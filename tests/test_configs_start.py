@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparring import BUILTIN_METHODS, latest_snapshot, merged_chunks
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_testing.devices import why_unavailable
 from sparring_train.config.loader import load_config
 

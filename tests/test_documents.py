@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from sparring.cli.application import make_application
 from sparring.plugins.registry import make_plugin_manager
+from sparring_cli.application import make_application
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(

@@ -22,9 +22,9 @@ import typer.main
 from pydantic import BaseModel
 
 from sparring import make_plugin_manager
-from sparring.cli.application import make_application
 from sparring.contracts import fields_of
 from sparring.plugins.registry import EXTRAS
+from sparring_cli.application import make_application
 from sparring_train.config.run_type import run_type
 
 ROOT = Path(__file__).parents[1]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from sparring import make_plugin_manager, read_document
-from sparring.cli.application import main, make_application
+from sparring import make_plugin_manager
 from sparring.errors import ConfigError
+from sparring_cli import read_document
+from sparring_cli.application import main, make_application
 
 from .manifests import (
     FOLDER,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 from .manifests import FOLDER, manifests, pod_of
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparring import latest_snapshot, merged_chunks
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 from .manifests import FOLDER, filled_secrets, manifests, pod_of
 from .pods import Cluster, Pod, why_no_pods

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")

@@ -144,7 +144,7 @@ def test_stages_are_listed_with_what_they_are(
 
 
 def test_a_machine_without_a_driver_has_no_gpu_to_look_for(program: Any) -> None:
-    from sparring import inspect_gpus
+    from sparring_cli import inspect_gpus
 
     gpus = inspect_gpus()
     if gpus.reason is None:

@@ -32,29 +32,22 @@ filter is a CPU kernel of the native library, which storage-tiered and packed sh
 that register them, `plugin.py`, belong to core; what else they import does not belong to it by that."""
 
 FOUNDATIONS = (
+    "sparring.__main__",
     "sparring._lazy",
     "sparring._loader",
     "sparring._version",
     "sparring.kernels.strings",
 )
-"""What makes the faces and loads the native library, and the hash of strings, which all packages use."""
+"""What makes the faces and loads the native library; the hash of strings, which all packages use; and the
+module that ``python -m sparring`` and ``torchrun -m sparring`` run, which starts the command of
+sparring-cli."""
 
 MOVING = (
-    "sparring.__main__",
-    "sparring.cli",
     "sparring.collective.failure_detector",
     "sparring.collective.mpi",
     "sparring.collective.nccl",
     "sparring.collective.nccl_library",
     "sparring.collective.polled_work",
-    "sparring.runtime.document",
-    "sparring.runtime.gpus",
-    "sparring.runtime.local_paths",
-    "sparring.runtime.metrics",
-    "sparring.runtime.metrics_exporter",
-    "sparring.snapshot.export",
-    "sparring.snapshot.table_import",
-    "sparring.snapshot.verify",
     "sparring.storage.estimate",
 )
 """Modules and packages that violate the rule and will leave core. The list may only become shorter."""

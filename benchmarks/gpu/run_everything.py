@@ -312,7 +312,7 @@ DRIVER_FILES = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 def look_for_gpu(python: str) -> Found:
     """Whether there is a GPU, and whether the packages of an environment can use it."""
     program = """
-from sparring import inspect_gpus
+from sparring_cli import inspect_gpus
 reason = inspect_gpus().reason
 print(reason is None)
 if reason is None:

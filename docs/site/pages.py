@@ -23,6 +23,7 @@ MODULES = {
     "sparring.contracts": (),
     "sparring.adapter": (),
     "sparring.errors": (),
+    "sparring_cli": (),
     "sparring_torch": (),
     "sparring_tf": (),
     "sparring_jax": (),

@@ -1,10 +1,13 @@
-"""What is said where ``device: cuda`` was built without nvcc: it depends on whether there is a GPU."""
+"""Advice if ``device: cuda`` was built without nvcc: it depends on whether there is a GPU."""
 
 from __future__ import annotations
 
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from sparring.runtime.gpus import Gpu, Gpus
 from sparring_hkv import devices
 
 
@@ -13,25 +16,42 @@ def _built_without_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices._MODULES, "cuda", "sparring_hkv._cuda_that_was_not_built")
 
 
-def said(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> str:
-    monkeypatch.setattr(devices, "inspect_gpus", lambda: gpus)
+def advice(monkeypatch: pytest.MonkeyPatch, num_gpus: int, init_code: int = 0) -> str:
+    """The advice on a machine with a driver that shows `num_gpus`."""
+
+    def count(found: Any) -> int:
+        found._obj.value = num_gpus
+        return 0
+
+    driver = SimpleNamespace(cuInit=lambda flags: init_code, cuDeviceGetCount=count)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     reason = devices.why_cuda_is_unavailable()
     assert reason is not None
     return reason
 
 
-def test_with_a_gpu_it_is_said_how_to_build_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = said(monkeypatch, Gpus("580.65.06", "13.0", (Gpu("A GPU", 1 << 30),), None))
-    assert "A GPU" in reason
+def test_with_a_gpu_the_advice_is_how_to_build_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = advice(monkeypatch, num_gpus=1)
+    assert "there is a GPU" in reason
     assert "nvcc of CUDA 12.4 to 13.x" in reason
     assert "pip install --force-reinstall" in reason
     assert "device: cpu" in reason
 
 
-def test_without_a_gpu_that_is_said_and_nothing_is_to_be_built(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("num_gpus", "init_code"), [(0, 0), (1, 100)])
+def test_with_a_driver_that_shows_no_gpu_nothing_is_to_be_built(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, init_code: int
 ) -> None:
-    reason = said(monkeypatch, Gpus(None, None, (), "there is no NVIDIA driver here"))
+    reason = advice(monkeypatch, num_gpus, init_code)
+    assert "the driver shows this process no GPU" in reason
+    assert "device: cpu" in reason
+    assert "pip install" not in reason
+
+
+def test_without_a_driver_nothing_is_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_DRIVER", "libcuda_that_nobody_has.so.1")
+    reason = devices.why_cuda_is_unavailable()
+    assert reason is not None
     assert "there is no NVIDIA driver here" in reason
     assert "device: cpu" in reason
     assert "pip install" not in reason

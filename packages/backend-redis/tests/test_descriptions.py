@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sparring import open_storage
-from sparring.cli.application import main
 from sparring.contracts import TableConfig
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
+from sparring_cli.application import main
 from sparring_redis.testing.server import RedisServer
 
 TABLE = TableConfig("item", 4)

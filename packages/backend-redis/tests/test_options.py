@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 import sparring
-from sparring.cli.application import main
 from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_cli.application import main
 from sparring_redis.backend import RedisStorage
 from sparring_redis.options import RedisOptions
 from sparring_redis.place import place_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_redis.testing.server import RedisServer
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")

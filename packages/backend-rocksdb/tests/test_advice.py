@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, open_storage
-from sparring.cli.application import main
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
+from sparring_cli.application import main
 
 TABLE = TableConfig("item", 4, "float64").with_state(4, "adagrad")
 ADAM = TABLE.with_state(8, "adam")

@@ -20,9 +20,9 @@ from sparring import (
     capsule_of,
     open_storage,
 )
-from sparring.cli.application import main
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
+from sparring_cli.application import main
 from sparring_rocksdb.backend import RocksdbStorage
 from sparring_rocksdb.options import RocksdbOptions
 from sparring_testing.thread_rendezvous import ThreadRendezvous

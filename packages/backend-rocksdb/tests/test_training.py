@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sparring import open_storage, write_note
-from sparring.cli.application import main
 from sparring.contracts import TableConfig
+from sparring_cli.application import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_hkv", reason="needs sparring-hkv")

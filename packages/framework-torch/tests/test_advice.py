@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import sparring_torch as st
 from sparring import open_storage
 from sparring.adapter import StepContainer
-from sparring.cli.application import main
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
+from sparring_cli.application import main
 
 IDS = torch.arange(8)
 

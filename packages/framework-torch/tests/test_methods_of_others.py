@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.cli.application import main
 from sparring.contracts import HyperParameters, UpdateMethod, UpdateRows
 from sparring.errors import InvalidArgumentError
+from sparring_cli.application import main
 from sparring_torch.embedding_bag import EmbeddingBag
 from sparring_torch.optimizer import Optimizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparring_packed
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 
 def _chain(training: Any) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager, read_document
-from sparring.cli.application import main
+from sparring import make_plugin_manager
 from sparring.errors import ConfigError
+from sparring_cli import read_document
+from sparring_cli.application import main
 from sparring_plan.planning import calibrate, step_timings, storage_timings
 from sparring_plan.planning.calibrate import write_calibration
 from sparring_plan.planning.costs import option_costs

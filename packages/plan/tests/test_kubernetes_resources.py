@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_plan.kubernetes.serving import served_bytes
 
 INPUTS = """

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import (
-    ExchangeOptions,
-    LocalGroup,
-    StepContainer,
-    hyper_from,
-    read_document,
-    resolve_method,
-)
+from sparring import ExchangeOptions, LocalGroup, StepContainer, hyper_from, resolve_method
 from sparring.adapter import BagLookup, look_up_bags
 from sparring.contracts import Collective, MethodChoice, TableConfig
+from sparring_cli import read_document
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import read_document
-from sparring.cli.application import main
 from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
+from sparring_cli import read_document
+from sparring_cli.application import main
 from sparring_plan.planning.calibrate import write_calibration
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import (

@@ -7,9 +7,10 @@ from importlib.resources import as_file, files
 import numpy as np
 import pytest
 
-from sparring import hyper_from, read_document, resolve_method
+from sparring import hyper_from, resolve_method
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.contracts import Collective, MethodChoice, TableConfig
+from sparring_cli import read_document
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.planner import make_plan
 from sparring_testing.rank_threads import run_ranks

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import estimate_bytes, read_document
+from sparring import estimate_bytes
 from sparring.adapter import StepContainer, StorageChoice
-from sparring.cli.application import main
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
+from sparring_cli import read_document
+from sparring_cli.application import main
 from sparring_plan.planning.costs import RESOURCES, Span, option_costs
 from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import read_document
+from sparring_cli import read_document
 from sparring_plan.planning import bound as bound_module
 from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound, threshold_bound
 from sparring_plan.planning.costs import Options, option_costs

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparring import Document, read_document
-from sparring.cli.application import main
+from sparring_cli import Document, read_document
+from sparring_cli.application import main
 from sparring_plan.planning.costs import option_costs
 from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.placement import Placement

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import open_storage, read_document
-from sparring.cli.application import main
+from sparring import open_storage
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
+from sparring_cli import read_document
+from sparring_cli.application import main
 from sparring_plan.planning import storages as storages_module
 from sparring_plan.planning.costs import RESOURCES, Options, option_costs
 from sparring_plan.planning.inputs import (

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sparring import TableConfig, open_storage
-from sparring.cli.application import main
 from sparring.errors import ConfigError, SparringError
+from sparring_cli.application import main
 from sparring_serve import LookupClient, RowStatus, open_server, read_serving_config
 from sparring_serve.config import ClientConfig
 

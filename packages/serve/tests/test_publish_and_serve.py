@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig, initial_rows
-from sparring.cli.application import main
 from sparring.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -28,6 +27,7 @@ from sparring.errors import (
     SnapshotError,
     UnknownTableError,
 )
+from sparring_cli.application import main
 from sparring_serve import (
     ClientConfig,
     LookupClient,

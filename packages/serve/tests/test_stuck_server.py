@@ -79,7 +79,7 @@ def test_calls_without_a_deadline_are_overdue_after_ten_minutes(
 
 SERVER = """
 import sys, threading
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_serve.packed_tables import PackedServingTables
 from sparring_serve.server import call_watch
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sparring.cli.application import main
 from sparring.snapshot.retention import latest_snapshot
+from sparring_cli.application import main
 
 FOLDER = Path(__file__).parent / "format_v1"
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sparring import LocalPath
-from sparring.contracts import TableConfig
+from sparring.contracts import LocalPath, TableConfig
 from sparring_train import DataSection, Feature, ModelSection, Schema
 
 __all__ = ["FactorizationMachineModel", "JsonLinesData"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable
@@ -11,11 +12,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from sparring import inspect_gpus
 from sparring.errors import DeviceError
 
 __all__ = ["ModuleWithin", "OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
+_DRIVER = "libcuda.so.1"
 _MODULES = {"cuda": "sparring_hkv._cuda", "emulated": "sparring_hkv._emulated"}
 
 
@@ -106,16 +107,28 @@ def _module(kind: str) -> ModuleType:
 
 def _how_to_get_gpu_code() -> str:
     """Advice on getting GPU code, which depends on whether there is a GPU at all."""
-    gpus = inspect_gpus()
-    if gpus.reason is not None:
+    reason = _why_no_gpu()
+    if reason is not None:
         return (
             "this sparring-hkv was built without nvcc, and there is no GPU to use, either: "
-            f"{gpus.reason}; choose device: cpu"
+            f"{reason}; choose device: cpu"
         )
     return (
-        f"there is a GPU ({gpus.devices[0].name}), but this sparring-hkv was built without nvcc; "
+        "there is a GPU, but this sparring-hkv was built without nvcc; "
         "with nvcc of CUDA 12.4 to 13.x on the path, or named by CUDACXX, run: "
         "pip install --force-reinstall --no-deps --no-binary sparring-hkv sparring-hkv "
         "(from a checkout: pip install --force-reinstall --no-deps packages/backend-hkv); "
         "or choose device: cpu"
     )
+
+
+def _why_no_gpu() -> str | None:
+    """Why NVIDIA's driver shows this process no GPU; None if it shows one. Creates no context."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        return f"there is no NVIDIA driver here ({error})"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the driver shows this process no GPU (CUDA_VISIBLE_DEVICES?)"
+    return None

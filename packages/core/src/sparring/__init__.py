@@ -11,10 +11,8 @@ from sparring._lazy import names_from
 from sparring._loader import load_native
 
 if TYPE_CHECKING:
+    from sparring._loader import native_failure
     from sparring._version import __version__
-    from sparring.cli.context import context_of
-    from sparring.cli.machine import inspect_machine, installed_versions
-    from sparring.cli.output import make_console, print_json, print_warning
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.local import LocalGroup
     from sparring.contracts.capabilities import Capabilities
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
         initializer_spec,
         partition,
         rounding_seed,
+        simd_level,
     )
     from sparring.kernels.strings import hash_strings
     from sparring.plugins.option_checks import checked_options
@@ -73,13 +72,8 @@ if TYPE_CHECKING:
         SingleRendezvous,
         membership_from,
     )
-    from sparring.runtime.document import Document, DocumentModel, read_document
     from sparring.runtime.events import EventLoop
-    from sparring.runtime.gpus import inspect_gpus
     from sparring.runtime.lifecycle import Closable
-    from sparring.runtime.local_paths import LocalPath, is_path, resolve_path, with_paths
-    from sparring.runtime.metrics import MetricCounter, MetricFamily, MetricRegistry, MetricSample
-    from sparring.runtime.metrics_exporter import MetricsExporter, write_metrics_file
     from sparring.runtime.pool import Task, configure_pool, num_threads
     from sparring.runtime.streams import Streams
     from sparring.runtime.suggestions import closest_name, suggestion
@@ -87,19 +81,18 @@ if TYPE_CHECKING:
     from sparring.sharding.layouts import Layouts
     from sparring.snapshot.chain import count_rows, merged_chunks, own_chunks
     from sparring.snapshot.erase import erase_from_snapshots
-    from sparring.snapshot.export import embedding_parts
     from sparring.snapshot.format.manifest import TableDescription
     from sparring.snapshot.place.place import reading
     from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
     from sparring.snapshot.retention import (
+        compact,
         latest_snapshot,
         list_snapshots,
         retain,
         unreadable_snapshots,
     )
-    from sparring.snapshot.verify import verify_snapshot
     from sparring.snapshot.writer import SnapshotWriter
-    from sparring.storage.convert import conversion_command
+    from sparring.storage.convert import conversion_command, copy_embeddings
     from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
@@ -112,10 +105,8 @@ if TYPE_CHECKING:
 _name = names_from(
     globals(),
     {
+        "sparring._loader": "native_failure",
         "sparring._version": "__version__",
-        "sparring.cli.context": "context_of",
-        "sparring.cli.machine": "inspect_machine installed_versions",
-        "sparring.cli.output": "make_console print_json print_warning",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.local": "LocalGroup",
         "sparring.contracts.capabilities": "Capabilities",
@@ -143,7 +134,9 @@ _name = names_from(
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
-        "sparring.kernels.functions": "dedup initial_rows initializer_spec partition rounding_seed",
+        "sparring.kernels.functions": (
+            "dedup initial_rows initializer_spec partition rounding_seed simd_level"
+        ),
         "sparring.kernels.strings": "hash_strings",
         "sparring.plugins.option_checks": "checked_options",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
@@ -151,13 +144,8 @@ _name = names_from(
             "ApartRendezvous EnvironmentOptions EnvironmentRendezvous membership_from "
             "SingleRendezvous"
         ),
-        "sparring.runtime.document": "Document DocumentModel read_document",
         "sparring.runtime.events": "EventLoop",
-        "sparring.runtime.gpus": "inspect_gpus",
         "sparring.runtime.lifecycle": "Closable",
-        "sparring.runtime.local_paths": "LocalPath is_path resolve_path with_paths",
-        "sparring.runtime.metrics": "MetricCounter MetricFamily MetricRegistry MetricSample",
-        "sparring.runtime.metrics_exporter": "MetricsExporter write_metrics_file",
         "sparring.runtime.pool": "Task configure_pool num_threads",
         "sparring.runtime.streams": "Streams",
         "sparring.runtime.suggestions": "closest_name suggestion",
@@ -165,14 +153,14 @@ _name = names_from(
         "sparring.sharding.layouts": "Layouts",
         "sparring.snapshot.chain": "count_rows merged_chunks own_chunks",
         "sparring.snapshot.erase": "erase_from_snapshots",
-        "sparring.snapshot.export": "embedding_parts",
         "sparring.snapshot.format.manifest": "TableDescription",
         "sparring.snapshot.place.place": "reading",
         "sparring.snapshot.reader": "Snapshot locate open_place open_snapshot",
-        "sparring.snapshot.retention": "latest_snapshot list_snapshots retain unreadable_snapshots",
-        "sparring.snapshot.verify": "verify_snapshot",
+        "sparring.snapshot.retention": (
+            "compact latest_snapshot list_snapshots retain unreadable_snapshots"
+        ),
         "sparring.snapshot.writer": "SnapshotWriter",
-        "sparring.storage.convert": "conversion_command",
+        "sparring.storage.convert": "conversion_command copy_embeddings",
         "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
@@ -194,32 +182,25 @@ def __getattr__(name: str) -> object:
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter",
-    "Capabilities", "Closable", "Codec", "Columns", "Constant",
-    "Coordinator", "Document", "DocumentModel", "EMBEDDING_PARTS", "EnvironmentOptions",
+    "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "Closable",
+    "Codec", "Columns", "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
-    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup", "LocalPath",
-    "MOST_BYTES", "MOST_FINDS", "MemoryStorage",
-    "MessageKind", "MetricCounter", "MetricFamily", "MetricRegistry", "MetricSample",
-    "MetricsExporter", "NativeMethod", "NativeStorage", "Normal", "PluginManager",
-    "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk", "SingleRendezvous",
-    "Snapshot", "SnapshotWriter", "SparringError", "State", "Step", "StepContainer", "Storage",
-    "StorageChoice", "Streams", "TableConfig", "TableDescription", "TableEntry", "Task",
-    "TierCounters", "Trace", "TruncatedNormal", "Uniform", "WireDtype", "Xavier",
-    "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text", "capsule_of",
-    "checked_options", "chunks_of", "closest_name", "configure_pool",
-    "context_of", "conversion_command", "count_rows", "dedup", "embedding_parts", "end_load",
+    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
+    "MOST_BYTES", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage",
+    "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk",
+    "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError", "State", "Step",
+    "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig", "TableDescription",
+    "TableEntry", "Task", "TierCounters", "Trace", "TruncatedNormal", "Uniform", "WireDtype",
+    "Xavier", "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text",
+    "capsule_of", "checked_options", "chunks_of", "closest_name", "compact", "configure_pool",
+    "conversion_command", "copy_embeddings", "count_rows", "dedup", "end_load",
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",
-    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "inspect_gpus",
-    "inspect_machine", "installed_versions", "interrupted_load", "is_path", "join_job",
-    "latest_snapshot",
-    "list_snapshots", "locate", "make_console", "make_plugin_manager", "membership_from",
-    "merged_chunks", "num_threads", "open_place", "open_snapshot",
-    "open_storage", "own_chunks", "partition", "print_json", "print_warning", "read_document",
-    "read_note", "reading", "reply_bytes", "resolve_method", "resolve_path", "resolved_backends",
-    "restore",
-    "retain", "rounding_seed", "state_without_keys", "suggestion", "unreadable_snapshots",
-    "update_rows", "verify_snapshot", "with_paths", "workload_of",
-    "write_metrics_file", "write_note"
+    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "interrupted_load",
+    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_plugin_manager",
+    "membership_from", "merged_chunks", "native_failure", "num_threads", "open_place",
+    "open_snapshot", "open_storage", "own_chunks", "partition", "read_note", "reading",
+    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
+    "simd_level", "state_without_keys", "suggestion", "unreadable_snapshots", "update_rows",
+    "workload_of", "write_note",
 ]
 # fmt: on

@@ -25,9 +25,9 @@ from sparring.snapshot.place.place import WriteFolder
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact
 from sparring.snapshot.row_router import SnapshotOptions
-from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.storage.open import open_storage
+from sparring_cli.snapshots.verify import verify_snapshot
 
 from ..snapshot.snapshot_samples import ITEM, chunks_of, make_chunk, rows_by_key, save, small_files
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.cli.application import main
 from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
@@ -27,6 +26,7 @@ from sparring.errors import (
 )
 from sparring.storage.open import open_storage
 from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_cli.application import main
 
 TABLE = TableConfig("item", 2)
 KEYS = np.arange(20)

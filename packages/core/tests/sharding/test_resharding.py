@@ -25,8 +25,8 @@ from sparring.snapshot.erase import erase_from_snapshots
 from sparring.snapshot.format.manifest import Manifest, decode_text, encode_text
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import compact
-from sparring.snapshot.verify import verify_snapshot
 from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
 

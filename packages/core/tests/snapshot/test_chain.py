@@ -16,8 +16,8 @@ from sparring.snapshot.chain import count_rows
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_snapshots, retain
-from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_cli.snapshots.verify import verify_snapshot
 
 from .snapshot_samples import ITEM, Contents, make_chunk, rows_by_key, save, small_files
 

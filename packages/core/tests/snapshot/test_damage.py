@@ -12,7 +12,7 @@ import pytest
 from sparring.errors import SnapshotDamagedError, SnapshotError
 from sparring.snapshot.format.manifest import BLOCK_BYTES
 from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.verify import verify_snapshot
+from sparring_cli.snapshots.verify import verify_snapshot
 
 from .snapshot_samples import make_chunk, rows_by_key, save, small_files
 

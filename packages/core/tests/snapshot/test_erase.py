@@ -23,9 +23,9 @@ from sparring.snapshot.erase import ErasedSnapshots, erase_from_snapshots
 from sparring.snapshot.place.local import LocalPlace
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
-from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_cli.snapshots.verify import verify_snapshot
 
 GONE = [7_777_777_777_777_001, -8_888_888_888_888_002]
 """Large: eight bytes that come by chance are unlikely."""

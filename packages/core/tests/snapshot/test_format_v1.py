@@ -27,8 +27,8 @@ from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
 from sparring.snapshot.format.manifest import text_hash
 from sparring.snapshot.reader import open_snapshot
-from sparring.snapshot.verify import verify_snapshot
 from sparring.updates.resolve import hyper_from, resolve_method
+from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 

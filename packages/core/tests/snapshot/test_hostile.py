@@ -17,7 +17,7 @@ from sparring.errors import SnapshotError
 from sparring.snapshot.format.data_file import Tensor, encode_header
 from sparring.snapshot.format.manifest import hash_blocks
 from sparring.snapshot.reader import Snapshot, open_snapshot
-from sparring.snapshot.verify import verify_snapshot
+from sparring_cli.snapshots.verify import verify_snapshot
 
 from .snapshot_samples import make_chunk, rows_by_key, save
 

@@ -27,8 +27,8 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.place.remote import RemotePlace
 from sparring.snapshot.reader import open_place, open_snapshot
 from sparring.snapshot.retention import compact, latest_snapshot, list_snapshots, retain
-from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.rank_threads import run_ranks
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 

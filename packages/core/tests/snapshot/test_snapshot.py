@@ -31,8 +31,8 @@ from sparring.snapshot.place.local import LocalPlace
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.row_router import SnapshotOptions
-from sparring.snapshot.verify import verify_snapshot
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_cli.snapshots.verify import verify_snapshot
 
 from .snapshot_samples import ITEM, chunk_of, chunks_of, make_chunk, rows_by_key, save, small_files
 

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring import make_console, print_json
+from sparring_cli import make_console, print_json
 from sparring_packed.manifest import ServingManifest, read_manifest
 from sparring_packed.tables import PackedTable
 from sparring_packed.tables import open as open_tables

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sparring import context_of, make_console
 from sparring.errors import ConfigError
+from sparring_cli import context_of, make_console
 from sparring_plan.kubernetes_command import kubernetes
 from sparring_plan.planning.costs import RESOURCES
 from sparring_plan.planning.diff import diff_plans

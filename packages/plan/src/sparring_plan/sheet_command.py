@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sparring import make_console, print_json
 from sparring.errors import InvalidArgumentError
+from sparring_cli import make_console, print_json
 from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.simulation.sheet import SheetRow, simulate_sheet

@@ -14,7 +14,6 @@ from pydantic import Field, field_validator
 
 from sparring import (
     Columns,
-    DocumentModel,
     StorageChoice,
     TableConfig,
     checked_options,
@@ -23,6 +22,7 @@ from sparring import (
     open_storage,
 )
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
+from sparring_cli import DocumentModel
 from sparring_serve.parameters.declaration import StorageDeclaration
 from sparring_serve.tables import (
     Found,

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sparring import DocumentModel, LocalPath, read_document
-from sparring.contracts import ByteCount, passwords_in
+from sparring.contracts import ByteCount, LocalPath, passwords_in
 from sparring.errors import ConfigError
+from sparring_cli import DocumentModel, read_document
 from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.parameters.declaration import ParametersConfig
 from sparring_serve.shard_ranges import ShardReplicas

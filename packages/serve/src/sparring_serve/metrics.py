@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from sparring import MetricCounter, MetricFamily, MetricRegistry, MetricSample
+from sparring_cli import MetricCounter, MetricFamily, MetricRegistry, MetricSample
 
 __all__ = ["HELP", "ServingMetrics"]
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparring import list_snapshots, open_snapshot, verify_snapshot
+from sparring import list_snapshots, open_snapshot
 from sparring.errors import SnapshotError
+from sparring_cli import verify_snapshot
 
 from .conftest import IDS, MakeShards, OneProcess, made_gradients
 from .fake_webhdfs import fake_webhdfs

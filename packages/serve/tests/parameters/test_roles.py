@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_serve import ParameterClient
 
 

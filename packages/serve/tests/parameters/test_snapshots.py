@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import list_snapshots, open_snapshot, verify_snapshot
+from sparring import list_snapshots, open_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_cli import verify_snapshot
 from sparring_serve import (
     AsyncParameterClient,
     ClientConfig,

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparring import AUTO, Snapshot, resolve_path, with_paths
+from sparring import AUTO, Snapshot
 from sparring.errors import ConfigError
+from sparring_cli import resolve_path, with_paths
 from sparring_train.config.names import short_name
 from sparring_train.config.problems import dotted
 from sparring_train.config.run import RunConfig

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Snapshot, embedding_parts, hash_strings, merged_chunks, partition
+from sparring import Snapshot, hash_strings, merged_chunks, partition
 from sparring.errors import InvalidArgumentError
+from sparring_cli import embedding_parts
 
 __all__ = ["embedding_of", "embeddings", "key_of", "keys_meant", "keys_of"]
 

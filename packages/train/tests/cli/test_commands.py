@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_testing.plugin_site import Site
 from sparring_train.config.loader import parse_config
 

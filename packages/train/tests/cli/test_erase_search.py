@@ -19,7 +19,7 @@ import pytest
 from pyarrow import parquet
 
 from sparring import hash_strings
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.cli.erase_search import SearchedFile, Wanted, search_files
 
 EMAIL = "søren+ads&co@example.org"

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.config.loader import parse_config
 
 

@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.config.loader import parse_config
 from sparring_train.data.table import look as looking
 from sparring_train.data.table import sample as sampling

@@ -14,7 +14,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring import hash_strings, latest_snapshot, make_plugin_manager
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.saved_run import opened_run
 
 BASE = """

@@ -12,10 +12,10 @@ import pytest
 from pyarrow import parquet
 
 from sparring import hash_strings
-from sparring.cli.application import main
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
+from sparring_cli.application import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 

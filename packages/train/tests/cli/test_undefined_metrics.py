@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 

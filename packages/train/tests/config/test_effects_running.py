@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from sparring.cli.application import main
 from sparring.errors import (
     ConfigError,
     DeadlineError,
@@ -25,6 +24,7 @@ from sparring.errors import (
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_cli.application import main
 from sparring_tiered import ChangeNote
 from sparring_train.metrics_files.prometheus import PrometheusPage
 

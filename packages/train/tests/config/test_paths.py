@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.printer import config_as_yaml
 

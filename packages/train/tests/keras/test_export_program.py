@@ -16,7 +16,7 @@ sparring_packed: Any = pytest.importorskip(
 )
 
 from sparring import hash_strings
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_tf import load_program
 
 CONFIG = """\

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparring import StepContainer, make_plugin_manager
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_torch import load_program
 from sparring_train.config.loader import parse_config
 from sparring_train.data.columns import Column, ColumnBatch

@@ -21,10 +21,10 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring import list_snapshots, merged_chunks, restore
 from sparring.adapter import SnapshotWriter, StepContainer, make_plugin_manager, open_snapshot
-from sparring.cli.application import main
 from sparring.contracts import Storage
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot.retention import latest_snapshot
+from sparring_cli.application import main
 from sparring_train.config.run import ReportConfig, RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.loop import loop

@@ -21,7 +21,6 @@ import torch
 import sparring
 import sparring_torch
 from sparring import StepContainer, list_snapshots, make_plugin_manager
-from sparring.cli.application import main
 from sparring.errors import (
     CapacityError,
     ConfigError,
@@ -33,6 +32,7 @@ from sparring.errors import (
 )
 from sparring.runtime import pool as execution
 from sparring.snapshot.retention import latest_snapshot
+from sparring_cli.application import main
 from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.run_type import run_type
 from sparring_train.data.planted_model import PlantedModel

@@ -17,7 +17,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 from pyarrow import csv, parquet
 
 from sparring import hash_strings
-from sparring.cli.application import main
+from sparring_cli.application import main
 
 CONFIG = """
 seed: 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparring import State, StepContainer
-from sparring.cli.application import main
+from sparring_cli.application import main
 from sparring_train.report.comparison import compare
 from sparring_train.report.page import write_report
 from sparring_train.report.run_data import REPORT, Host, Points, RunData, Slice, SnapshotOfRun

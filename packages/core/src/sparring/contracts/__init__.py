@@ -90,7 +90,14 @@ if TYPE_CHECKING:
         NoticeKind,
         empty_notice,
     )
-    from sparring.contracts.options import ByteCount, NoOptions, Options, WholeNumber
+    from sparring.contracts.options import (
+        ByteCount,
+        LocalPath,
+        NoOptions,
+        Options,
+        WholeNumber,
+        is_path,
+    )
     from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
     from sparring.contracts.rendezvous import Membership, Rendezvous
     from sparring.contracts.results import (
@@ -165,7 +172,7 @@ __getattr__ = names_from(
         "sparring.contracts.notices": (
             "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
         ),
-        "sparring.contracts.options": "ByteCount NoOptions Options WholeNumber",
+        "sparring.contracts.options": "ByteCount LocalPath NoOptions Options WholeNumber is_path",
         "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
         "sparring.contracts.rendezvous": "Membership Rendezvous",
         "sparring.contracts.results": (
@@ -197,7 +204,7 @@ __all__ = [
     "Dedup", "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure",
     "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
     "INITIALIZERS", "Indices", "Initializer", "InnerStorage", "Inquiry", "KernelSet",
-    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "MadePlan", "Membership",
+    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "LocalPath", "MadePlan", "Membership",
     "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal",
     "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options", "PlanRequest",
     "PlannerDescriptor", "Pooling", "Probability", "ProcessGuard", "Reduction", "Rendezvous",
@@ -210,7 +217,7 @@ __all__ = [
     "TierCounters", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
     "UpdateRows", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
     "call_each", "check_columns", "check_keys", "choice_of", "closed_error", "empty_notice",
-    "expiry_from", "fields_of", "hookimpl", "hookspec", "initializer_from", "kind_of",
-    "may_show_secret", "new_header", "passwords_in", "read_note", "secrets_in", "write_note"
+    "expiry_from", "fields_of", "hookimpl", "hookspec", "initializer_from", "is_path", "kind_of",
+    "may_show_secret", "new_header", "passwords_in", "read_note", "secrets_in", "write_note",
 ]
 # fmt: on

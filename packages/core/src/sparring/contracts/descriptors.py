@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from sparring.contracts.options import NoOptions, Options
 
 if TYPE_CHECKING:
-    import typer
-
     from sparring.contracts.change_log import ChangeLog
     from sparring.contracts.collective import Collective
     from sparring.contracts.kernel_set import KernelSet
@@ -224,9 +222,9 @@ class FrameworkDescriptor(Descriptor):
 class CommandDescriptor(Descriptor):
     """A subcommand of ``sparring``.
 
-    `register(app)` adds the command `name`, or a group of commands of that name, to the typer
-    application. A command finds the `sparring.cli.context.CommandContext` of this call in
+    `register(app)` adds the command `name`, or a group of commands of that name, to the `typer.Typer`
+    application. A command finds the `sparring_cli.context.CommandContext` of this call in
     ``typer.Context.obj``.
     """
 
-    register: Callable[[typer.Typer], None]
+    register: Callable[[Any], None]

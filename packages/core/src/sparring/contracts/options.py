@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated
+from pathlib import PurePath
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-__all__ = ["ByteCount", "NoOptions", "Options", "WholeNumber"]
+__all__ = ["ByteCount", "LocalPath", "NoOptions", "Options", "WholeNumber", "is_path"]
 
 
 class Options(BaseModel):
@@ -53,6 +55,32 @@ def _as_bytes(value: object) -> object:
 ByteCount = Annotated[int, Field(strict=True, le=2**63 - 1), BeforeValidator(_as_bytes)]
 """For options that are bytes: a whole number, or text with a unit: KB, MB, GB, TB, KiB, MiB, GiB,
 TiB. Give ``ge`` with the default."""
+
+
+class _PathMark:
+    """Marks text as a path."""
+
+
+_MARK = _PathMark()
+
+LocalPath = Annotated[str, _MARK]
+"""Type of an option that contains a path or a URL as text. Relative paths in a configuration file start
+at the folder of the file. Options of the type `pathlib.Path` are paths, too."""
+
+
+def is_path(option: Any) -> bool:
+    """Whether an option contains a path, or several.
+
+    Args:
+        option: a field of a model, or its type.
+    """
+    if isinstance(option, FieldInfo):
+        return _MARK in option.metadata or is_path(option.annotation)
+    if get_origin(option) is Annotated and _MARK in get_args(option)[1:]:
+        return True
+    if isinstance(option, type) and get_origin(option) is None:
+        return issubclass(option, PurePath)
+    return any(is_path(each) for each in get_args(option))
 
 
 class NoOptions(Options):

@@ -1,7 +1,7 @@
 """Rows of a snapshot over its chain of deltas: of each key the newest, none that is erased.
 
 A key is in the result once. For that, keys are remembered while a window of partitions is read;
-windows are so small that the keys of one stay within `_WINDOW_KEYS`. `summarize` reads them for people.
+windows are so small that the keys of one stay within `_WINDOW_KEYS`.
 
 Files may be of blocks of columns, and of other blocks in a base than in a delta over it. Then columns are
 read apart, between all places where a block of any file ends, and rows are joined by key in each window.
@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.results import Keys, Rows, ScanChunk
-from sparring.contracts.table import TableConfig
+from sparring.contracts.results import Keys, ScanChunk
 from sparring.errors import InvalidArgumentError
-from sparring.kernels import functions as kernels
 from sparring.runtime.threads import read_ahead
 from sparring.snapshot.format.manifest import (
     BLOCK_BYTES,
     NUM_PARTITIONS,
     FileEntry,
-    TableDescription,
 )
 from sparring.snapshot.place.place import damaged
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["TableSummary", "count_rows", "merged_chunks", "own_chunks", "summarize"]
+__all__ = ["count_rows", "merged_chunks", "own_chunks"]
 
 _WINDOW_KEYS = 8_000_000
 """64 MiB of keys, and as much again to sort them."""
@@ -333,73 +329,3 @@ def _cut(chunks: Iterator[ScanChunk], chunk_rows: int) -> Iterator[ScanChunk]:
         for begin in range(0, len(chunk), chunk_rows):
             part = slice(begin, begin + chunk_rows)
             yield ScanChunk(chunk.keys[part], chunk.rows[part], chunk.scores[part])
-
-
-@dataclass(frozen=True, slots=True)
-class TableSummary:
-    """A table of a snapshot, over its chain.
-
-    Args:
-        table: its description.
-        num_rows: of distinct keys that are not erased.
-        num_files: of the whole chain.
-        size_bytes: of these files.
-        norm_min: the least Euclidean norm of an embedding; None without rows.
-        norm_mean: the mean of norms.
-        norm_max: the largest.
-        num_non_finite: embeddings with NaN or infinity; their norms are left out.
-    """
-
-    table: TableDescription
-    num_rows: int
-    num_files: int
-    size_bytes: int
-    norm_min: float | None
-    norm_mean: float | None
-    norm_max: float | None
-    num_non_finite: int
-
-
-def summarize(snapshot: Snapshot, table: str) -> TableSummary:
-    """Reads all rows of a table, in bounded memory.
-
-    Raises:
-        UnknownTableError: no such table.
-        SnapshotDamagedError: a file is damaged.
-        SnapshotIOError: the file system failed.
-    """
-    described = snapshot.tables[table]
-    config = described.config
-    files = [entry for each in snapshot.chain for entry in each.files(table)]
-    num_rows = num_finite = 0
-    least, most, total = np.inf, 0.0, 0.0
-    for chunk in merged_chunks(snapshot, table):
-        norms = _norms(config, chunk.rows)
-        finite = norms[np.isfinite(norms)]
-        num_rows += len(chunk)
-        num_finite += len(finite)
-        if len(finite):
-            least, most = min(least, float(finite.min())), max(most, float(finite.max()))
-            total += float(finite.sum())
-    has_norms = num_finite > 0
-    return TableSummary(
-        table=described,
-        num_rows=num_rows,
-        num_files=len(files),
-        size_bytes=sum(entry.size_bytes for entry in files),
-        norm_min=least if has_norms else None,
-        norm_mean=total / num_finite if has_norms else None,
-        norm_max=most if has_norms else None,
-        num_non_finite=num_rows - num_finite,
-    )
-
-
-def _norms(config: TableConfig, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    embeddings = config.embeddings(rows)
-    if config.is_16_bit:
-        embeddings = kernels.decode(embeddings)
-    # In float64, in which no square of a float32 overflows.
-    wide = embeddings.astype(np.float64)
-    squares: np.ndarray[tuple[int], np.dtype[np.float64]] = np.einsum("ij,ij->i", wide, wide)
-    norms: np.ndarray[tuple[int], np.dtype[np.float64]] = np.sqrt(squares)
-    return norms

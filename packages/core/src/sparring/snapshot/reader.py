@@ -21,6 +21,8 @@ from sparring.errors import (
 from sparring.runtime.secrets import has_password
 from sparring.snapshot.format.data_file import SnapshotState, dtype_of_code, state_values
 from sparring.snapshot.format.manifest import (
+    BLOCK_BYTES,
+    BLOCK_DIGITS,
     MANIFEST_BYTES,
     MANIFEST_NAME,
     MAX_CHAIN,
@@ -32,6 +34,7 @@ from sparring.snapshot.format.manifest import (
     OtherFormatError,
     TableDescription,
     decode_text,
+    hash_blocks,
 )
 from sparring.snapshot.format.rows_file import BlockReader, read_segments
 from sparring.snapshot.place.place import Place, damaged, reading
@@ -204,6 +207,54 @@ class Snapshot:
         with folder:
             table = self.own_tables[entry.table]
             yield from read_segments(self.url, folder, entry, table, wanted)
+
+    def check_file(self, entry: FileEntry) -> None:
+        """Compares the bytes of one of this snapshot's own files with the hashes in the manifest.
+
+        Raises:
+            SnapshotDamagedError: they differ; the error contains the offset of the first wrong block.
+            SnapshotIOError: the file system failed.
+        """
+        with (
+            reading(self.url, entry.name),
+            self.place.open(self.name) as folder,
+            folder.open(entry.name) as file,
+        ):
+            if file.size_bytes != entry.size_bytes:
+                raise damaged(
+                    self.url,
+                    entry.name,
+                    min(file.size_bytes, entry.size_bytes),
+                    f"it has {file.size_bytes:,} bytes, manifest.json says {entry.size_bytes:,}",
+                )
+            hashes = hash_blocks(file.read_into, file.size_bytes)
+        for block in range(len(entry.blocks) // BLOCK_DIGITS):
+            part = slice(block * BLOCK_DIGITS, (block + 1) * BLOCK_DIGITS)
+            if hashes.blocks[part] != entry.blocks[part]:
+                raise damaged(
+                    self.url,
+                    entry.name,
+                    block * BLOCK_BYTES,
+                    f"the block there hashes to {hashes.blocks[part]}, manifest.json says "
+                    f"{entry.blocks[part]}",
+                )
+        if hashes.whole != entry.hash:
+            raise damaged(
+                self.url,
+                entry.name,
+                0,
+                f"the file hashes to {hashes.whole}, manifest.json says {entry.hash}",
+            )
+
+    def unlisted_files(self) -> list[str]:
+        """The names of files in this snapshot's folder that its manifest does not list; sorted.
+
+        Raises:
+            SnapshotIOError: the file system failed.
+        """
+        with reading(self.url, "the folder"), self.place.open(self.name) as folder:
+            found = set(folder.names())
+        return sorted(found - self._files.keys() - {MANIFEST_NAME})
 
     def state_names(self, rank: int | None = None) -> list[str]:
         """The names of state that a rank wrote, or any rank; sorted."""

@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from sparring import read_document
 from sparring.errors import InvalidArgumentError
+from sparring_cli import read_document
 from sparring_plan.kubernetes.options import ResourceOptions, quantity, yaml_block
 from sparring_plan.planning.inputs import Topology
 from sparring_plan.planning.plan import Plan

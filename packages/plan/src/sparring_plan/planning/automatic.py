@@ -8,9 +8,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sparring import read_document, resolve_method, suggestion
+from sparring import resolve_method, suggestion
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
+from sparring_cli import read_document
 from sparring_plan.planning.inputs import (
     KINDS,
     WHOLE_ROW_KINDS,

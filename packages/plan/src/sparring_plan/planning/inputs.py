@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from sparring import Document, DocumentModel, read_document, resolve_method
+from sparring import resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
+from sparring_cli import Document, DocumentModel, read_document
 from sparring_plan.planning.sketch import Sketch, read_sketch
 
 __all__ = [

@@ -11,16 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import (
-    Document,
-    DocumentModel,
-    Layouts,
-    SingleRendezvous,
-    make_plugin_manager,
-    read_document,
-)
+from sparring import Layouts, SingleRendezvous, make_plugin_manager
 from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError, PluginError
+from sparring_cli import Document, DocumentModel, read_document
 from sparring_plan.planning.inputs import KINDS, Transfer
 
 __all__ = ["NextBest", "Plan", "TablePlan", "read_plan"]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from sparring import DocumentModel, read_document
 from sparring.errors import ConfigError
+from sparring_cli import DocumentModel, read_document
 from sparring_plan.planning.unique_keys import KeyBins
 
 __all__ = ["Sketch", "column_ids", "read_sketch", "sketch_ids"]

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from sparring import context_of, make_console, print_json, print_warning
 from sparring.errors import InvalidArgumentError, SnapshotError
+from sparring_cli import context_of, make_console, print_json, print_warning
 from sparring_serve.publisher import Published, PublisherOptions, publish_newest
 from sparring_serve.quality import QualityCheck
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sparring import hash_strings, print_json
+from sparring import hash_strings
+from sparring_cli import print_json
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.config import ClientConfig, TlsFiles, read_serving_config
 

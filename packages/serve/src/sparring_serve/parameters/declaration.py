@@ -9,16 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sparring import (
-    DocumentModel,
-    LocalPath,
-    StorageChoice,
-    TableConfig,
-    hyper_from,
-    resolve_method,
-)
-from sparring.contracts import ByteCount, HyperParameters, UpdateMethod, passwords_in
+from sparring import StorageChoice, TableConfig, hyper_from, resolve_method
+from sparring.contracts import ByteCount, HyperParameters, LocalPath, UpdateMethod, passwords_in
 from sparring.errors import InvalidArgumentError, SparringError
+from sparring_cli import DocumentModel
 
 __all__ = ["ParametersConfig", "StorageDeclaration", "TableDeclaration"]
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from sparring import MetricsExporter
 from sparring.errors import StorageIOError
+from sparring_cli import MetricsExporter
 from sparring_serve.config import (
     ServingConfig,
     TlsFiles,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sparring import context_of
+from sparring_cli import context_of
 from sparring_train.cli.train import ConfigArgument, OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.config.printer import config_as_yaml

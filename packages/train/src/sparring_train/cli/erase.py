@@ -24,7 +24,6 @@ import typer
 from sparring import (
     PluginManager,
     __version__,
-    context_of,
     erase_from_snapshots,
     found_table,
     latest_snapshot,
@@ -33,6 +32,7 @@ from sparring import (
 )
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError
+from sparring_cli import context_of
 from sparring_tiered import TieredStorage
 from sparring_train.cli.erase_search import Wanted, search_files
 from sparring_train.cli.train import OverridesArgument

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sparring import context_of, make_console, print_json
 from sparring.errors import DataError, InvalidArgumentError
+from sparring_cli import context_of, make_console, print_json
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sparring import context_of
 from sparring.errors import SnapshotError, UnsupportedError
+from sparring_cli import context_of
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config

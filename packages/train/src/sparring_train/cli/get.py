@@ -12,16 +12,14 @@ import typer
 from sparring import (
     PluginManager,
     Snapshot,
-    context_of,
-    embedding_parts,
     latest_snapshot,
     merged_chunks,
     open_snapshot,
     partition,
-    print_json,
 )
 from sparring.contracts import TableConfig
 from sparring.errors import SnapshotError
+from sparring_cli import context_of, embedding_parts, print_json
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.loader import load_config
 from sparring_train.run_storages import open_run_storages, place_name

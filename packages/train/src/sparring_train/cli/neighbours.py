@@ -8,8 +8,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from sparring import context_of, make_console, print_json
 from sparring.errors import UnsupportedError
+from sparring_cli import context_of, make_console, print_json
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import snapshot_at
 from sparring_train.item_index import IndexOption, chooses_faiss

@@ -8,8 +8,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sparring import Snapshot, context_of, print_json, print_warning
+from sparring import Snapshot
 from sparring.errors import InvalidArgumentError
+from sparring_cli import context_of, print_json, print_warning
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.neighbours import Best, print_best

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring import make_console, print_json
 from sparring.errors import DataError
+from sparring_cli import make_console, print_json
 from sparring_train.cli.get import snapshot_at
 from sparring_train.report.comparison import Comparison, compare
 from sparring_train.report.comparison_page import write_comparison

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparring import context_of, make_console, print_json, print_warning
 from sparring.errors import ConfigError, PluginError
+from sparring_cli import context_of, make_console, print_json, print_warning
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.loader import load_config
 from sparring_train.registered_kinds import trainer_of

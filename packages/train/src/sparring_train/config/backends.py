@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from sparring import AUTO, is_path, make_plugin_manager, resolved_backends
-from sparring.contracts import Descriptor, StorageDescriptor
+from sparring import AUTO, make_plugin_manager, resolved_backends
+from sparring.contracts import Descriptor, StorageDescriptor, is_path
 from sparring.errors import PluginError
 from sparring_train.config.explanations import explain
 from sparring_train.config.partial import right_part
@@ -108,7 +108,7 @@ def _with_paths(
     """Options with their paths replaced, and those of storages that they name."""
     made = copy.deepcopy(dict(options))
     for name, field in descriptor.options.model_fields.items():
-        if isinstance(made.get(name), str) and is_path(field.annotation):
+        if isinstance(made.get(name), str) and is_path(field):
             made[name] = change((*at, name), made[name])
     if not isinstance(descriptor, StorageDescriptor) or descriptor.inner is None:
         return made

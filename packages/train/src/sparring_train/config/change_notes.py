@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sparring import LocalPath
+from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
 __all__ = ["ChangeNotesConfig"]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import LocalPath
+from sparring.contracts import LocalPath
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt
 from sparring_train.data.columns import Feature, Schema

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import ValidationError
 
-from sparring import AUTO, resolve_path, with_paths
+from sparring import AUTO
+from sparring_cli import resolve_path, with_paths
 from sparring_train.config.backends import check_backends, with_option_paths
 from sparring_train.config.explanations import explain
 from sparring_train.config.overrides import apply_override

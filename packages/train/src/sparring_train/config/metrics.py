@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sparring import LocalPath
+from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, Section
 
 __all__ = ["MetricsConfig"]

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import ExchangeOptions, LocalPath, closest_name
-from sparring.contracts import TableConfig
+from sparring import ExchangeOptions, closest_name
+from sparring.contracts import LocalPath, TableConfig
 from sparring_train.config.change_notes import ChangeNotesConfig
 from sparring_train.config.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.logging import LoggingConfig

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import LocalPath, TableConfig
+from sparring import TableConfig
+from sparring.contracts import LocalPath
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.kinds import DataSection
 from sparring_train.config.section import OpenFraction, PositiveInt, Section

@@ -8,15 +8,9 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from sparring import (
-    State,
-    StepContainer,
-    installed_versions,
-    num_threads,
-    open_snapshot,
-    resolved_backends,
-)
+from sparring import State, StepContainer, num_threads, open_snapshot, resolved_backends
 from sparring.errors import DataError, PluginError, SnapshotError
+from sparring_cli import installed_versions
 from sparring_train.config.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
 from sparring_train.data.columns import ColumnBatch

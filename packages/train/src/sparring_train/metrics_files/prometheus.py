@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparring import (
+from sparring_cli import (
     MetricFamily,
     MetricRegistry,
     MetricSample,

@@ -6,7 +6,7 @@ import platform
 import re
 from pathlib import Path
 
-from sparring import inspect_gpus, inspect_machine
+from sparring_cli import inspect_gpus, inspect_machine
 from sparring_train.report.run_data import Host
 
 __all__ = ["inspect_host", "peak_memory_bytes"]

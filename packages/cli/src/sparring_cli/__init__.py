@@ -1,0 +1,98 @@
+"""The command `sparring`, and what packages with commands of their own share.
+
+YAML documents, console output, metrics, checks and conversions of snapshots. Names are imported from
+their homes when they are first used, so that a program that reads a document imports no typer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparring_cli.application import main, make_application
+    from sparring_cli.context import CommandContext, context_of
+    from sparring_cli.documents.document import Document, DocumentModel, read_document
+    from sparring_cli.documents.paths import resolve_path, with_paths
+    from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
+    from sparring_cli.machine import Machine, inspect_machine, installed_versions
+    from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
+    from sparring_cli.metrics.registry import (
+        MetricCounter,
+        MetricFamily,
+        MetricGauge,
+        MetricHistogram,
+        MetricRegistry,
+        MetricSample,
+    )
+    from sparring_cli.output import make_console, print_error, print_json, print_warning
+    from sparring_cli.snapshots.export import embedding_parts, export_tables
+    from sparring_cli.snapshots.table_import import import_table
+    from sparring_cli.snapshots.verify import Problem, VerifyReport, verify_snapshot
+
+_HOMES = {
+    "application": "main make_application",
+    "context": "CommandContext context_of",
+    "documents.document": "Document DocumentModel read_document",
+    "documents.paths": "resolve_path with_paths",
+    "gpus": "Gpu Gpus inspect_gpus",
+    "machine": "Machine inspect_machine installed_versions",
+    "metrics.exporter": "MetricsExporter write_metrics_file",
+    "metrics.registry": (
+        "MetricCounter MetricFamily MetricGauge MetricHistogram MetricRegistry MetricSample"
+    ),
+    "output": "make_console print_error print_json print_warning",
+    "snapshots.export": "embedding_parts export_tables",
+    "snapshots.table_import": "import_table",
+    "snapshots.verify": "Problem VerifyReport verify_snapshot",
+}
+
+__all__ = [
+    "CommandContext",
+    "Document",
+    "DocumentModel",
+    "Gpu",
+    "Gpus",
+    "Machine",
+    "MetricCounter",
+    "MetricFamily",
+    "MetricGauge",
+    "MetricHistogram",
+    "MetricRegistry",
+    "MetricSample",
+    "MetricsExporter",
+    "Problem",
+    "VerifyReport",
+    "context_of",
+    "embedding_parts",
+    "export_tables",
+    "import_table",
+    "inspect_gpus",
+    "inspect_machine",
+    "installed_versions",
+    "main",
+    "make_application",
+    "make_console",
+    "print_error",
+    "print_json",
+    "print_warning",
+    "read_document",
+    "resolve_path",
+    "verify_snapshot",
+    "with_paths",
+    "write_metrics_file",
+]
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

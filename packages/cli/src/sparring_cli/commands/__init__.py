@@ -1,0 +1,1 @@
+"""Commands that work on any installation: on plugins, the machine, storages and snapshots."""

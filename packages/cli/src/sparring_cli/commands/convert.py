@@ -1,0 +1,93 @@
+"""``sparring convert``: gives a table's rows the state of another update method."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from sparring import (
+    PluginManager,
+    TableConfig,
+    copy_embeddings,
+    hyper_from,
+    open_storage,
+    resolve_method,
+)
+from sparring.errors import InvalidArgumentError
+from sparring_cli.context import context_of
+
+__all__ = ["add_convert"]
+
+_STATE = "an update method, 'none', or the elements of state of another optimizer"
+
+
+def add_convert(application: typer.Typer) -> None:
+    application.command("convert")(convert)
+
+
+def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
+    context: typer.Context,
+    backend: Annotated[str, typer.Argument(help="The storage backend, as 'sqlite'.")],
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    dim: Annotated[int, typer.Option(help="Elements of an embedding.")],
+    source: Annotated[str, typer.Option("--from", help=f"Whose state the rows have: {_STATE}.")],
+    target: Annotated[str, typer.Option("--to", help=f"Whose state they get: {_STATE}.")],
+    option: Annotated[
+        list[str], typer.Option(help="An option of the storage that is read, as folder=old.")
+    ],
+    into: Annotated[
+        list[str], typer.Option(help="An option of the storage that is written, as folder=new.")
+    ],
+    dtype: Annotated[str, typer.Option(help="Of the rows.")] = "float32",
+    hyper: Annotated[
+        list[str] | None,
+        typer.Option(help="A hyper-parameter that initial state depends on, as name=value."),
+    ] = None,
+) -> None:
+    """Copy a table's embeddings into another storage, with another optimizer's initial state."""
+    manager = context_of(context).plugin_manager
+    plain = TableConfig(table, dim, dtype)
+    old = _with_state(plain, source, {}, manager)[0]
+    new, state = _with_state(plain, target, _pairs(hyper or []), manager)
+    read, written = _pairs(option), _pairs(into)
+    if read == written:
+        raise InvalidArgumentError(
+            f"convert: --option and --into name one storage, {read}; name another place to write to"
+        )
+    with (
+        open_storage(backend, old, plugin_manager=manager, **read) as given,
+        open_storage(backend, new, plugin_manager=manager, **written) as made,
+    ):
+        if made.size:
+            raise InvalidArgumentError(
+                f"convert: the storage to write holds {made.size} rows already; name an empty one"
+            )
+        count = copy_embeddings(given, made, state)
+        made.flush()
+    typer.echo(f"{count:,} rows of table {table!r}: {old.row_label} -> {new.row_label}")
+
+
+def _with_state(
+    table: TableConfig, name: str, hyper: dict[str, Any], manager: PluginManager
+) -> tuple[TableConfig, npt.NDArray[Any]]:
+    if name == "none" or name.isdigit():
+        width = 0 if name == "none" else int(name)
+        made = table.with_state(width)
+        return made, np.zeros(width, made.computing_dtype)
+    method = resolve_method(name, manager)
+    checked = hyper_from(method, hyper)
+    made = table.with_state(method.state_width(table.dim), method.name)
+    return made, method.initial_state(table.dim, checked, made.computing_dtype)
+
+
+def _pairs(given: list[str]) -> dict[str, Any]:
+    pairs = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise InvalidArgumentError(f"convert: {each!r} is not of the form name=value")
+        pairs[name] = value
+    return pairs

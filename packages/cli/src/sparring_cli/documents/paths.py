@@ -1,0 +1,70 @@
+"""Paths in configuration files: relative ones start at the folder of the file that gives them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from sparring.contracts import is_path
+
+__all__ = ["resolve_path", "with_paths"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_Key = tuple[str | int, ...]
+
+
+def resolve_path(text: str, folder: str | os.PathLike[str]) -> str:
+    """A path as it is seen from the current directory.
+
+    Args:
+        text: the path. Absolute ones and URLs are returned as they are.
+        folder: where a relative one starts.
+    """
+    if "://" in text or "::" in text or Path(text).is_absolute():
+        return text
+    return os.path.normpath(Path(folder) / text)
+
+
+def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ()) -> _Model:
+    """A copy of a configuration in which each path has been replaced.
+
+    Args:
+        model: the configuration.
+        change: called with the keys that lead to a path, and the path; returns the new one.
+        at: keys that lead to `model`.
+    """
+    changed = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        new = _changed(value, is_path(field), change, (*at, name))
+        if new is not value:
+            changed[name] = new
+    if not changed:
+        return model
+    copied = model.model_copy(update=changed)
+    # A default stays a value that the file does not set.
+    copied.model_fields_set.difference_update(changed.keys() - model.model_fields_set)
+    return copied
+
+
+def _changed(value: Any, is_marked: bool, change: Callable[[_Key, str], str], at: _Key) -> Any:
+    if isinstance(value, BaseModel):
+        return with_paths(value, change, at)
+    if isinstance(value, PurePath):
+        return type(value)(change(at, str(value)))
+    if isinstance(value, str):
+        return change(at, value) if is_marked else value
+    if isinstance(value, Mapping):
+        items = {key: _changed(each, is_marked, change, (*at, key)) for key, each in value.items()}
+        return items if any(items[key] is not value[key] for key in items) else value
+    if isinstance(value, (list, tuple)):
+        parts = [
+            _changed(each, is_marked, change, (*at, place)) for place, each in enumerate(value)
+        ]
+        is_same = all(new is old for new, old in zip(parts, value, strict=True))
+        return value if is_same else type(value)(parts)
+    return value

@@ -1,0 +1,226 @@
+"""Counters, gauges and histograms with labels, in memory. Any thread may count, and any may read.
+
+`sparring_cli.metrics.exporter` shows them to Prometheus; nothing here depends on its client.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from sparring.errors import InvalidArgumentError
+
+__all__ = [
+    "SECONDS",
+    "MetricCounter",
+    "MetricFamily",
+    "MetricGauge",
+    "MetricHistogram",
+    "MetricRegistry",
+    "MetricSample",
+]
+
+SECONDS = tuple(base * 10.0**power for power in range(-5, 1) for base in (1, 2.5, 5))
+"""Upper bounds of buckets of seconds: 10 µs to 5 s."""
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One number, or one histogram.
+
+    Args:
+        labels: name → value.
+        value: the number; of a histogram, the sum of what was observed.
+        counts: of a histogram: upper bound of each bucket → how many were observed that are at most that,
+            and above the bound before; the last bound is infinity.
+    """
+
+    labels: Mapping[str, str]
+    value: float
+    counts: Mapping[float, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """All samples of one name, with the same label names."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    samples: Sequence[MetricSample]
+
+
+class _Metric:
+    kind: Kind
+
+    def __init__(self, name: str, meaning: str, labels: tuple[str, ...]) -> None:
+        self.name, self.meaning, self.labels = name, meaning, labels
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, ...], float] = {}
+        if not labels and self.kind != "gauge":
+            self._values[()] = 0.0  # shown before anything was counted
+
+    def _place(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        try:
+            if len(labels) == len(self.labels):
+                return tuple([labels[each] for each in self.labels])
+        except KeyError:
+            pass
+        raise InvalidArgumentError(
+            f"metric {self.name} has the labels {list(self.labels)}, found {list(labels)}"
+        )
+
+    def samples(self) -> list[MetricSample]:
+        with self._lock:
+            values = sorted(self._values.items())
+        return [
+            MetricSample(dict(zip(self.labels, at, strict=True)), value) for at, value in values
+        ]
+
+
+class MetricCounter(_Metric):
+    """A sum that only grows."""
+
+    kind = "counter"
+
+    def add(self, amount: float = 1, **labels: str) -> None:
+        place = self._place(labels)
+        with self._lock:
+            self._values[place] = self._values.get(place, 0) + amount
+
+
+class MetricGauge(_Metric):
+    """A number that was set last."""
+
+    kind = "gauge"
+
+    def set(self, value: float, **labels: str) -> None:
+        place = self._place(labels)
+        with self._lock:
+            self._values[place] = value
+
+
+class MetricHistogram(_Metric):
+    """Observed numbers, counted by buckets, and their sum."""
+
+    kind = "histogram"
+
+    def __init__(
+        self, name: str, meaning: str, labels: tuple[str, ...], bounds: Sequence[float]
+    ) -> None:
+        self._bounds = (*bounds, float("inf"))
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        if not labels:
+            self._counts[()] = [0] * len(self._bounds)
+        super().__init__(name, meaning, labels)
+
+    def observe(self, value: float, **labels: str) -> None:
+        place = self._place(labels)
+        bucket = bisect_left(self._bounds, value)
+        with self._lock:
+            self._values[place] = self._values.get(place, 0.0) + value
+            if place not in self._counts:
+                self._counts[place] = [0] * len(self._bounds)
+            self._counts[place][bucket] += 1
+
+    def samples(self) -> list[MetricSample]:
+        with self._lock:
+            found = [
+                (place, value, list(self._counts[place]))
+                for place, value in sorted(self._values.items())
+            ]
+        return [
+            MetricSample(
+                dict(zip(self.labels, place, strict=True)),
+                value,
+                dict(zip(self._bounds, counts, strict=True)),
+            )
+            for place, value, counts in found
+        ]
+
+
+_MetricType = TypeVar("_MetricType", bound=_Metric)
+
+
+class MetricRegistry:
+    """Metrics by name. A name that is asked for again is the same metric.
+
+    Use:
+        registry = MetricRegistry()
+        pulls = registry.counter("sparring_serving_pulls_total", "Calls for rows", ("table",))
+        pulls.add(table="item")
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._metrics: dict[str, _Metric] = {}
+        self._sources: list[Callable[[], Iterable[MetricFamily]]] = []
+
+    def counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> MetricCounter:
+        """A counter; its name ends in ``_total``.
+
+        Raises:
+            InvalidArgumentError: the name is no legal one, or is that of another metric.
+        """
+        if not name.endswith("_total"):
+            raise InvalidArgumentError(f"metric {name}: the name of a counter must end in _total")
+        return self._own(MetricCounter(name, meaning, labels))
+
+    def gauge(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> MetricGauge:
+        """A gauge; raises as `counter`."""
+        return self._own(MetricGauge(name, meaning, labels))
+
+    def histogram(
+        self,
+        name: str,
+        meaning: str,
+        labels: tuple[str, ...] = (),
+        bounds: Sequence[float] = SECONDS,
+    ) -> MetricHistogram:
+        """A histogram with the upper `bounds` of its buckets; raises as `counter`."""
+        return self._own(MetricHistogram(name, meaning, labels, bounds))
+
+    def add_source(self, read: Callable[[], Iterable[MetricFamily]]) -> None:
+        """Asks `read` for more whenever metrics are read: numbers that are known elsewhere."""
+        with self._lock:
+            self._sources.append(read)
+
+    def families(self) -> list[MetricFamily]:
+        """All metrics now, those of sources last."""
+        with self._lock:
+            metrics, sources = list(self._metrics.values()), list(self._sources)
+        own = [MetricFamily(each.name, each.kind, each.meaning, each.samples()) for each in metrics]
+        return [*own, *(family for read in sources for family in read())]
+
+    def value(self, name: str, **labels: str) -> float:
+        """A number, 0 if nothing was counted; labels that are left out are summed over."""
+        return sum(
+            sample.value
+            for family in self.families()
+            if family.name == name
+            for sample in family.samples
+            if labels.items() <= dict(sample.labels).items()
+        )
+
+    def _own(self, made: _MetricType) -> _MetricType:
+        if not _NAME.fullmatch(made.name) or not all(map(_NAME.fullmatch, made.labels)):
+            raise InvalidArgumentError(
+                f"metric {made.name!r} with the labels {list(made.labels)}: names must be of a to z, "
+                "0 to 9 and _, and begin with a letter"
+            )
+        with self._lock:
+            found = self._metrics.setdefault(made.name, made)
+        if type(found) is not type(made) or found.labels != made.labels:
+            raise InvalidArgumentError(
+                f"metric {made.name} is a {found.kind} with the labels {list(found.labels)}, asked for "
+                f"was a {made.kind} with {list(made.labels)}; choose another name"
+            )
+        return found

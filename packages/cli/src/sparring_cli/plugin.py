@@ -1,0 +1,113 @@
+"""Plugin of sparring-cli: commands that work on any installation. Importing it imports no typer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+
+@hookimpl
+def sparring_register_commands() -> Sequence[CommandDescriptor]:
+    return [
+        CommandDescriptor(
+            name="plugins",
+            api_version=API_VERSION,
+            summary="List what plugins register and which were rejected.",
+            register=_add_plugins,
+        ),
+        CommandDescriptor(
+            name="convert",
+            api_version=API_VERSION,
+            summary="Give a table's rows the state of another update method.",
+            register=_add_convert,
+        ),
+        CommandDescriptor(
+            name="snapshots",
+            api_version=API_VERSION,
+            summary="List the snapshots in a folder.",
+            register=_add_snapshots,
+        ),
+        CommandDescriptor(
+            name="inspect",
+            api_version=API_VERSION,
+            summary="Show and verify a snapshot.",
+            register=_add_inspect,
+        ),
+        CommandDescriptor(
+            name="export",
+            api_version=API_VERSION,
+            summary="Write the tables of a snapshot as files for other programs.",
+            register=_add_export,
+        ),
+        CommandDescriptor(
+            name="import",
+            api_version=API_VERSION,
+            summary="Write embeddings from elsewhere as a snapshot.",
+            register=_add_import,
+        ),
+        CommandDescriptor(
+            name="compact",
+            api_version=API_VERSION,
+            summary="Make one full snapshot of a chain of deltas.",
+            register=_add_compact,
+        ),
+        CommandDescriptor(
+            name="doctor",
+            api_version=API_VERSION,
+            summary="Report on this installation and this machine.",
+            register=_add_doctor,
+        ),
+    ]
+
+
+def _add_plugins(app: typer.Typer) -> None:
+    from sparring_cli.commands.plugins import add_plugins
+
+    add_plugins(app)
+
+
+def _add_convert(app: typer.Typer) -> None:
+    from sparring_cli.commands.convert import add_convert
+
+    add_convert(app)
+
+
+def _add_doctor(app: typer.Typer) -> None:
+    from sparring_cli.commands.doctor import add_doctor
+
+    add_doctor(app)
+
+
+def _add_snapshots(app: typer.Typer) -> None:
+    from sparring_cli.commands.snapshots import add_snapshots
+
+    add_snapshots(app)
+
+
+def _add_inspect(app: typer.Typer) -> None:
+    from sparring_cli.commands.snapshots import add_inspect
+
+    add_inspect(app)
+
+
+def _add_export(app: typer.Typer) -> None:
+    from sparring_cli.commands.snapshots import add_export
+
+    add_export(app)
+
+
+def _add_import(app: typer.Typer) -> None:
+    from sparring_cli.commands.snapshots import add_import
+
+    add_import(app)
+
+
+def _add_compact(app: typer.Typer) -> None:
+    from sparring_cli.commands.snapshots import add_compact
+
+    add_compact(app)

@@ -1,0 +1,1 @@
+"""Checks and conversions of whole snapshots: verify, summarize, export, import."""

@@ -1,0 +1,79 @@
+"""Rows, bytes and norms of a table of a snapshot, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparring import Snapshot, TableConfig, TableDescription, merged_chunks
+from sparring.contracts import Rows
+
+__all__ = ["TableSummary", "summarize"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    """A table of a snapshot, over its chain.
+
+    Args:
+        table: its description.
+        num_rows: of distinct keys that are not erased.
+        num_files: of the whole chain.
+        size_bytes: of these files.
+        norm_min: the least Euclidean norm of an embedding; None without rows.
+        norm_mean: the mean of norms.
+        norm_max: the largest.
+        num_non_finite: embeddings with NaN or infinity; their norms are left out.
+    """
+
+    table: TableDescription
+    num_rows: int
+    num_files: int
+    size_bytes: int
+    norm_min: float | None
+    norm_mean: float | None
+    norm_max: float | None
+    num_non_finite: int
+
+
+def summarize(snapshot: Snapshot, table: str) -> TableSummary:
+    """Reads all rows of a table, in bounded memory.
+
+    Raises:
+        UnknownTableError: no such table.
+        SnapshotDamagedError: a file is damaged.
+        SnapshotIOError: the file system failed.
+    """
+    described = snapshot.tables[table]
+    config = described.config
+    files = [entry for each in snapshot.chain for entry in each.files(table)]
+    num_rows = num_finite = 0
+    least, most, total = np.inf, 0.0, 0.0
+    for chunk in merged_chunks(snapshot, table):
+        norms = _norms(config, chunk.rows)
+        finite = norms[np.isfinite(norms)]
+        num_rows += len(chunk)
+        num_finite += len(finite)
+        if len(finite):
+            least, most = min(least, float(finite.min())), max(most, float(finite.max()))
+            total += float(finite.sum())
+    has_norms = num_finite > 0
+    return TableSummary(
+        table=described,
+        num_rows=num_rows,
+        num_files=len(files),
+        size_bytes=sum(entry.size_bytes for entry in files),
+        norm_min=least if has_norms else None,
+        norm_mean=total / num_finite if has_norms else None,
+        norm_max=most if has_norms else None,
+        num_non_finite=num_rows - num_finite,
+    )
+
+
+def _norms(config: TableConfig, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    # In float64, in which no square of a float32 overflows.
+    wide = config.embeddings(rows).astype(np.float64)
+    squares: np.ndarray[tuple[int], np.dtype[np.float64]] = np.einsum("ij,ij->i", wide, wide)
+    norms: np.ndarray[tuple[int], np.dtype[np.float64]] = np.sqrt(squares)
+    return norms

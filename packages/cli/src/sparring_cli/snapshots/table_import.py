@@ -1,0 +1,151 @@
+"""Import of embeddings from numpy and Parquet files, as a snapshot with one table."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import ScanChunk, Snapshot, SnapshotWriter, TableConfig, TableDescription
+from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
+
+__all__ = ["import_table"]
+
+_CHUNK_ROWS = 65_536
+_MOST_KEY = np.iinfo(np.int64).max
+
+Chunks = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+
+
+def import_table(
+    source: str, url: str, table: str, *, kind: str, ids: str | None = None, dtype: str = "float32"
+) -> Snapshot:
+    """Writes a snapshot at `url` with the embeddings of a file, without optimizer state.
+
+    Args:
+        source: the file. Of kind ``npy`` ``(n, dim)`` numbers; ``parquet``: a column ``key`` of whole
+            numbers, and ``embedding``, lists of one length, as `export_tables` writes them.
+        url: of the snapshot.
+        table: the table's name.
+        kind: ``npy`` or ``parquet``.
+        ids: of kind ``npy``: a file of ``(n,)`` whole numbers; None: ids are 0 to n - 1.
+        dtype: of the table.
+
+    Raises:
+        DataError: the file is none of this kind, or it has a key twice.
+        UnsupportedError: pyarrow is not installed.
+        SnapshotError: the snapshot exists already, or the file system failed.
+    """
+    if kind == "npy":
+        dim, chunks = _npy(source, ids)
+    elif ids is not None:
+        raise InvalidArgumentError("import: --ids goes with --from npy; Parquet has a column 'key'")
+    else:
+        dim, chunks = _parquet(source)
+    described = TableDescription.of(TableConfig(table, dim, dtype))
+    keys: list[npt.NDArray[np.int64]] = []
+    writer = SnapshotWriter(url, step=0)
+    try:
+        writer.write_table(described, _rows(chunks, described.config, source, keys))
+        found, counts = np.unique(
+            np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True
+        )
+        if len(counts) and counts.max() > 1:
+            raise DataError(
+                f"{source}: key {int(found[np.argmax(counts)])} is there {int(counts.max())} times; "
+                "give each key once"
+            )
+        writer.finish()
+        return writer.commit()
+    finally:
+        writer.abandon()
+
+
+def _rows(
+    chunks: Chunks, table: TableConfig, source: str, seen: list[npt.NDArray[np.int64]]
+) -> Iterator[ScanChunk]:
+    for keys, embeddings in chunks:
+        if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > _MOST_KEY).any():
+            raise DataError(
+                f"{source}: keys must be int64, found {keys.dtype}; convert them so that no two become "
+                "one"
+            )
+        values = np.ascontiguousarray(embeddings, table.computing_dtype)
+        if not np.isfinite(values).all():
+            raise DataError(f"{source}: found NaN or infinity; embeddings must be finite")
+        rows = np.zeros((len(keys), table.width), table.numpy_dtype)
+        # Beyond the range of 16 bits a value becomes infinity, as in training.
+        with np.errstate(over="ignore"):
+            table.embeddings(rows)[...] = values
+        checked = keys.astype(np.int64)
+        seen.append(checked)
+        yield ScanChunk(checked, rows, np.zeros(len(keys), np.uint64))
+
+
+def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:
+    embeddings = _mapped(source)
+    if embeddings.ndim != 2 or embeddings.dtype.kind not in "fiu":
+        raise DataError(
+            f"{source}: expected numbers of shape (n, dim), found shape {embeddings.shape} of "
+            f"{embeddings.dtype}"
+        )
+    keys = np.arange(len(embeddings)) if ids is None else _mapped(ids)
+    if keys.shape != (len(embeddings),):
+        raise DataError(
+            f"{ids}: expected one id for each of {len(embeddings)} embeddings, found shape {keys.shape}"
+        )
+    starts = range(0, len(keys), _CHUNK_ROWS)
+    parts = (slice(begin, begin + _CHUNK_ROWS) for begin in starts)
+    return embeddings.shape[1], ((keys[part], embeddings[part]) for part in parts)
+
+
+def _mapped(path: str) -> npt.NDArray[Any]:
+    try:
+        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{path} is no array of numbers that numpy.save wrote; write it by "
+            "numpy.save(path, embeddings), or give --from parquet"
+        ) from error
+    if not isinstance(found, np.ndarray):
+        raise DataError(f"{path} has several arrays (.npz); save the one to import by numpy.save")
+    return found
+
+
+def _parquet(source: str) -> tuple[int, Chunks]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UnsupportedError(
+            'import from Parquet needs pyarrow; install it: pip install "sparring[parquet]"'
+        )
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(source)
+        missing = {"key", "embedding"} - set(file.schema_arrow.names)
+        if missing:
+            raise DataError(
+                f"{source}: has no column {sorted(missing)[0]!r}, found "
+                f"{', '.join(file.schema_arrow.names)}; rename one"
+            )
+        first = next(file.iter_batches(1, columns=["embedding"]), None)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{source}: cannot be read as Parquet: {error}") from error
+    kind = file.schema_arrow.field("embedding").type
+    if not (pyarrow.types.is_list(kind) or pyarrow.types.is_fixed_size_list(kind)):
+        raise DataError(f"{source}: column 'embedding' must have lists of numbers, found {kind}")
+    dim = len(first["embedding"][0]) if first is not None and len(first) else 1
+
+    def chunks() -> Chunks:
+        for batch in file.iter_batches(_CHUNK_ROWS, columns=["key", "embedding"]):
+            flat = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
+            if batch["embedding"].null_count or len(flat) != len(batch) * dim:
+                raise DataError(f"{source}: all lists of 'embedding' must have {dim} numbers")
+            yield batch["key"].to_numpy(zero_copy_only=False), flat.reshape(len(batch), dim)
+
+    return dim, chunks()

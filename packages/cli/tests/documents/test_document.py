@@ -1,0 +1,125 @@
+"""Documents: their overrides, and what messages about them say and keep to themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparring.errors import ConfigError
+from sparring_cli import Document, DocumentModel
+
+
+class Server(DocumentModel):
+    threads: int = 1
+    address: str = "here"
+
+
+class Config(DocumentModel):
+    server: Server = Server()
+
+
+def read(*overrides: str, text: str = "server:\n  threads: 2\n") -> Config:
+    document = Document("a.yaml", text)
+    for each in overrides:
+        document.override(each)
+    return document.as_model(Config)
+
+
+def test_the_last_override_of_a_key_wins_and_others_stay() -> None:
+    assert read("server.threads=3", "server.threads=4").server == Server(threads=4)
+    assert read("server.address=there").server == Server(threads=2, address="there")
+
+
+def test_an_override_makes_sections_that_are_missing() -> None:
+    assert read("server.threads=3", text="").server.threads == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("server.threads", "must be dotted.key=value"),
+        ("=3", "must be dotted.key=value"),
+        ("server.threads.more=3", "threads is no section"),
+        ("server.threads=[", "override server.threads:1:"),
+        (
+            "server.thread=3",
+            "override server.thread: unknown key server.thread .did you mean threads",
+        ),
+        ("server.threads=few", "override server.threads: server.threads: "),
+        ("server={threads: few}", "override server: server.threads: "),
+    ],
+)
+def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(override)
+
+
+def test_what_is_wrong_with_the_file_is_said_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"a\.yaml:2:3: server\.threads: "):
+        read(text="server:\n  threads: few\n")
+
+
+class Access(DocumentModel):
+    password: int | None = None
+    tls_key: bool = False
+    addresses: int = 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password: !!int hunter2",
+        "password: !!float hunter2",
+        "password: !!bool hunter2",
+        "password: !!timestamp hunter2",
+        "password: !!binary hunter2",
+        "password: !hunter2",
+        "password: !!hunter2 more",
+        "password: !hunter2!more",
+        "password: *hunter2",
+        "password: {a: [!!int hunter2]}",
+        "password: hunter2",
+        "password: [hunter2]",
+        "password: {a: hunter2}",
+        "tls_key: hunter2",
+        "addresses: redis://me:hunter2@host",
+        "addresses: !!int redis://me:hunter2@host",
+        "? [hunter2]\n: 3",
+    ],
+)
+def test_no_message_repeats_a_secret(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.yaml:1:") as raised:
+        Document("a.yaml", text).as_model(Access)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["password hunter2", "password:hunter2", "password=!!int hunter2"]
+)
+def test_no_message_about_an_override_repeats_a_secret(override: str) -> None:
+    document = Document("a.yaml", "")
+    with pytest.raises(ConfigError) as raised:
+        document.override(override)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("addresses: !!int few", "'few' is no value of type tag:yaml.org,2002:int"),
+        ("addresses: !!bool few", "'few' is no value of type tag:yaml.org,2002:bool"),
+        ("addresses: few", r"\(found 'few'\)"),
+        ("addresses: !few", "the tag !few is not allowed"),
+        ("addresses: [", "but found '<stream end>'"),
+        ("? [few]\n: 3", "a key must be text"),
+    ],
+)
+def test_other_wrong_values_are_shown(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Document("a.yaml", text).as_model(Access)
+
+
+@pytest.mark.parametrize("key", ["é", "a b", "a:b", "\U0001f600"])
+def test_an_override_may_have_any_key(key: str) -> None:
+    document = Document("a.yaml", "")
+    document.override(f"{key}.b=3")
+    assert document.value == {key: {"b": 3}}

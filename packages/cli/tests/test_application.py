@@ -1,0 +1,155 @@
+"""The command line: commands of core and of plugins, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring_cli.application import main
+from sparring_testing.plugin_site import Site, storage_plugin
+
+FRAMEWORK = """
+    from sparring.contracts import FrameworkDescriptor, hookimpl
+
+    @hookimpl
+    def sparring_register_framework():
+        return [FrameworkDescriptor(name="acme", api_version=(1, 0), module="acme")]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("COLUMNS", "100")
+    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
+        monkeypatch.delenv(variable, raising=False)
+    site = Site(tmp_path / "site", monkeypatch)
+    site.install("acme-frame", FRAMEWORK)
+    return site
+
+
+Run = Callable[..., "Ending"]
+
+
+class Ending:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def last_json(self) -> Any:
+        return json.loads(self.out.splitlines()[-1])
+
+
+@pytest.fixture
+def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> Ending:
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Ending(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["plugins", "more"]])
+def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments).code == 2
+
+
+@pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "snapshots"])
+def test_every_command_has_help(run: Run, command: str) -> None:
+    ending = run(command, "--help")
+    assert ending.code == 0
+    assert "Usage: sparring " + command in ending.out
+
+
+def test_a_command_that_cannot_be_added_does_not_take_the_others_away(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
+    ending = run("plugins")
+    assert ending.code == 0
+    assert "command 'greet' is left out: TypeError" in ending.err
+
+
+def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: Run) -> None:
+    site.install("broken-store", "import a_client_that_nobody_has", version="0.3")
+    site.install("one-store", storage_plugin("twin"))
+    site.install("two-store", storage_plugin("twin"))
+    ending = run("plugins")
+    assert ending.code == 0
+    assert "acme-frame 1.0" in ending.out
+    assert "rejected: broken_store of broken-store 0.3: ModuleNotFoundError" in ending.out
+    assert "conflict: storage 'twin'" in ending.out
+    listed = run("plugins", "--json").last_json
+    assert ("framework", "acme") in {(each["kind"], each["name"]) for each in listed["registered"]}
+    assert "broken_store" in {each["plugin"] for each in listed["rejected"]}
+    assert listed["conflicts"][0]["distributions"] == ["one-store", "two-store"]
+
+
+def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
+    found = run("doctor", "--json").last_json
+    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["versions"]["numpy"]
+    assert found["machine"]["usable_cores"] >= 1
+    assert found["machine"]["memory_bytes"] >= found["machine"]["available_bytes"] > 0
+    assert "acme" in {each["name"] for each in found["plugins"]["registered"]}
+    assert bool(found["gpus"]["devices"]) != bool(found["gpus"]["reason"])
+    text = run("doctor").out
+    for part in ("versions", "native library", "SIMD", "machine", "plugins", "GiB available"):
+        assert part in text
+    for gpu in found["gpus"]["devices"]:
+        assert gpu["name"] in text
+    assert "GPUs" in text
+    if found["gpus"]["reason"]:
+        assert " ".join(found["gpus"]["reason"].split()[:6]) in text
+
+
+def test_doctor_says_what_cannot_run_here(site: Site, run: Run) -> None:
+    source = storage_plugin("flash").replace(
+        "options=MemoryOptions,", "options=MemoryOptions, unavailable=lambda: 1 / 0,"
+    )
+    site.install("flash-store", source)
+    ending = run("doctor")
+    assert ending.code == 0
+    assert "cannot run here: storage flash: ZeroDivisionError" in ending.out
+
+
+def test_version(run: Run) -> None:
+    ending = run("--version")
+    assert ending.code == 0
+    assert ending.out.startswith("sparring 0.")
+
+
+COMMAND = """
+    import typer
+    from sparring.contracts import CommandDescriptor, hookimpl
+
+    def register(app):
+        @app.command("greet")
+        def greet(context: typer.Context) -> None:
+            "Say hello."
+            print("hello from", context.obj.plugin_manager.storage("memory").name)
+
+    @hookimpl
+    def sparring_register_commands():
+        return [CommandDescriptor(name="greet", api_version=(1, 0), register=register)]
+"""
+
+
+def test_a_plugin_adds_a_command(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND)
+    assert "Say hello." in run("--help").out
+    assert run("greet").out == "hello from memory\n"
+
+
+def test_a_command_of_two_plugins_is_refused_when_asked_for(site: Site, run: Run) -> None:
+    site.install("greeter", COMMAND)
+    site.install("other-greeter", COMMAND)
+    assert run("plugins").code == 0
+    ending = run("greet")
+    assert ending.code == 2
+    assert "greeter 1.0 and other-greeter 1.0" in ending.err

@@ -1,0 +1,56 @@
+"""What ``doctor`` reads from the system, on systems that tell much, little or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparring_cli.machine import inspect_machine
+
+CPU = "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu sse4_2 avx2 fma avx512f\n"
+MEMORY = "MemTotal: 2048 kB\nMemAvailable: 1024 kB\nHugePages_Total:       3\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_processor_memory_and_huge_pages_are_read(tmp_path: Path) -> None:
+    machine = inspect_machine(
+        system(
+            tmp_path,
+            {
+                "proc/cpuinfo": CPU + CPU.replace("A Processor", "Another"),
+                "proc/meminfo": MEMORY,
+                "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+            },
+        )
+    )
+    assert machine.processor == "A Processor"
+    assert machine.features == ("sse4_2", "avx2", "fma", "avx512f")
+    assert (machine.memory_bytes, machine.available_bytes) == (2048 * 1024, 1024 * 1024)
+    assert machine.transparent_huge_pages == "madvise"
+    assert machine.huge_pages == 3
+    assert machine.usable_cores >= 1
+
+
+def test_the_limit_of_a_container_counts_where_it_is_less(tmp_path: Path) -> None:
+    files = {"proc/meminfo": MEMORY, "sys/fs/cgroup/memory.max": "500000\n"}
+    machine = inspect_machine(system(tmp_path, files))
+    assert (machine.memory_bytes, machine.available_bytes) == (500_000, 500_000)
+
+
+def test_no_limit_is_no_number(tmp_path: Path) -> None:
+    files = {"proc/meminfo": MEMORY, "sys/fs/cgroup/memory.max": "max\n"}
+    assert inspect_machine(system(tmp_path, files)).memory_bytes == 2048 * 1024
+
+
+def test_what_a_system_does_not_tell_is_unknown(tmp_path: Path) -> None:
+    machine = inspect_machine(tmp_path)
+    assert machine.processor is None
+    assert machine.features == ()
+    assert machine.memory_bytes is None
+    assert machine.transparent_huge_pages is None
+    assert machine.huge_pages is None

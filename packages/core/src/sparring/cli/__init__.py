@@ -1,1 +1,0 @@
-"""The command line. `main` is the program; plugins add subcommands through the commands hook."""

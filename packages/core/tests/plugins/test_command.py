@@ -1,0 +1,37 @@
+"""``python -m sparring`` starts the command of sparring-cli, or says how to install it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = "import runpy, sys; {}; runpy.run_module('sparring', run_name='__main__', alter_sys=True)"
+
+
+def run(setup: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", PROGRAM.format(setup), "--version"]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+def test_without_the_package_of_the_command_its_install_line_is_printed() -> None:
+    ran = run("sys.modules['sparring_cli'] = None")
+    assert ran.returncode == 2
+    assert ran.stderr.endswith("run: pip install 'sparring[cli]'\n")
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_module_that_the_command_needs_is_not_reported_as_the_command() -> None:
+    ran = run("sys.modules['typer'] = None")
+    assert ran.returncode == 1
+    assert "sparring[cli]" not in ran.stderr
+    assert "typer" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("plugins", "--help")])
+def test_with_it_the_command_runs(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "sparring", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "sparring" in ran.stdout
