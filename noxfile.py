@@ -98,7 +98,15 @@ def serving_demo(session: nox.Session) -> None:
 def service_demo(session: nox.Session) -> None:
     """Trains through a service and kills a shard of it, writes reports/service.html. Needs g++, Redis."""
     session.install(TORCH, TENSORFLOW, silent=True)
-    made = ("cli", "storage-tiered", "backend-hkv", "backend-redis", "packed", "serve", "framework-torch")
+    made = (
+        "cli",
+        "storage-tiered",
+        "backend-hkv",
+        "backend-redis",
+        "packed",
+        "serve",
+        "framework-torch",
+    )
     install_family(session, *made, "framework-tf", "train", extras={"train": "[report]"})
     program = str(PACKAGES / "serve/examples/service_demo.py")
     session.run("python", program, "reports/service.html", *session.posargs)
@@ -214,7 +222,16 @@ def tests_tensorflow(session: nox.Session) -> None:
     session.install(TENSORFLOW, "pytest-xdist", silent=True)
     # Its layers are compared with ours; what it needs is there.
     session.install("--no-deps", "keras-rs==0.4.0", silent=True)
-    install("cli", "testing", "storage-tiered", "backend-hkv", "packed", "serve", "framework-tf", "train")
+    install(
+        "cli",
+        "testing",
+        "storage-tiered",
+        "backend-hkv",
+        "packed",
+        "serve",
+        "framework-tf",
+        "train",
+    )
     run_pytest(session, *(chosen or OF_TENSORFLOW), at_length=at_length)
     if not chosen:
         of_all = (

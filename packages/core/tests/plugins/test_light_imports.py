@@ -10,7 +10,16 @@ from importlib import metadata
 import pytest
 
 MOST_MODULES = 26
-HEAVY = {"keras", "prometheus_client", "redis", "rich", "ruamel.yaml", "tensorflow", "torch", "typer"}
+HEAVY = {
+    "keras",
+    "prometheus_client",
+    "redis",
+    "rich",
+    "ruamel.yaml",
+    "tensorflow",
+    "torch",
+    "typer",
+}
 
 # As in the template of backends: types at the top of the module, as a stranger would write them.
 STRANGER = "from sparring.contracts import Storage, StorageDescriptor, TableConfig, hookimpl"
