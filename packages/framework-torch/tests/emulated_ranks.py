@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sparring import LocalGroup
-from sparring.adapter import NcclCollective
 from sparring.collective.local import LocalCollective
 from sparring.contracts import Collective
 from sparring.errors import PeerFailure
 
-__all__ = ["fake_nccl", "run_ranks"]
+__all__ = ["run_ranks"]
 
-
-def fake_nccl() -> ModuleType:
-    """Core's imitation of NCCL and the driver."""
-    found = sys.modules.get("fake_nccl")
-    if found is not None:
-        return found
-    path = Path(__file__).parents[2] / "core" / "tests" / "collective" / "fake_nccl" / "__init__.py"
-    spec = importlib.util.spec_from_file_location("fake_nccl", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["fake_nccl"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+fake_nccl = pytest.importorskip("sparring_nccl.testing", reason="sparring-nccl is not installed")
 
 
 class DirectCollective(LocalCollective):
@@ -41,7 +25,7 @@ class DirectCollective(LocalCollective):
     devices = ("cpu", "emulated")
 
 
-class EmulatedNccl(NcclCollective):
+class EmulatedNccl(fake_nccl.NcclCollective):  # type: ignore[misc, name-defined]
     """Takes the emulator's memory for that of the imitation's GPUs, whose streams are others."""
 
     devices = ("cpu", "emulated")
@@ -57,7 +41,7 @@ class EmulatedNccl(NcclCollective):
 
 def _on_gpu(buffer: Any, stream: int | None) -> Any:
     """What is sent on a stream lies on a device."""
-    return buffer if stream is None else np.from_dlpack(buffer).view(fake_nccl().GpuArray)
+    return buffer if stream is None else np.from_dlpack(buffer).view(fake_nccl.GpuArray)
 
 
 def run_ranks(
@@ -73,7 +57,7 @@ def run_ranks(
             ``nccl``: by the imitation of NCCL.
     """
     group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
-    fake = fake_nccl().open_fake() if way == "nccl" else None
+    fake = fake_nccl.open_fake() if way == "nccl" else None
 
     def join(rank: int) -> Collective:
         if fake is not None:

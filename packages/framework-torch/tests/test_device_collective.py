@@ -1,13 +1,10 @@
-"""Tensors on GPUs between ranks, over core's imitation of NCCL and the driver."""
+"""Tensors on GPUs between ranks, over the imitation of NCCL and the driver of sparring-nccl."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,21 +13,13 @@ import torch
 import torch.distributed as dist
 
 from sparring import LocalGroup
-from sparring.contracts import Collective, Membership
+from sparring.contracts import Collective, CollectiveDescriptor, Membership
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_torch import device_collective
 from sparring_torch.collective import TorchCollective
-from sparring_torch.device_collective import TorchDeviceCollective, with_devices
+from sparring_torch.device_collective import view_on_gpu, with_devices
 
-
-def _fake_nccl() -> ModuleType:
-    path = Path(__file__).parents[2] / "core" / "tests" / "collective" / "fake_nccl" / "__init__.py"
-    spec = importlib.util.spec_from_file_location("fake_nccl", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["fake_nccl"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+fake_nccl = pytest.importorskip("sparring_nccl.testing", reason="sparring-nccl is not installed")
 
 
 class GpuTensor(torch.Tensor):
@@ -59,7 +48,7 @@ def gpu(tensor: torch.Tensor) -> GpuTensor:
 
 @pytest.fixture
 def gpus() -> Any:
-    fake = _fake_nccl().open_fake()
+    fake = fake_nccl.open_fake()
     fake.library.fake_reset()
     return fake
 
@@ -78,8 +67,8 @@ def run_ranks(gpus: Any, body: Callable[[Collective], Any]) -> list[Any]:
     group = LocalGroup(2, deadline_seconds=10.0)
 
     def run(rank: int) -> Any:
-        with TorchDeviceCollective(
-            group.join(rank), gpus.nccl, gpus.cuda, device=rank
+        with fake_nccl.NcclCollective(
+            group.join(rank), gpus.nccl, gpus.cuda, device=rank, view=view_on_gpu
         ) as collective:
             return body(collective)
 
@@ -152,30 +141,109 @@ def test_host_tensors_go_the_host_collectives_way(gpus: Any, streams: dict[int, 
     assert run_ranks(gpus, body) == [([2.0, 2.0], []), ([1.0, 1.0], [])]
 
 
-def test_nccl_is_used_where_the_job_uses_it_and_only_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Manager:
+    """A plugin manager with one collective, or with the reason why there is none."""
+
+    def __init__(self, found: CollectiveDescriptor | str) -> None:
+        self._found = found
+
+    def collective(self, name: str) -> CollectiveDescriptor:
+        assert name == "nccl"
+        if isinstance(self._found, str):
+            raise PluginError(self._found)
+        return self._found
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[CollectiveDescriptor | str], None]:
+    """Replaces the collective that the plugin manager finds."""
+    return lambda found: monkeypatch.setattr(
+        device_collective, "make_plugin_manager", lambda: Manager(found)
+    )
+
+
+def nccl(reason: str | None = None, error: Exception | None = None) -> CollectiveDescriptor:
+    """A collective for GPU memory that cannot be used for a reason, or fails to open."""
+
+    def extend(host: Collective, membership: Membership, view: Any) -> Collective:
+        assert view is view_on_gpu
+        if error is not None:
+            raise error
+        return LocalGroup(1).join(0)
+
+    return CollectiveDescriptor(
+        name="nccl",
+        api_version=(1, 0),
+        factory=lambda *_: LocalGroup(1).join(0),
+        device_factory=extend,
+        unavailable=lambda: reason,
+    )
+
+
+@pytest.fixture
+def group_with_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A default group that has NCCL, as far as its configuration says."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    yield
+    dist.destroy_process_group()
+
+
+MEMBERSHIP = Membership(rank=0, world_size=1)
+
+
+def test_a_job_without_nccl_does_not_look_for_it(
+    choose: Callable[[Any], None], tmp_path: Path
 ) -> None:
-    membership = Membership(rank=0, world_size=1)
+    choose(nccl(error=AssertionError("it was opened")))
     host = TorchCollective(None)
-    assert with_devices(host, membership, "cpu:gloo") is host
+    assert with_devices(host, MEMBERSHIP, "cpu:gloo") is host
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
-        assert with_devices(host, membership, "cpu:gloo") is host
-        # The default group that there is has it, and it cannot be used here.
-        monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
-        monkeypatch.setattr(device_collective, "why_nccl_is_unavailable", lambda: "no GPU")
-        assert with_devices(host, membership, "cpu:gloo") is host
+        assert with_devices(host, MEMBERSHIP, "cpu:gloo") is host
     finally:
         dist.destroy_process_group()
-    asked = []
 
-    def refuse() -> Any:
-        asked.append("nccl")
-        raise PluginError("libnccl.so.2 was not found")
 
-    monkeypatch.setattr(device_collective, "open_nccl", refuse)
-    with pytest.raises(PluginError, match="libnccl"):
-        with_devices(host, membership, "cpu:gloo,cuda:nccl")
-    assert asked == ["nccl"]
+def test_nccl_of_the_default_group_is_used_if_it_can_be(
+    choose: Callable[[Any], None], group_with_nccl: None
+) -> None:
+    host = TorchCollective(None)
+    choose(nccl(reason="there is no GPU"))
+    assert with_devices(host, MEMBERSHIP, "cpu:gloo") is host
+    choose(nccl())
+    assert with_devices(host, MEMBERSHIP, "cpu:gloo") is not host
+
+
+def test_a_gpu_job_without_the_package_is_warned_with_the_line_to_install(
+    choose: Callable[[Any], None],
+    group_with_nccl: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = TorchCollective(None)
+    choose('not installed; install it with: pip install "sparring[nccl]"')
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert with_devices(host, MEMBERSHIP, "cpu:gloo") is host
+    assert not caplog.messages
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert with_devices(host, MEMBERSHIP, "cpu:gloo") is host
+    [message] = caplog.messages
+    assert message.startswith("tensors on GPUs are sent through host memory, because")
+    assert 'pip install "sparring[nccl]"' in message
+
+
+@pytest.mark.parametrize(
+    "found",
+    ["not installed", nccl(error=PluginError("not installed"))],
+    ids=["no package", "no NCCL"],
+)
+def test_nccl_that_is_named_and_missing_ends_the_start(
+    choose: Callable[[Any], None], found: CollectiveDescriptor | str
+) -> None:
+    choose(found)
+    host = TorchCollective(None)
+    with pytest.raises(PluginError, match="not installed"):
+        with_devices(host, MEMBERSHIP, "cpu:gloo,cuda:nccl")
     with pytest.raises(Exception, match="closed"):
         host.send(np.zeros(1), 0)

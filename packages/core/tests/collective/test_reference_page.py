@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sparring.collective.mpi import MpiOptions
-from sparring.collective.nccl import NcclOptions
 from sparring.contracts.collective import MAX_DIMENSIONS, NUM_TAGS, Collective
 from sparring.contracts.options import Options
 from sparring.rendezvous.environment import EnvironmentOptions
@@ -29,7 +27,7 @@ def test_reference_has_every_operation() -> None:
             assert re.search(rf"^\| .*`{name}[(`]", REFERENCE, re.M), f"{name} is missing"
 
 
-@pytest.mark.parametrize("options", [MpiOptions, NcclOptions, EnvironmentOptions])
+@pytest.mark.parametrize("options", [EnvironmentOptions])
 def test_reference_has_every_option_with_its_default(options: type[Options]) -> None:
     for name, field in options.model_fields.items():
         assert re.search(rf"^\| `{name}` \|.*`{field.default}`", REFERENCE, re.M), name

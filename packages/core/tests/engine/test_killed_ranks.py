@@ -76,7 +76,7 @@ class Ranks:
         """Starts mpiexec and waits until its ranks train. Those of before are ended."""
         self._begin_anew(deadline_seconds)
         command = [*MODULE, "mpi", "{}", str(deadline_seconds), str(self.folder)]
-        environment = {**os.environ, **importing(__name__), DISABLE_VARIABLE: "*"}
+        environment = {**os.environ, **importing(__name__), DISABLE_VARIABLE: "torch"}
         self._start([MPIEXEC, "-n", str(WORLD_SIZE), *command], environment)
         self._wait_until_started()
         return self.processes[0]
@@ -166,15 +166,6 @@ def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> 
         assert failed["rows"] == undisturbed[failed["steps_applied"]][rank]
 
 
-def last_message(job: subprocess.Popen[str], seconds: float) -> str:
-    """Our last message; mpiexec adds some lines of its own."""
-    _, errors = job.communicate(timeout=seconds)
-    assert job.returncode != 0
-    messages = [line for line in errors.splitlines() if line.startswith("sparring: ")]
-    assert messages, errors
-    return messages[-1]
-
-
 @needs_gloo
 @pytest.mark.parametrize("trial", range(TRIALS))
 def test_survivors_name_a_rank_that_was_killed_in_training(
@@ -222,21 +213,6 @@ def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Rand
 
 
 @needs_mpi
-@pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_killed_rank_ends_the_training_of_an_mpi_job_and_is_named(
-    ranks: Ranks, rng: random.Random, trial: int
-) -> None:
-    job = ranks.start_mpi(FAR_DEADLINE_SECONDS)
-    time.sleep(rng.random() * 0.3)
-    victim = rng.randrange(WORLD_SIZE)
-    killed = ranks.send(victim, signal.SIGKILL)
-    message = last_message(job, FAR_DEADLINE_SECONDS + 10)
-    # The last moments are the launcher's.
-    assert time.time() - killed <= KILLED_SECONDS + 10.0
-    assert f"find out what became of rank {victim}, then restart" in message
-
-
-@needs_mpi
 def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
     ranks: Ranks, rng: random.Random
 ) -> None:
@@ -244,9 +220,10 @@ def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
         job = ranks.start_mpi(deadline)
         victim = rng.randrange(WORLD_SIZE)
         stopped = ranks.send(victim, signal.SIGSTOP)
-        message = last_message(job, deadline + 20)
-        # The last moments are the launcher's.
+        _, errors = job.communicate(timeout=deadline + 20)
+        # The launcher needs a moment to end all processes.
         assert time.time() - stopped <= deadline * 1.1 + 1.0
-        assert f"find out what became of rank {victim}, then restart" in message
+        assert job.returncode != 0
+        assert f"find out what became of rank {victim}, then restart" in errors
 
     in_time(check, DEADLINES)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalCollective, LocalGroup
-from sparring.collective.nccl import NcclCollective
 from sparring.contracts.collective import Collective, Work
 from sparring.contracts.exchange_options import ExchangeOptions
 from sparring.contracts.kernel_set import KernelSet
@@ -37,8 +36,10 @@ from sparring.runtime.trace import Trace
 from sparring.storage.open import open_storage
 from sparring_testing.deadlines import in_time
 
-from ..collective.fake_nccl import FakeGpus, GpuArray, open_fake
 from .on_device import OnDevice, wanted
+
+pytest.importorskip("sparring_nccl", reason="sparring-nccl is not installed")
+from sparring_nccl.testing import FakeGpus, GpuArray, NcclCollective, open_fake
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",

@@ -88,7 +88,7 @@ import json
 import numpy as np
 from sparring import checked_options, make_plugin_manager
 
-manager = make_plugin_manager(entry_points=False)
+manager = make_plugin_manager()
 place, group = manager.rendezvous("environment"), manager.collective("mpi")
 rendezvous = place.factory(checked_options("rendezvous", place, {}))
 mine = rendezvous.membership()

@@ -1,88 +1,97 @@
-"""The ``torch`` collective for tensors on GPUs: they travel by NCCL, straight from GPU memory.
+"""The ``torch`` collective for tensors on GPUs, which are sent over NCCL, straight from GPU memory.
 
-``torch.distributed`` has NCCL too, but its watchdog ends the process where a message is late, and its
-messages cannot be given up one by one. So GPU tensors take core's own way to NCCL
-(`sparring.collective.nccl`), with the library that torch itself brings, and everything in host memory
-goes by gloo as before.
+``torch.distributed`` supports NCCL too, but its watchdog ends the process if a message is late, and single
+messages cannot be cancelled. So tensors on GPUs use the collective ``nccl``, with the library that torch
+itself brings, and everything in host memory is sent over gloo as before.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparring.adapter import NcclCollective, open_cuda, open_nccl, why_nccl_is_unavailable
-from sparring.contracts import Collective, Membership, Work
-from sparring.errors import InvalidArgumentError
+from sparring.adapter import make_plugin_manager
+from sparring.contracts import Collective, CollectiveDescriptor, Membership
+from sparring.errors import InvalidArgumentError, PluginError
 
-__all__ = ["TorchDeviceCollective", "with_devices"]
+__all__ = ["view_on_gpu", "with_devices"]
+
+_log = logging.getLogger(__name__)
+
+_NAME = "nccl"
+"""The name of the collective for GPU memory, and of the backend in names of process groups."""
 
 
 def with_devices(host: Collective, membership: Membership, process_group: str) -> Collective:
-    """`host`, which also takes tensors on this rank's GPU where the job uses NCCL. All ranks call it.
+    """Returns a collective that also sends tensors on this rank's GPU if the job uses NCCL, otherwise `host`.
+    All ranks call it.
 
-    The job uses NCCL where `process_group` names it, or the default group that there is has it.
+    The job uses NCCL if `process_group` names it, or if the default group has it and it can be used.
 
     Args:
         host: carries what is in host memory.
-        membership: whose local rank is the number of the GPU.
+        membership: its local rank is the number of the GPU.
         process_group: the option of that name.
 
     Raises:
         PluginError, DeviceError: `process_group` names NCCL, and it cannot be used here.
     """
-    is_named = "nccl" in process_group
-    if not is_named:
-        has_nccl = dist.is_initialized() and "nccl" in dist.get_backend_config()
-        if not has_nccl or why_nccl_is_unavailable() is not None:
-            return host
+    is_named = _NAME in process_group
+    if not is_named and not (dist.is_initialized() and _NAME in dist.get_backend_config()):
+        return host
     try:
-        nccl, cuda = open_nccl(), open_cuda()
-        return TorchDeviceCollective(host, nccl, cuda, device=membership.local_rank)
+        found = _find_collective(is_named)
+        if found is None or found.device_factory is None:
+            return host
+        return found.device_factory(host, membership, view_on_gpu)
     except BaseException:
         host.close()
         raise
 
 
-class TorchDeviceCollective(NcclCollective):
-    """One rank of a gloo group and of an NCCL communicator.
+def _find_collective(is_named: bool) -> CollectiveDescriptor | None:
+    """Returns the collective for GPU memory, or None if it cannot be used and `process_group` does not
+    name it.
 
-    Without `stream`, messages of tensors go after the work on torch's current stream; no thread
-    waits.
+    Raises:
+        PluginError: `process_group` names it, and it is not installed.
     """
+    try:
+        found = make_plugin_manager().collective(_NAME)
+    except PluginError as error:
+        if is_named:
+            raise
+        if torch.cuda.is_available():
+            _log.warning("tensors on GPUs are sent through host memory, because %s", error)
+        return None
+    if not is_named and found.unavailable is not None and found.unavailable() is not None:
+        return None
+    return found
 
-    def send(
-        self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
-    ) -> Work:
-        if _is_on_gpu(buffer):
-            stream = current_stream(buffer) if stream is None else stream
-            buffer = _as_bytes(buffer)
-        return super().send(buffer, destination, tag, stream=stream)
 
-    def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
-        if _is_on_gpu(buffer):
-            stream = current_stream(buffer) if stream is None else stream
-            buffer = _as_bytes(buffer)
-        return super().receive(buffer, source, tag, stream=stream)
+def view_on_gpu(buffer: Any, stream: int | None) -> tuple[Any, int | None]:
+    """Returns a tensor on a GPU as bytes, and the stream that its message is ordered after: without
+    `stream`, torch's current one, so no thread waits. Returns other buffers as they are.
+
+    Raises:
+        InvalidArgumentError: the tensor is not contiguous.
+    """
+    if not isinstance(buffer, Tensor) or not buffer.is_cuda:
+        return buffer, stream
+    if not buffer.is_contiguous():
+        raise InvalidArgumentError(
+            f"collective: buffers must be C-contiguous, found strides {buffer.stride()} for shape "
+            f"{tuple(buffer.shape)}; copy it first"
+        )
+    # The same memory without a gradient. Some dtypes of torch have no name in other libraries.
+    as_bytes = buffer.detach().reshape(-1).view(torch.uint8)
+    return as_bytes, current_stream(buffer) if stream is None else stream
 
 
 def current_stream(tensor: Tensor) -> int:
-    """Torch's stream of the calling thread on the tensor's GPU."""
+    """Returns torch's stream of the calling thread on the tensor's GPU."""
     return int(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
-def _is_on_gpu(buffer: Any) -> bool:
-    return isinstance(buffer, Tensor) and buffer.is_cuda
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory without a gradient, as bytes: not every dtype of torch has a name elsewhere."""
-    if not tensor.is_contiguous():
-        raise InvalidArgumentError(
-            f"collective: buffers must be C-contiguous, found strides {tensor.stride()} for shape "
-            f"{tuple(tensor.shape)}; copy it first"
-        )
-    return tensor.detach().reshape(-1).view(torch.uint8)

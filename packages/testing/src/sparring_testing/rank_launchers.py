@@ -64,8 +64,7 @@ def ranks_over(backend: str, world_size: int, module: str) -> RankProcesses:
         module: the ``__name__`` of the module whose functions are their jobs.
     """
     if backend == "mpi":
-        # The processes outlive tests in which ranks fail.
-        return RankProcesses(world_size, "mpi", {"end_job": False}, _mpiexec(world_size, module))
+        return RankProcesses(world_size, "mpi", {}, _mpiexec(world_size, module))
     return RankProcesses(
         world_size, "torch", {"init_method": "file://{meeting}"}, _gloo(world_size, module)
     )

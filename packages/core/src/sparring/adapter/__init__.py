@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from sparring.adapter.service_tables import fill_service, service_storage, write_rows
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
-    from sparring.collective.nccl import NcclCollective
-    from sparring.collective.nccl_library import open_cuda, open_nccl, why_nccl_is_unavailable
     from sparring.contracts.checkpoint import SaveOptions, State
     from sparring.contracts.exchange_options import ExchangeOptions
     from sparring.engine.apply.gather import TableUpdate
@@ -112,8 +110,6 @@ __getattr__ = names_from(
         "sparring.adapter.service_tables": "fill_service service_storage write_rows",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
-        "sparring.collective.nccl": "NcclCollective",
-        "sparring.collective.nccl_library": "open_cuda open_nccl why_nccl_is_unavailable",
         "sparring.engine.apply.gather": "TableUpdate",
         "sparring.engine.apply.gradients": "sum_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
@@ -151,20 +147,20 @@ __getattr__ = names_from(
 __all__ = [
     "AUTO", "BagGradients", "BagLookup", "BloomFilter", "Coordinator", "DeviceGradients",
     "DistributionReport", "EnvironmentOptions", "ExchangeOptions", "GrowingBloomFilter", "KeySet",
-    "Lookup", "ModuleReport", "NcclCollective", "Outcome", "PlanLike", "PluginManager",
-    "PooledLookup", "Prefetch", "Program", "ProgramBinding", "ProgramError", "ProgramLibrary",
-    "Publication", "ResourceManager", "SaveOptions", "Snapshot", "SnapshotWriter", "State",
-    "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration", "TableDescription",
-    "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients", "borrow_threads", "c_reader",
-    "check_choices", "check_factors", "check_offsets", "declared", "dedup", "fill_service",
-    "gather", "give_back_threads", "give_method_states", "give_states", "given_storages",
+    "Lookup", "ModuleReport", "Outcome", "PlanLike", "PluginManager", "PooledLookup", "Prefetch",
+    "Program", "ProgramBinding", "ProgramError", "ProgramLibrary", "Publication", "ResourceManager",
+    "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
+    "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
+    "TableUpdate", "bag_weight_gradients", "borrow_threads", "c_reader", "check_choices",
+    "check_factors", "check_offsets", "declared", "dedup", "fill_service", "gather",
+    "give_back_threads", "give_method_states", "give_states", "given_storages",
     "growing_filter_bytes", "hyper_from", "hypers_by_table", "join_job", "joined_container",
     "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
     "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
-    "open_cuda", "open_file_system", "open_nccl", "open_place", "open_snapshot", "own_methods",
-    "place_rows", "plan_of_job", "pool", "pool_backward", "pool_weight_gradient", "program_binding",
-    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
-    "service_storage", "set_rate", "shared_settings", "storage_device", "suggestion",
-    "sum_gradients", "why_nccl_is_unavailable", "why_no_weight", "workload_of", "write_rows"
+    "open_file_system", "open_place", "open_snapshot", "own_methods", "place_rows", "plan_of_job",
+    "pool", "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device",
+    "reporting", "resolve_method", "rounds_alike", "segment_sum", "service_storage", "set_rate",
+    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_no_weight",
+    "workload_of", "write_rows"
 ]
 # fmt: on

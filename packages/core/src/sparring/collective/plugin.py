@@ -1,4 +1,4 @@
-"""The collectives of core."""
+"""The collective of core: ``local``."""
 
 from __future__ import annotations
 
@@ -16,32 +16,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
-    from sparring.collective.mpi import MpiOptions, join_mpi, why_mpi_is_unavailable
-    from sparring.collective.nccl import NcclOptions, join_nccl
-    from sparring.collective.nccl_library import why_nccl_is_unavailable
-
     return [
         CollectiveDescriptor(
             name="local",
             api_version=API_VERSION,
             summary="A world of one rank; more are threads of one process, joined by hand.",
             factory=_join_local,
-        ),
-        CollectiveDescriptor(
-            name="mpi",
-            api_version=API_VERSION,
-            summary="Processes that mpiexec started, by mpi4py.",
-            options=MpiOptions,
-            unavailable=why_mpi_is_unavailable,
-            factory=join_mpi,
-        ),
-        CollectiveDescriptor(
-            name="nccl",
-            api_version=API_VERSION,
-            summary="GPU memory by NCCL, host memory by another collective. Not run on a GPU yet.",
-            options=NcclOptions,
-            unavailable=why_nccl_is_unavailable,
-            factory=join_nccl,
         ),
     ]
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from sparring.contracts.collective import (
         NUM_TAGS,
         Array,
+        Backoff,
+        BufferView,
         Collective,
+        PolledWork,
         Reduction,
         Work,
         WorkContext,
@@ -147,7 +150,7 @@ __getattr__ = names_from(
         "sparring.contracts.capabilities": "Capabilities",
         "sparring.contracts.change_log": "ChangeLog",
         "sparring.contracts.collective": (
-            "Array Collective NUM_TAGS Reduction Work WorkContext new_header"
+            "Array Backoff BufferView Collective NUM_TAGS PolledWork Reduction Work WorkContext new_header"
         ),
         "sparring.contracts.descriptors": (
             "API_VERSION CReader CollectiveDescriptor CommandDescriptor Descriptor "
@@ -199,25 +202,26 @@ __getattr__ = names_from(
 # fmt: off
 __all__ = [
     "ADMISSIONS", "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background",
-    "Bloom", "ByteCount", "CONVERT_HELP", "CReader", "Capabilities", "ChangeLog", "Closable",
-    "Collective", "CollectiveDescriptor", "Columns", "CommandDescriptor", "Constant", "DTYPES",
-    "Dedup", "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike", "Failure",
-    "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency", "HyperParameters",
-    "INITIALIZERS", "Indices", "Initializer", "InnerStorage", "Inquiry", "KernelSet",
-    "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "LocalPath", "MadePlan", "Membership",
-    "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS", "NoOptions", "Normal",
-    "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options", "PlanRequest",
-    "PlannerDescriptor", "Pooling", "Probability", "ProcessGuard", "Reduction", "Rendezvous",
-    "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN", "ScanChunk", "Scores",
-    "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor", "ShardingPlan", "Storage",
-    "StorageChange", "StorageDescriptor", "StorageKernels", "StorageLookup", "StorageUpdate",
-    "StoredRows", "SupportsBackground", "SupportsCapsule", "SupportsCopy", "SupportsFirstTier",
-    "SupportsNotes", "SupportsPurge", "SupportsPush", "SupportsReplaceAll", "SupportsRestore",
-    "SupportsTiers", "TableBags", "TableConfig", "TableSharding", "TableSums", "TableWorkload",
-    "TierCounters", "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor",
-    "UpdateRows", "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from",
-    "call_each", "check_columns", "check_keys", "choice_of", "closed_error", "empty_notice",
-    "expiry_from", "fields_of", "hookimpl", "hookspec", "initializer_from", "is_path", "kind_of",
-    "may_show_secret", "new_header", "passwords_in", "read_note", "secrets_in", "write_note",
+    "Backoff", "Bloom", "BufferView", "ByteCount", "CONVERT_HELP", "CReader", "Capabilities",
+    "ChangeLog", "Closable", "Collective", "CollectiveDescriptor", "Columns", "CommandDescriptor",
+    "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike",
+    "Failure", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
+    "HyperParameters", "INITIALIZERS", "Indices", "Initializer", "InnerStorage", "Inquiry",
+    "KernelSet", "KernelsDescriptor", "Keys", "Layout", "LayoutRequest", "LocalPath", "MadePlan",
+    "Membership", "MethodChoice", "NOTICE_TAG", "NO_RANK", "NUM_PARTITIONS", "NUM_TAGS",
+    "NoOptions", "Normal", "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options",
+    "PlanRequest", "PlannerDescriptor", "PolledWork", "Pooling", "Probability", "ProcessGuard",
+    "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN",
+    "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor",
+    "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor", "StorageKernels",
+    "StorageLookup", "StorageUpdate", "StoredRows", "SupportsBackground", "SupportsCapsule",
+    "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsPush",
+    "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags", "TableConfig",
+    "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal", "Uniform",
+    "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext",
+    "Xavier", "Zeros", "admission_from", "call_each", "check_columns", "check_keys", "choice_of",
+    "closed_error", "empty_notice", "expiry_from", "fields_of", "hookimpl", "hookspec",
+    "initializer_from", "is_path", "kind_of", "may_show_secret", "new_header", "passwords_in",
+    "read_note", "secrets_in", "write_note"
 ]
 # fmt: on

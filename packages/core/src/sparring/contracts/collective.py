@@ -3,7 +3,8 @@
 What a backend writes
     A subclass of `Collective` that fills in `_send_impl` and `_receive_impl`; the collective
     operations are built on those two, and a backend overrides `_all_gather_impl` and its like
-    where its library does better.
+    where its library does better. If the library can only be asked whether a message is complete, its
+    works are subclasses of `PolledWork`.
 
 Buffers
     Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. Where
@@ -30,8 +31,10 @@ Threads
 
 from __future__ import annotations
 
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -39,14 +42,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
+from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure, SparringError
 from sparring.runtime.lifecycle import Closable
 
 __all__ = [
     "Array",
+    "Backoff",
+    "BufferView",
     "Collective",
     "MAX_DIMENSIONS",
     "NUM_TAGS",
+    "PolledWork",
     "Reduction",
     "Work",
     "WorkContext",
@@ -56,6 +62,10 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+
+BufferView = Callable[[Any, int | None], tuple[Any, int | None]]
+"""Takes a buffer and the stream that writes it, or None; returns both as a backend for device memory takes
+them. See `CollectiveDescriptor.device_factory`."""
 
 NUM_TAGS = 1 << 20
 """Tags are below this. MPI promises few bits, and gloo shares them with the size of a message."""
@@ -97,6 +107,87 @@ class Work(ABC):
             InvalidArgumentError: the message has another size than the buffer.
             PeerFailure: the peer is gone, or the deadline passed. Asking again raises it again.
         """
+
+
+# Messages of a step arrive within milliseconds, so yielding the processor is the fastest way to wait for
+# them. A longer wait is for another rank that computes, and leaves it the processor.
+_YIELD_SECONDS = 0.002
+_SHORTEST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 20e-6, 1e-3
+
+
+class Backoff:
+    """The pauses of a loop that polls: it yields for 2 ms, then sleeps for up to 1 ms at a time."""
+
+    __slots__ = ("_sleep_seconds", "_yield_until")
+
+    def __init__(self) -> None:
+        self._yield_until = time.monotonic() + _YIELD_SECONDS
+        self._sleep_seconds = _SHORTEST_SLEEP_SECONDS
+
+    def pause(self) -> None:
+        """Returns when it is time for the next poll."""
+        if time.monotonic() < self._yield_until:
+            os.sched_yield()
+            return
+        time.sleep(self._sleep_seconds)
+        self._sleep_seconds = min(self._sleep_seconds * 1.2, _LONGEST_SLEEP_SECONDS)
+
+
+class PolledWork(Work):
+    """A work of a library that can be asked whether a message is complete, but whose waits have no
+    deadline. A backend implements `_is_complete_impl` and `_failure_impl`.
+
+    Args:
+        deadline_seconds: the longest wait, counted from the first poll.
+    """
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._limit: float | None = None
+        self._is_done = False
+        self._error: SparringError | None = None
+
+    def done(self) -> bool:
+        return self._is_done or self._error is not None or self._poll()
+
+    def wait(self) -> None:
+        if not self.done():
+            backoff = Backoff()
+            while not self._poll():
+                backoff.pause()
+        if self._error is not None:
+            raise self._error
+
+    @abstractmethod
+    def _is_complete_impl(self) -> bool:
+        """Returns whether the message is complete, and makes progress.
+
+        Raises:
+            SparringError: the message can no longer become complete.
+        """
+
+    @abstractmethod
+    def _failure_impl(self, limit: float, now: float) -> SparringError | None:
+        """Returns the error that ends the wait, or None to continue. Called after each poll of an
+        incomplete message. It must return an error once `now` is at least `limit`.
+
+        Args:
+            limit: the time of the deadline, by `time.monotonic`.
+            now: the time of this poll, by `time.monotonic`.
+        """
+
+    def _poll(self) -> bool:
+        now = time.monotonic()
+        if self._limit is None:
+            self._limit = now + self._deadline_seconds
+        try:
+            self._is_done = self._is_complete_impl()
+        except SparringError as error:
+            self._error = error
+            return True
+        if not self._is_done:
+            self._error = self._failure_impl(self._limit, now)
+        return self._is_done or self._error is not None
 
 
 class Collective(Closable):

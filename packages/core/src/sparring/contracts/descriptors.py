@@ -15,7 +15,7 @@ from sparring.contracts.options import NoOptions, Options
 
 if TYPE_CHECKING:
     from sparring.contracts.change_log import ChangeLog
-    from sparring.contracts.collective import Collective
+    from sparring.contracts.collective import BufferView, Collective
     from sparring.contracts.kernel_set import KernelSet
     from sparring.contracts.kernels import ArraySource
     from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
@@ -146,9 +146,17 @@ class CollectiveDescriptor(Descriptor):
     """A collective backend.
 
     `factory(membership, options, deadline_seconds)` joins the group of all ranks.
+
+    `device_factory(host, membership, view)` is for backends that send only what is in the memory of a
+    device. It returns a collective that does so and leaves everything else to `host`, which it closes.
+    All ranks call it. `view` is the caller's function for the arrays of its framework: it takes a buffer
+    and the argument `stream` of `send` or `receive`, and returns what they should be for the backend: a
+    buffer with ``__cuda_array_interface__`` or ``__dlpack__``, and the stream that writes it. None:
+    buffers are used as they are. Framework adapters call it by `PluginManager.collective`.
     """
 
     factory: Callable[[Membership, Any, float], Collective]
+    device_factory: Callable[[Collective, Membership, BufferView | None], Collective] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

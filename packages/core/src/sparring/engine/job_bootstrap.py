@@ -119,7 +119,7 @@ def join_job(
     try:
         group = plugin_manager.collective(names.collective)
     except PluginError as error:
-        if collective.backend != AUTO:
+        if collective.backend != AUTO or names.collective != framework:
             raise
         raise PluginError(
             f"these ranks were not started by mpiexec, so they use the collective of {framework!r}, and "

@@ -46,7 +46,7 @@ DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
 """The environment variable that switches plugins off: names with commas, or ``*`` for all."""
 
 EXTRAS = {
-    "collective": {"torch": "torch"},
+    "collective": {"mpi": "mpi", "nccl": "nccl", "torch": "torch"},
     "framework": {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"},
     "kernels": {"cuda": "hkv"},
     "planners": {"auto": "plan"},

@@ -1,7 +1,7 @@
-"""The few functions of NCCL and of the CUDA driver that the nccl collective calls, by ctypes.
+"""The functions of NCCL and of the CUDA driver that the nccl collective calls, by ctypes.
 
-Both libraries are opened when they are asked for: ``libcuda.so.1`` comes with NVIDIA's driver,
-``libnccl.so.2`` with the wheels ``nvidia-nccl-cu12`` and ``nvidia-nccl-cu13``, or with the system.
+Both libraries are opened on demand: ``libcuda.so.1`` is part of NVIDIA's driver, ``libnccl.so.2`` of the
+wheels ``nvidia-nccl-cu12`` and ``nvidia-nccl-cu13``, or of the system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import DeviceError, InternalError, PluginError
-from sparring.rendezvous.visible_devices import visible_number
 
 __all__ = [
     "UNIQUE_ID_BYTES",
@@ -29,7 +28,7 @@ UNIQUE_ID_BYTES = 128
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _NCCL, _CUDA = "libnccl.so.2", "libcuda.so.1"
 
-# Of ncclDataType_t: bytes are bytes whatever they mean.
+# A value of ncclDataType_t: all messages are sent as bytes.
 _NCCL_UINT8 = 1
 _NCCL_SUCCESS, _NCCL_IN_PROGRESS = 0, 7
 _CUDA_SUCCESS, _CUDA_NOT_READY = 0, 600
@@ -65,7 +64,7 @@ class NcclLibrary:
         return bytes(unique)
 
     def join(self, unique_id: bytes, rank: int, world_size: int) -> int:
-        """A communicator; blocks until all ranks have called it."""
+        """Returns a communicator; blocks until all ranks have called it."""
         communicator = _Handle()
         unique = _UniqueId.from_buffer_copy(unique_id)
         self._check(
@@ -95,7 +94,7 @@ class NcclLibrary:
         )
 
     def background_error(self, communicator: int) -> str | None:
-        """Error since the last call, if there was one. Asking drives the communicator on."""
+        """Returns the error since the last call, if there was one, and makes progress."""
         code = ctypes.c_int()
         result = self._library.ncclCommGetAsyncError(communicator, ctypes.byref(code))
         self._check("ncclCommGetAsyncError", result)
@@ -104,14 +103,14 @@ class NcclLibrary:
         return self._text(code.value)
 
     def abort(self, communicator: int) -> None:
-        """Ends all that is under way on it, from any thread, and frees it."""
+        """Ends everything that is under way on a communicator, from any thread, and frees it."""
         self._library.ncclCommAbort(communicator)
 
     def _check(self, what: str, code: int) -> None:
         if code not in (_NCCL_SUCCESS, _NCCL_IN_PROGRESS):
             raise InternalError(
                 f"NCCL: {what} failed: {self._text(code)}; the environment variable "
-                "NCCL_DEBUG=INFO makes it say more"
+                "NCCL_DEBUG=INFO makes it print more"
             )
 
     def _text(self, code: int) -> str:
@@ -130,21 +129,24 @@ class CudaDriver:
         self._library = library
 
     def retain_context(self, device: int) -> int:
-        """The context that the CUDA runtime and frameworks use on this device, or on the only one
-        that this process sees."""
+        """Returns the context that the CUDA runtime and frameworks use on a device.
+
+        Args:
+            device: its number on the machine. If the process sees one device only, as with
+                CUDA_VISIBLE_DEVICES, it is that one, whatever its number.
+        """
         self._call("cuInit", 0)
         number, count, context = ctypes.c_int(), ctypes.c_int(), _Handle()
         self._call("cuDeviceGetCount", ctypes.byref(count))
-        visible = visible_number(device, count.value)
-        self._call("cuDeviceGet", ctypes.byref(number), visible)
+        self._call("cuDeviceGet", ctypes.byref(number), 0 if count.value == 1 else device)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         return int(context.value or 0)
 
     @contextmanager
     def in_context(self, context: int) -> Iterator[None]:
-        """The calling thread's context in the block, and what it was before after it.
+        """Makes `context` current on the calling thread within the block.
 
-        Calls in the block do not spoil a graph that another thread captures meanwhile.
+        Calls in the block do not invalidate a graph that another thread captures at the same time.
         """
         self._call("cuCtxPushCurrent_v2", _Handle(context))
         mode = ctypes.c_int(_RELAXED_CAPTURE)
@@ -158,7 +160,7 @@ class CudaDriver:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(_Handle()))
 
     def synchronize(self) -> None:
-        """Waits for all that the context of the calling thread was given."""
+        """Waits for all work of the current context."""
         self._call("cuCtxSynchronize")
 
     def make_stream(self) -> int:
@@ -167,7 +169,7 @@ class CudaDriver:
         return int(stream.value or 0)
 
     def record(self, stream: int) -> int:
-        """An event that is reached when the stream has done what it was given so far."""
+        """Returns an event that is reached when the stream has completed its work so far."""
         event = _Handle()
         self._call("cuEventCreate", ctypes.byref(event), _EVENT_DISABLE_TIMING)
         try:
@@ -182,7 +184,7 @@ class CudaDriver:
         self._call("cuStreamWaitEvent", _Handle(stream), _Handle(event), 0)
 
     def is_reached(self, event: int) -> bool:
-        """Whether an event is reached."""
+        """Returns whether an event is reached."""
         code = self._library.cuEventQuery(_Handle(event))
         if code == _CUDA_NOT_READY:
             return False
@@ -190,7 +192,7 @@ class CudaDriver:
         return True
 
     def free_event(self, event: int) -> None:
-        """Frees an event; streams that wait for it go on doing so."""
+        """Frees an event; streams that wait for it continue to wait."""
         self._library.cuEventDestroy_v2(_Handle(event))
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -205,7 +207,7 @@ class CudaDriver:
 
 
 def why_nccl_is_unavailable() -> str | None:
-    """Which library is missing, or that there is no GPU; None where all is there."""
+    """Returns which library is missing, or that there is no GPU; None if NCCL can be used."""
     try:
         open_nccl()
         driver = open_cuda()
@@ -219,7 +221,7 @@ def why_nccl_is_unavailable() -> str | None:
 
 
 def open_nccl() -> NcclLibrary:
-    """NCCL of a wheel, else of the system.
+    """Opens NCCL of a wheel, or else of the system.
 
     Raises:
         PluginError: there is none.
@@ -234,7 +236,7 @@ def open_nccl() -> NcclLibrary:
 
 
 def open_cuda() -> CudaDriver:
-    """NVIDIA's driver.
+    """Opens NVIDIA's driver.
 
     Raises:
         PluginError: there is none.
@@ -264,6 +266,6 @@ def _open(name: str, paths: Sequence[Path]) -> Any:
         try:
             return ctypes.CDLL(candidate)
         except OSError:
-            # Not there, or of another platform; the next may do.
+            # It does not exist or is for another platform; try the next.
             continue
     return None

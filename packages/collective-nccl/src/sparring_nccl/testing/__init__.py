@@ -1,4 +1,8 @@
-"""An imitation of NCCL and the driver, compiled by the machine's C compiler."""
+"""An imitation of NCCL and the driver for tests, compiled by the machine's C compiler.
+
+``fake_nccl.c`` describes which rules of the real libraries it has. Ranks are threads of one process, and the
+memory of all GPUs is the host's.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring.collective.nccl_library import CudaDriver, NcclLibrary
+from sparring_nccl.collective import NcclCollective
+from sparring_nccl.libraries import CudaDriver, NcclLibrary
 
-__all__ = ["FakeGpus", "GpuArray", "open_fake"]
+__all__ = ["FakeGpus", "GpuArray", "NcclCollective", "open_fake"]
 
 
 class GpuArray(np.ndarray[Any, Any]):
-    """Host memory that says it is a GPU's."""
+    """Host memory with the interface of GPU memory."""
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> GpuArray:
-        """A copy."""
+        """Returns a copy of an array."""
         return array.copy().view(cls)
 
     @property
@@ -39,7 +44,7 @@ class GpuArray(np.ndarray[Any, Any]):
 
 
 class FakeGpus:
-    """The imitation: ranks are threads, all GPUs one memory."""
+    """The imitation: `nccl` and `cuda` are what the collective calls, `library` controls the imitation."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -49,11 +54,11 @@ class FakeGpus:
         self.cuda = CudaDriver(ctypes.CDLL(str(path)))
 
     def log(self, rank: int) -> list[str]:
-        """What the rank's newest communicator was given: a line for each group."""
+        """Returns the messages of the rank's newest communicator, one line per group."""
         return str(self.library.fake_log(rank).decode()).splitlines()
 
     def hold(self, stream: int, array: npt.NDArray[np.uint8], value: int) -> int:
-        """Puts a write of `value` on the stream that waits to be released."""
+        """Appends a write of `value` to the stream, which waits for `release`."""
         return int(
             self.library.fake_hold(
                 ctypes.c_void_p(stream),
@@ -69,13 +74,13 @@ class FakeGpus:
 
 @functools.cache
 def open_fake() -> FakeGpus:
-    """Compiles the imitation and opens it; skips the test where there is no compiler."""
+    """Compiles and opens the imitation; skips the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler was found, and the imitation of NCCL is written in C")
     source = Path(__file__).with_name("fake_nccl.c")
     options = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-shared", "-fPIC", "-pthread"]
-    # What was opened stays, without its file.
+    # The library stays open when its file is deleted.
     with tempfile.TemporaryDirectory(prefix="sparring-nccl-") as folder:
         path = Path(folder) / "fake_nccl.so"
         subprocess.run([compiler, *options, str(source), "-o", str(path)], check=True, timeout=60)

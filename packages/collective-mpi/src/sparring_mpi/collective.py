@@ -1,14 +1,13 @@
-"""Ranks as MPI processes, by mpi4py.
+"""Ranks as MPI processes, over mpi4py.
 
-Every operation is one Isend or Irecv of bytes on a communicator of our own, so that no tag meets
-those of the program. MPI moves messages only while somebody asks it: `Work.done` does, so an
-exchange that looks in from time to time overlaps its work with the transfer.
+Each operation is one Isend or Irecv of bytes on a communicator of its own, so that its tags never match
+messages of the program. MPI transfers messages only while it is polled: `Work.done` polls, so an
+exchange that calls it from time to time overlaps its own work with the transfer.
 
-MPI itself waits for ever, for dead ranks too. Here each wait polls and has a deadline. A rank whose
-wait was in vain tells the others whom it missed, and ends the whole job when it ends
-(`sparring.collective.failure_detector`), because MPI cannot go on without a rank.
-
-mpi4py is imported by `join_mpi`, not before.
+MPI itself waits without limit, also for ranks that have ended. Here each wait polls and has a deadline. A
+rank whose wait failed tells the others which rank it missed. MPI cannot continue without a rank, and its
+finalization would wait for the missing one, so after a failure `MPI_Abort` ends the job when the process
+ends. If a process is killed, the launcher ends all others within milliseconds.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
-from sparring.collective import failure_detector
-from sparring.collective.polled_work import Pause, PolledWork
-from sparring.contracts.collective import NUM_TAGS, Array, Collective, Work, WorkContext
-from sparring.contracts.notices import (
+from sparring.contracts import (
     NOTICE_TAG,
+    NUM_TAGS,
+    Array,
+    Backoff,
+    Collective,
     Failure,
     Inquiry,
+    Membership,
     Notice,
     NoticeKind,
+    PolledWork,
+    Work,
+    WorkContext,
     empty_notice,
 )
-from sparring.contracts.options import Options
-from sparring.contracts.rendezvous import Membership
 from sparring.errors import (
     InvalidArgumentError,
     PeerFailure,
@@ -43,45 +44,26 @@ from sparring.errors import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MpiCollective", "MpiOptions", "join_mpi", "why_mpi_is_unavailable"]
+__all__ = ["MpiCollective", "join_mpi"]
 
 _INSTALL = 'run: pip install "sparring[mpi]"'
 
-# Our own tags come first, because MPI promises no tag above 32,767 and mpich has 2^29.
+# Tags of notices and operations come first, because MPI guarantees no tag above 32,767, and mpich has 2^29.
 _OWN_TAGS = 2
 
-# What one message of MPI 3 can count; later versions count in 64 bits.
-_MOST_BYTES_OF_MPI_3 = 2**31 - 1
+# The largest count of a message in MPI 3; later versions count in 64 bits.
+_MAX_BYTES_OF_MPI_3 = 2**31 - 1
 
-# A last notice that somebody's closing sent may overtake the end of a message sent before it.
+# A notice that a closing rank sent last may overtake the end of a message that it sent before.
 _GRACE_SECONDS = 0.1
 
 
-class MpiOptions(Options):
-    """The options of collective ``mpi``."""
-
-    end_job: bool = Field(
-        True,
-        description="Whether a rank that meets a failure ends the whole job when it ends. Without "
-        "that, the others wait in MPI's own finalisation for ever.",
-    )
-
-
-def why_mpi_is_unavailable() -> str | None:
-    """Why mpi4py cannot be had here, or None."""
-    import importlib.util
-
-    if importlib.util.find_spec("mpi4py") is None:
-        return f"mpi4py is not installed; {_INSTALL}"
-    return None
-
-
-def join_mpi(membership: Membership, options: MpiOptions, deadline_seconds: float) -> Collective:
+def join_mpi(membership: Membership, deadline_seconds: float) -> Collective:
     """Joins all ranks of ``MPI.COMM_WORLD``. All ranks call it.
 
     Raises:
-        InvalidArgumentError: MPI counts other ranks than the rendezvous.
-        PluginError: mpi4py or an MPI library is missing.
+        InvalidArgumentError: MPI has another rank or world size than the rendezvous.
+        PluginError: there is no MPI library, or mpi4py is not installed.
     """
     mpi = _import_mpi()
     world = mpi.COMM_WORLD
@@ -93,9 +75,7 @@ def join_mpi(membership: Membership, options: MpiOptions, deadline_seconds: floa
             rank=world.rank,
             world_size=world.size,
         )
-    return MpiCollective(
-        world.Dup(), deadline_seconds=deadline_seconds, is_ending_job=options.end_job
-    )
+    return MpiCollective(world.Dup(), deadline_seconds=deadline_seconds)
 
 
 def _import_mpi() -> Any:
@@ -103,10 +83,10 @@ def _import_mpi() -> Any:
         from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise PluginError(f"collective 'mpi': mpi4py is not installed; {_INSTALL}") from error
-    # mpi4py raises this where it finds no MPI library.
+    # mpi4py raises these if it finds no MPI library.
     except (ImportError, RuntimeError) as error:
         raise PluginError(
-            f"collective 'mpi': mpi4py finds no MPI library ({error}); {_INSTALL}, which brings "
+            f"collective 'mpi': mpi4py finds no MPI library ({error}); {_INSTALL}, which installs "
             "the mpich wheel"
         ) from error
     return MPI
@@ -116,25 +96,21 @@ class MpiCollective(Collective):
     """One rank of an MPI communicator.
 
     Args:
-        communicator: used by nothing else; it is never freed, because freeing waits for all ranks.
+        communicator: used by nothing else. It is never freed, because freeing waits for all ranks.
         deadline_seconds: the longest that any wait may take.
-        is_ending_job: whether a failure ends the whole job when this process ends.
     """
 
-    def __init__(
-        self, communicator: MPI.Intracomm, *, deadline_seconds: float, is_ending_job: bool = True
-    ) -> None:
+    def __init__(self, communicator: MPI.Intracomm, *, deadline_seconds: float) -> None:
         super().__init__(communicator.rank, communicator.size, deadline_seconds=deadline_seconds)
         self.mpi = _import_mpi()
         largest_tag: Any = communicator.Get_attr(self.mpi.TAG_UB)
         self._num_tags = min(NUM_TAGS, int(largest_tag) + 1 - _OWN_TAGS)
         self._communicator = communicator
         self._communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
-        self._is_ending_job = is_ending_job
-        # MPI writes into buffers wanted or not, so they live until it is done.
+        # MPI writes into buffers until the message is complete, also if no one waits for it any more.
         self._under_way: dict[int, _MpiWork] = {}
         self._failure: Failure | None = None
-        # rank -> when it said that it takes part in nothing more, and why
+        # rank -> when its notice that it takes part in nothing more arrived, and why
         self._gone: dict[int, tuple[float, Failure]] = {}
         self._inquiry = Inquiry(self.rank, deadline_seconds)
         self._heard = empty_notice()
@@ -142,31 +118,29 @@ class MpiCollective(Collective):
         self._status = self.mpi.Status()
         if self.world_size > 1:
             self._listen()
-        if is_ending_job:
-            failure_detector.install(self.mpi, communicator)
 
     def close(self) -> None:
-        """Tells the others. Does not wait for operations that are under way."""
+        """Leaves the group and tells the others. Does not wait for operations that are under way."""
         if self._is_closed:
             return
         if self._failure is None:
             self._say(Notice(NoticeKind.LEFT), self._others())
         self._is_closed = True
-        # MPI libraries complain, on standard output too, of receives that are left to them.
+        # MPI libraries print warnings about receives that are still open in the end.
         for work in list(self._under_way.values()):
             work.give_up()
         if self._hearing is not None:
             _cancel(self._hearing)
 
-    # -- what the works ask ---------------------------------------------------------
+    # -- for works --------------------------------------------------------------------
 
     def forget(self, work: _MpiWork) -> None:
         self._under_way.pop(id(work), None)
 
-    def trouble(
+    def wait_failure(
         self, peer: int, context: WorkContext, limit: float, now: float
     ) -> PeerFailure | None:
-        """Why a wait for `peer` is in vain, if it is. Failures are told to all other ranks."""
+        """Returns the error of a wait for `peer` that cannot succeed, or None. The other ranks are told."""
         if self._failure is None and not self._is_closed:
             self._hear(peer)
             gone_at, reason = self._gone.get(peer, (now, None))
@@ -182,7 +156,7 @@ class MpiCollective(Collective):
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
         if self._failure is None:
-            # On one line: MPI's own text has a stack of several, and ours goes on behind it.
+            # MPI's text has several lines; the message of the error is one.
             self._fail(Failure(peer, f"MPI reports {' '.join(str(error).split())}"))
         assert self._failure is not None
         return self._note(peer, self._failure, context)
@@ -206,7 +180,7 @@ class MpiCollective(Collective):
         return work
 
     def _message(self, buffer: Array) -> list[Any]:
-        if buffer.nbytes > _MOST_BYTES_OF_MPI_3 and self.mpi.VERSION < 4:
+        if buffer.nbytes > _MAX_BYTES_OF_MPI_3 and self.mpi.VERSION < 4:
             raise UnsupportedError(
                 f"collective 'mpi': a message of {buffer.nbytes} bytes needs MPI 4, found MPI "
                 f"{self.mpi.VERSION}; use a newer MPI library or smaller chunks"
@@ -242,38 +216,39 @@ class MpiCollective(Collective):
                     self._fail(failure)
 
     def _fail(self, failure: Failure) -> None:
+        from mpi4py.run import set_abort_status
+
         self._failure = failure
+        # The finalization of MPI would wait for the failed rank, without a deadline.
+        set_abort_status(1)
         self._say(
             failure.notice(),
             [peer for peer in self._others() if peer != failure.culprit],
         )
 
     def _note(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
-        error = self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
-        if self._is_ending_job:
-            failure_detector.note(str(error))
-        return error
+        return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 
     def _others(self) -> list[int]:
-        """The ranks that may still listen."""
+        """Returns the ranks that may still receive notices."""
         return [
             peer for peer in range(self.world_size) if peer != self.rank and peer not in self._gone
         ]
 
     def _say(self, notice: Notice, peers: list[int]) -> None:
-        """Sends a notice, and gives it a moment to leave."""
+        """Sends a notice and polls until it has left, for at most `_GRACE_SECONDS`."""
         message = notice.encoded()
         requests = [
             self._communicator.Isend(self._message(message), peer, self._tag(NOTICE_TAG))
             for peer in peers
         ]
-        limit, pause = time.monotonic() + _GRACE_SECONDS, Pause()
+        limit, backoff = time.monotonic() + _GRACE_SECONDS, Backoff()
         while requests and not self.mpi.Request.Testall(requests) and time.monotonic() < limit:
-            pause()
+            backoff.pause()
 
 
 class _MpiWork(PolledWork):
-    """A send, or what a receive has in common with it."""
+    """A send, and the base of a receive."""
 
     def __init__(self, owner: MpiCollective, request: Any, buffer: Array, peer: int) -> None:
         super().__init__(owner.deadline_seconds)
@@ -283,7 +258,7 @@ class _MpiWork(PolledWork):
         self._peer = peer
         self._context = owner.context
 
-    def _test(self) -> bool:
+    def _is_complete_impl(self) -> bool:
         try:
             if not self._request.Test():
                 return False
@@ -292,18 +267,18 @@ class _MpiWork(PolledWork):
         self._owner.forget(self)
         return True
 
-    def _trouble(self, limit: float, now: float) -> SparringError | None:
-        return self._owner.trouble(self._peer, self._context, limit, now)
+    def _failure_impl(self, limit: float, now: float) -> SparringError | None:
+        return self._owner.wait_failure(self._peer, self._context, limit, now)
 
     def give_up(self) -> None:
-        """The collective is closed. A send goes on by itself."""
+        """Called when the collective closes. A send continues by itself."""
 
 
 class _MpiReceiving(_MpiWork):
     def give_up(self) -> None:
         _cancel(self._request)
 
-    def _test(self) -> bool:
+    def _is_complete_impl(self) -> bool:
         mpi = self._owner.mpi
         status = mpi.Status()
         try:
@@ -328,6 +303,6 @@ class _MpiReceiving(_MpiWork):
 
 
 def _cancel(receive: Any) -> None:
-    """Ends a receive that nothing came for; one that is complete stays as it is."""
+    """Cancels a receive, unless its message has arrived."""
     receive.Cancel()
     receive.Wait()

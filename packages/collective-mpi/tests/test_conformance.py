@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sparring.plugins.registry import DISABLE_VARIABLE
 from sparring_testing.collective_tests import CollectiveTests
 from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
 from sparring_testing.rank_processes import RankProcesses
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.alone
 def launcher(world_size: int) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
         rank = [sys.executable, "-m", "sparring_testing.rank_process", address]
-        # No plugin is needed, and some import a framework.
-        alone = {**environment, DISABLE_VARIABLE: "*"}
-        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=alone)]
+        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=dict(environment))]
 
     return launch
 
@@ -30,9 +27,7 @@ def launcher(world_size: int) -> Any:
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[dict[int, RankProcesses]]:
     """The processes of each world size; they start when they are first asked for."""
-    # The kit makes ranks fail on purpose, and the processes go on with the next test.
-    options = {"end_job": False}
-    pools = {size: RankProcesses(size, "mpi", options, launcher(size)) for size in (1, 2, 3)}
+    pools = {size: RankProcesses(size, "mpi", {}, launcher(size)) for size in (1, 2, 3)}
     yield pools
     for pool in pools.values():
         pool.close()

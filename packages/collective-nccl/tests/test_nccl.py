@@ -1,7 +1,4 @@
-"""The nccl collective over a small imitation of NCCL and the driver, and why it is unavailable here.
-
-``fake_nccl/fake_nccl.c`` says what the imitation keeps of the real libraries.
-"""
+"""The nccl collective over an imitation of NCCL and the driver, and the reasons why it is unavailable."""
 
 from __future__ import annotations
 
@@ -15,11 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.collective import nccl_library
-from sparring.collective.local import LocalGroup
-from sparring.collective.nccl import NcclCollective
-from sparring.contracts.collective import WorkContext
-from sparring.contracts.rendezvous import Membership
+from sparring import LocalGroup, make_plugin_manager
+from sparring.contracts import Collective, CollectiveDescriptor, Membership, WorkContext
 from sparring.errors import (
     DeviceError,
     InternalError,
@@ -27,10 +21,12 @@ from sparring.errors import (
     PeerFailure,
     PluginError,
 )
-from sparring.plugins.registry import make_plugin_manager
+from sparring_nccl import collective as collective_module
+from sparring_nccl import libraries
+from sparring_nccl.collective import NcclCollective
+from sparring_nccl.options import NcclOptions
+from sparring_nccl.testing import FakeGpus, GpuArray, open_fake
 from sparring_testing.deadlines import in_time
-
-from .fake_nccl import FakeGpus, GpuArray, open_fake
 
 
 @pytest.fixture
@@ -334,19 +330,62 @@ def test_it_says_which_memory_it_takes(gpus: FakeGpus) -> None:
     assert tuple(NcclCollective.devices) == ("cpu", "cuda")
 
 
+@pytest.fixture
+def installed(gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> CollectiveDescriptor:
+    """The plugin on a machine whose NCCL and driver are the imitation."""
+    monkeypatch.setattr(collective_module, "open_nccl", lambda: gpus.nccl)
+    monkeypatch.setattr(collective_module, "open_cuda", lambda: gpus.cuda)
+    return make_plugin_manager().collective("nccl")
+
+
+def test_a_world_of_one_joins_without_another_collective(installed: CollectiveDescriptor) -> None:
+    options = installed.options()
+    with installed.factory(Membership(rank=0, world_size=1), options, 5.0) as collective:
+        got = GpuArray.of(np.zeros(2))
+        works = [collective.send(GpuArray.of(np.ones(2)), 0), collective.receive(got, 0)]
+        for work in works:
+            work.wait()
+    assert got.tolist() == [1.0, 1.0]
+
+
+def test_a_host_collective_is_extended_by_name(installed: CollectiveDescriptor) -> None:
+    """As a framework adapter does: it knows neither the class nor the libraries."""
+    group, viewed = LocalGroup(2, deadline_seconds=10.0), []
+
+    def view(buffer: Any, stream: int | None) -> tuple[Any, int | None]:
+        viewed.append(type(buffer))
+        return (np.asarray(buffer).view(GpuArray) if isinstance(buffer, list) else buffer), stream
+
+    def run(rank: int) -> list[float]:
+        extend = installed.device_factory
+        assert extend is not None
+        collective: Collective
+        with extend(group.join(rank), Membership(rank, 2, rank), view) as collective:
+            got = GpuArray.of(np.zeros(2))
+            works = [collective.send([rank + 1.0] * 2, 1 - rank), collective.receive(got, 1 - rank)]
+            for work in works:
+                work.wait()
+            assert collective.all_reduce(np.ones(1)).tolist() == [2.0]
+            return list(got.tolist())
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(run, range(2))) == [[2.0, 2.0], [1.0, 1.0]]
+    assert sorted(each.__name__ for each in viewed) == ["GpuArray", "GpuArray", "list", "list"]
+
+
 def why() -> str | None:
-    descriptor = make_plugin_manager(entry_points=False).collective("nccl")
+    descriptor = make_plugin_manager().collective("nccl")
     assert descriptor.unavailable is not None
     return descriptor.unavailable()
 
 
-def only(monkeypatch: pytest.MonkeyPatch, libraries: dict[str, Any]) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, present: dict[str, Any]) -> None:
     def load(path: str) -> Any:
-        if Path(path).name not in libraries:
+        if Path(path).name not in present:
             raise OSError("no such file")
-        return libraries[Path(path).name]
+        return present[Path(path).name]
 
-    monkeypatch.setattr(nccl_library.ctypes, "CDLL", load)
+    monkeypatch.setattr(libraries.ctypes, "CDLL", load)
 
 
 class NoGpu:
@@ -372,7 +411,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     only(monkeypatch, {})
     assert "libnccl.so.2 was found neither in the wheels" in str(why())
     assert 'pip install "sparring[nccl]"' in str(why())
-    factory = make_plugin_manager(entry_points=False).collective("nccl").factory
+    factory = make_plugin_manager().collective("nccl").factory
     with pytest.raises(PluginError, match=r"libnccl\.so\.2"):
         factory(Membership(rank=0, world_size=1), None, 1.0)
 
@@ -405,3 +444,9 @@ def test_where_all_is_there_it_is_available(monkeypatch: pytest.MonkeyPatch) -> 
 
     only(monkeypatch, {"libnccl.so.2": AnyLibrary(), "libcuda.so.1": Driver()})
     assert why() is None
+
+
+def test_reference_has_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/collectives.md").read_text()
+    for name, field in NcclOptions.model_fields.items():
+        assert f"| `{name}` | `{field.default}` | {field.description} |" in page

@@ -1,23 +1,22 @@
-"""Buffers in GPU memory between ranks, by NCCL. Not run on a GPU yet: see the reference page.
+"""Buffers in GPU memory between ranks, over NCCL. Not run on a GPU yet: see the reference page.
 
-NCCL has no tags, no deadlines and no way to tell sizes, and wants to be met by another means first.
-So a host collective (`mpi`, `torch`) carries all that is in host memory, the operations too, and
-NCCL only the device buffers of `send` and `receive`.
+NCCL has no tags, no deadlines and does not report sizes, and its ranks must exchange an id by other means
+before they can join. So a host collective (`mpi`, `torch`) carries everything that is in host memory,
+including the collective operations, and NCCL only the device buffers of `send` and `receive`.
 
     host buffers    → the host collective
-    device buffers  → a queue → at the first `done` or `wait`, all of it as one NCCL group:
+    device buffers  → a queue → at the first `done` or `wait`, all of them as one NCCL group:
 
         ncclGroupStart · ncclSend · ncclRecv · … · ncclGroupEnd · event    on a thread of its own
 
-    stream of the caller   … writes the buffer ─ event ┐
-    stream of our own                                  └─► group ─ event ─► `done` asks for it
+    stream of the caller       … writes the buffer ─ event ┐
+    stream of the collective                               └─► group ─ event ─► polled by `done`
 
-One group makes the order of sends and receives within it irrelevant, which separate calls on one
-stream would not: two ranks that both send first would wait for each other for ever. But groups pass
-one after the other, each as a whole. So what is posted before one question must not wait for what is
-posted after it: a rank that asks for an answer together with its question gets neither. NCCL may
-block while it connects two ranks, so a thread of its own calls it, and `ncclCommAbort` ends what is
-under way when a deadline has passed.
+Within a group the order of sends and receives does not matter. With separate calls on one stream it would:
+two ranks that both send first would wait for each other without end. But groups are executed one after the
+other, each as a whole. So what is posted before one poll must not wait for what is posted after it: a
+rank that asks for an answer together with its question gets neither. NCCL may block while it connects
+two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls when a deadline has passed.
 
 Device messages between two ranks must be posted in the same order on both sides; tags do not
 reorder them.
@@ -32,55 +31,56 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from sparring.collective.nccl_library import (
+from sparring import checked_options, make_plugin_manager
+from sparring.contracts import Array, BufferView, Collective, Membership, PolledWork, Work
+from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure, SparringError
+from sparring_nccl.libraries import (
     UNIQUE_ID_BYTES,
     CudaDriver,
     NcclLibrary,
     open_cuda,
     open_nccl,
 )
-from sparring.collective.polled_work import PolledWork
-from sparring.contracts.collective import Array, Collective, Work
-from sparring.contracts.options import Options
-from sparring.contracts.rendezvous import Membership
-from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure, SparringError
-from sparring.runtime.threads import start_thread
+from sparring_nccl.options import NcclOptions
 
-__all__ = ["NcclCollective", "NcclOptions", "join_nccl"]
+__all__ = ["NcclCollective", "extend_to_gpus", "join_nccl"]
 
 _ISSUE_SECONDS = 0.2
-"""So long a call of NCCL may take to return by itself before the communicator is aborted under it."""
-
-
-class NcclOptions(Options):
-    """The options of collective ``nccl``."""
-
-    host: str = Field(
-        "torch",
-        description="The collective that carries what is in host memory, with its defaults.",
-    )
+"""How long a call of NCCL may take to return by itself before its communicator is aborted."""
 
 
 def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: float) -> Collective:
-    """Joins all ranks. All of them call it.
+    """Joins all ranks, over the host collective of the options. All ranks call it.
 
     Raises:
         DeadlineError: not all ranks came.
         InternalError: NCCL reports an error.
-        DeviceError: CUDA does.
+        DeviceError: CUDA reports an error.
         PluginError: NCCL, the driver, or the host collective is missing.
     """
-    from sparring.plugins.option_checks import checked_options
-    from sparring.plugins.registry import make_plugin_manager
-
     nccl, cuda = open_nccl(), open_cuda()
     name = "local" if membership.world_size == 1 else options.host
     descriptor = make_plugin_manager().collective(name)
     checked = checked_options("collective", descriptor, {})
     host = descriptor.factory(membership, checked, deadline_seconds)
     return NcclCollective(host, nccl, cuda, device=membership.local_rank)
+
+
+def extend_to_gpus(
+    host: Collective, membership: Membership, view: BufferView | None = None
+) -> Collective:
+    """Returns a collective that also sends from GPU memory. All ranks call it.
+
+    Args:
+        host: carries what is in host memory.
+        membership: its local rank is the number of the GPU.
+        view: see `CollectiveDescriptor.device_factory`.
+
+    Raises:
+        DeadlineError, InternalError, DeviceError, PluginError: as `join_nccl`.
+    """
+    return NcclCollective(host, open_nccl(), open_cuda(), device=membership.local_rank, view=view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,16 @@ class _DeviceBuffer:
     pointer: int
     num_bytes: int
     owner: Any
-    """Kept alive until the message is done."""
+    """Keeps the memory alive until the message is done."""
 
 
 class _Batch:
-    """Device messages that go to NCCL as one group."""
+    """Device messages that are given to NCCL as one group."""
 
     def __init__(self) -> None:
         # (communicator, stream) -> starts one message
         self.starts: list[Callable[[int, int], None]] = []
-        # Events of streams that the group comes after.
+        # Events of streams that the group is ordered after.
         self.after: list[int] = []
         self.is_after_all = False
         self.is_flushed = False
@@ -112,22 +112,30 @@ class _Batch:
 class NcclCollective(Collective):
     """One rank of an NCCL communicator, and the host collective next to it.
 
-    Device buffers are what has ``__cuda_array_interface__``, of any dtype: bytes are what travels.
+    Device buffers are those with ``__cuda_array_interface__``, of any dtype, because they are sent as bytes.
 
     Args:
         host: carries host buffers; closed with this one.
         nccl: the library.
         cuda: the driver.
         device: the number of the GPU.
+        view: see `CollectiveDescriptor.device_factory`.
     """
 
     devices = ("cpu", "cuda")
 
     def __init__(
-        self, host: Collective, nccl: NcclLibrary, cuda: CudaDriver, *, device: int
+        self,
+        host: Collective,
+        nccl: NcclLibrary,
+        cuda: CudaDriver,
+        *,
+        device: int,
+        view: BufferView | None = None,
     ) -> None:
         super().__init__(host.rank, host.world_size, deadline_seconds=host.deadline_seconds)
         self._host = host
+        self._view = view
         self._nccl, self._cuda = nccl, cuda
         self._context = cuda.retain_context(device)
         unique = nccl.make_unique_id() if self.rank == 0 else bytes(UNIQUE_ID_BYTES)
@@ -140,7 +148,7 @@ class NcclCollective(Collective):
         self._issuing = threading.Lock()
         self._joined = threading.Event()
         self._join_error: SparringError | None = None
-        start_thread(self._serve, "sparring-nccl")
+        threading.Thread(target=self._serve, name="sparring-nccl", daemon=True).start()
         if not self._joined.wait(self.deadline_seconds):
             host.close()
             raise DeadlineError(
@@ -154,7 +162,9 @@ class NcclCollective(Collective):
     def send(
         self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
     ) -> Work:
-        """As the contract has it; `buffer` may also be in GPU memory."""
+        """As in the contract; `buffer` may also be in GPU memory."""
+        if self._view is not None:
+            buffer, stream = self._view(buffer, stream)
         device_buffer = _device_buffer(buffer)
         self._host.context = self.context
         if device_buffer is None:
@@ -163,7 +173,9 @@ class NcclCollective(Collective):
         return self._post(self._nccl.send, device_buffer, destination, stream)
 
     def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
-        """As the contract has it; `buffer` may also be in GPU memory."""
+        """As in the contract; `buffer` may also be in GPU memory."""
+        if self._view is not None:
+            buffer, stream = self._view(buffer, stream)
         device_buffer = _device_buffer(buffer)
         self._host.context = self.context
         if device_buffer is None:
@@ -172,7 +184,7 @@ class NcclCollective(Collective):
         return self._post(self._nccl.receive, device_buffer, source, stream)
 
     def close(self) -> None:
-        """Leaves. Aborts device messages that are under way."""
+        """Leaves the group and aborts device messages that are under way."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,10 +192,10 @@ class NcclCollective(Collective):
         self.abort()
         self._host.close()
 
-    # -- what the works ask ---------------------------------------------------------
+    # -- for works --------------------------------------------------------------------
 
     def flush(self, batch: _Batch) -> None:
-        """Gives all messages that were posted so far to NCCL."""
+        """Gives all messages of the batch to NCCL."""
         if not batch.is_flushed:
             batch.is_flushed = True
             self._batch = _Batch()
@@ -204,12 +216,12 @@ class NcclCollective(Collective):
             return self._nccl.background_error(self._communicator)
 
     def abort(self) -> None:
-        """Ends what is under way, also a call of NCCL that blocks."""
+        """Ends what is under way, including a call of NCCL that blocks."""
         with self._lock:
             communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
-        # A call that is about to return shall not find its communicator gone.
+        # A call that is about to return still needs its communicator.
         has_ended = self._issuing.acquire(timeout=_ISSUE_SECONDS)
         try:
             self._nccl.abort(communicator)
@@ -217,7 +229,7 @@ class NcclCollective(Collective):
             if has_ended:
                 self._issuing.release()
 
-    # -- the parts of the contract that are the host's --------------------------------
+    # -- what the host collective does ------------------------------------------------
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         return self._host.send(buffer, destination, tag)
@@ -245,7 +257,7 @@ class NcclCollective(Collective):
         if stream is None:
             batch.is_after_all = True
         else:
-            # Here and not on the other thread: what comes on the stream later may wait for this.
+            # Not on the other thread: later work of the stream may wait for this message.
             with self._cuda.in_context(self._context):
                 batch.after.append(self._cuda.record(stream))
         batch.starts.append(
@@ -278,7 +290,7 @@ class NcclCollective(Collective):
 
     def _issue(self, batch: _Batch, communicator: int) -> None:
         if batch.is_after_all:
-            # The buffers were written on a stream that is not known here.
+            # The stream that wrote the buffers is unknown.
             self._cuda.synchronize()
         for event in batch.after:
             self._cuda.order_after(event, self._stream)
@@ -303,13 +315,13 @@ class _NcclWork(PolledWork):
         self._peer = peer
         self._context = owner.context
 
-    def _test(self) -> bool:
+    def _is_complete_impl(self) -> bool:
         self._owner.flush(self._batch)
         if self._batch.error is not None:
             raise self._failure(self._batch.error)
         return self._owner.is_complete(self._batch)
 
-    def _trouble(self, limit: float, now: float) -> SparringError | None:
+    def _failure_impl(self, limit: float, now: float) -> SparringError | None:
         found = self._owner.background_error()
         if found is None and now >= limit:
             found = f"nothing came within {self._owner.deadline_seconds:g} s"
@@ -322,7 +334,7 @@ class _NcclWork(PolledWork):
 
 
 def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
-    """GPU memory of a foreign array, as it describes it; None where it is in host memory.
+    """Returns the GPU memory of an array of any framework, or None if it is in host memory.
 
     Raises:
         InvalidArgumentError: it is in GPU memory and not C-contiguous.
@@ -344,6 +356,6 @@ def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
 
 
 def _cuda_array_interface(buffer: Any) -> dict[str, Any] | None:
-    # torch raises AttributeError for tensors of the CPU, so this asks both.
+    # torch raises AttributeError for tensors of the CPU, which getattr handles.
     interface: dict[str, Any] | None = getattr(buffer, "__cuda_array_interface__", None)
     return interface

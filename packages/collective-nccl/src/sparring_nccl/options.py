@@ -1,0 +1,18 @@
+"""The options of collective ``nccl``."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sparring.contracts import Options
+
+__all__ = ["NcclOptions"]
+
+
+class NcclOptions(Options):
+    """The options of collective ``nccl``."""
+
+    host: str = Field(
+        "torch",
+        description="The collective that carries what is in host memory, with its default options.",
+    )
