@@ -48,7 +48,7 @@ __all__ = ["MpiCollective", "join_mpi"]
 
 _INSTALL = 'run: pip install "sparring[mpi]"'
 
-# Tags of notices and operations come first, because MPI guarantees no tag above 32,767, and mpich has 2^29.
+# Tags of notices and operations come first, because MPI guarantees no tag above 32,767; mpich has 2^29.
 _OWN_TAGS = 2
 
 # The largest count of a message in MPI 3; later versions count in 64 bits.
@@ -140,7 +140,7 @@ class MpiCollective(Collective):
     def wait_failure(
         self, peer: int, context: WorkContext, limit: float, now: float
     ) -> PeerFailure | None:
-        """Returns the error of a wait for `peer` that cannot succeed, or None. The other ranks are told."""
+        """Returns the error of a wait for `peer` that cannot succeed, or None. Tells the other ranks."""
         if self._failure is None and not self._is_closed:
             self._hear(peer)
             gone_at, reason = self._gone.get(peer, (now, None))

@@ -12,11 +12,11 @@ including the collective operations, and NCCL only the device buffers of `send` 
     stream of the caller       … writes the buffer ─ event ┐
     stream of the collective                               └─► group ─ event ─► polled by `done`
 
-Within a group the order of sends and receives does not matter. With separate calls on one stream it would:
-two ranks that both send first would wait for each other without end. But groups are executed one after the
-other, each as a whole. So what is posted before one poll must not wait for what is posted after it: a
-rank that asks for an answer together with its question gets neither. NCCL may block while it connects
-two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls when a deadline has passed.
+Within a group the order of sends and receives does not matter. With separate calls on one stream it
+would: two ranks that both send first would wait for each other without end. But groups are executed one
+after the other, each as a whole. So what is posted before one poll must not wait for what is posted after
+it: a rank that posts a question and the receive of its answer together gets neither. NCCL may block while
+it connects two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls at a deadline.
 
 Device messages between two ranks must be posted in the same order on both sides; tags do not
 reorder them.
@@ -112,7 +112,7 @@ class _Batch:
 class NcclCollective(Collective):
     """One rank of an NCCL communicator, and the host collective next to it.
 
-    Device buffers are those with ``__cuda_array_interface__``, of any dtype, because they are sent as bytes.
+    Device buffers are those with ``__cuda_array_interface__``. They have any dtype: bytes are sent.
 
     Args:
         host: carries host buffers; closed with this one.

@@ -10,7 +10,7 @@ import pytest
 
 from sparring.engine.job_bootstrap import join_job, resolved_backends
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.plugins.registry import make_plugin_manager
+from sparring.plugins.registry import PluginManager, make_plugin_manager
 from sparring.runtime import pool as execution
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -59,13 +59,15 @@ def nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def join(rendezvous: Named, collective: Named) -> tuple[int, int, int]:
+def join(
+    rendezvous: Named, collective: Named, manager: PluginManager | None = None
+) -> tuple[int, int, int]:
     with join_job(
         rendezvous,
         collective,
         framework="torch",
         deadline_seconds=5.0,
-        plugin_manager=make_plugin_manager(),
+        plugin_manager=manager or make_plugin_manager(),
     ) as job:
         assert job.rendezvous.shard_map().world_size == job.collective.world_size
         membership = job.membership
@@ -79,6 +81,16 @@ def test_a_process_alone_is_a_world_of_one() -> None:
 def test_a_backend_that_nobody_offers_is_refused_by_name() -> None:
     with pytest.raises(PluginError, match="carrier_pigeon"):
         join(Named(), Named(backend="carrier_pigeon"))
+
+
+def test_ranks_of_mpiexec_are_told_how_to_install_the_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in MPICH.items():
+        monkeypatch.setenv(name, value)
+    for backend in ("auto", "mpi"):
+        with pytest.raises(PluginError, match=r'^collective .mpi.*pip install "sparring\[mpi\]"'):
+            join(Named(), Named(backend=backend), make_plugin_manager(entry_points=False))
 
 
 def test_options_that_a_backend_does_not_take_are_refused() -> None:

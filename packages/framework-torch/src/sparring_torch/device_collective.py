@@ -1,8 +1,8 @@
 """The ``torch`` collective for tensors on GPUs, which are sent over NCCL, straight from GPU memory.
 
-``torch.distributed`` supports NCCL too, but its watchdog ends the process if a message is late, and single
-messages cannot be cancelled. So tensors on GPUs use the collective ``nccl``, with the library that torch
-itself brings, and everything in host memory is sent over gloo as before.
+``torch.distributed`` supports NCCL too, but its watchdog ends the process if a message is late, and
+single messages cannot be cancelled. So tensors on GPUs use the collective ``nccl``, with the library that
+torch itself brings, and everything in host memory is sent over gloo.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAME = "nccl"
 
 
 def with_devices(host: Collective, membership: Membership, process_group: str) -> Collective:
-    """Returns a collective that also sends tensors on this rank's GPU if the job uses NCCL, otherwise `host`.
-    All ranks call it.
+    """Returns a collective that also sends tensors on this rank's GPU, or `host` if the job does not use
+    NCCL. All ranks call it.
 
     The job uses NCCL if `process_group` names it, or if the default group has it and it can be used.
 

@@ -1,7 +1,7 @@
 """An imitation of NCCL and the driver for tests, compiled by the machine's C compiler.
 
-``fake_nccl.c`` describes which rules of the real libraries it has. Ranks are threads of one process, and the
-memory of all GPUs is the host's.
+``fake_nccl.c`` describes which rules of the real libraries it has. Ranks are threads of one process, and
+the memory of all GPUs is the host's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GpuArray(np.ndarray[Any, Any]):
 
 
 class FakeGpus:
-    """The imitation: `nccl` and `cuda` are what the collective calls, `library` controls the imitation."""
+    """The imitation: the collective calls `nccl` and `cuda`; `library` controls what they do."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))

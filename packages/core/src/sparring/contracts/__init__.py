@@ -150,7 +150,8 @@ __getattr__ = names_from(
         "sparring.contracts.capabilities": "Capabilities",
         "sparring.contracts.change_log": "ChangeLog",
         "sparring.contracts.collective": (
-            "Array Backoff BufferView Collective NUM_TAGS PolledWork Reduction Work WorkContext new_header"
+            "Array Backoff BufferView Collective NUM_TAGS PolledWork Reduction Work WorkContext "
+            "new_header"
         ),
         "sparring.contracts.descriptors": (
             "API_VERSION CReader CollectiveDescriptor CommandDescriptor Descriptor "

@@ -64,8 +64,8 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 BufferView = Callable[[Any, int | None], tuple[Any, int | None]]
-"""Takes a buffer and the stream that writes it, or None; returns both as a backend for device memory takes
-them. See `CollectiveDescriptor.device_factory`."""
+"""Takes a buffer and the stream that writes it, or None; returns both in the form that a backend for
+device memory takes. See `CollectiveDescriptor.device_factory`."""
 
 NUM_TAGS = 1 << 20
 """Tags are below this. MPI promises few bits, and gloo shares them with the size of a message."""
