@@ -227,6 +227,7 @@ def tests_tensorflow(session: nox.Session) -> None:
         "testing",
         "storage-tiered",
         "backend-hkv",
+        "collective-mpi",
         "packed",
         "serve",
         "framework-tf",
@@ -337,13 +338,17 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *options, *sources, env={"MYPYPATH": os.pathsep.join(sources)})
 
 
+# Extras that only a GPU uses.
+GPU_EXTRAS = ("cuda12", "cuda13")
+
+
 def requirements(package: str) -> list[str]:
     """What a package needs that is not ours, with all of its own extras but what only a GPU uses."""
     project = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]
     extras = project.get("optional-dependencies", {})
     listed = [
         *project["dependencies"],
-        *(each for name in extras if name != "nccl" for each in extras[name]),
+        *(each for name in extras if name not in GPU_EXTRAS for each in extras[name]),
     ]
     untyped = ("sparring", "tensorflow", "jax", "optax")
     return [each for each in listed if not each.startswith(untyped)]

@@ -33,9 +33,9 @@ DEADLINE_SECONDS = 60.0
 def join(kind: str, rendezvous: EnvironmentRendezvous) -> Collective:
     """A collective of its own for whoever asks; all ranks ask in the same order."""
     if kind == "mpi":
-        from sparring.collective.mpi import MpiOptions, join_mpi
+        from sparring_mpi.collective import join_mpi
 
-        return join_mpi(rendezvous.membership(), MpiOptions(), DEADLINE_SECONDS)
+        return join_mpi(rendezvous.membership(), DEADLINE_SECONDS)
     from sparring_torch.collective import join_torch
     from sparring_torch.distributed_options import TorchCollectiveOptions
 

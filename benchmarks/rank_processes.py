@@ -73,7 +73,7 @@ def run_ranks(
 def _mpiexec(world_size: int) -> list[str]:
     beside_python = Path(sys.executable).parent / "mpiexec"
     found = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
-    if found is None or importlib.util.find_spec("mpi4py") is None:
+    if found is None or importlib.util.find_spec("sparring_mpi") is None:
         raise NotMeasuredError('mpi is missing: pip install "sparring[mpi]"')
     return [found, "-n", str(world_size), sys.executable]
 

@@ -34,6 +34,8 @@ FAMILY = (
     "backend-hkv",
     "backend-rocksdb",
     "backend-redis",
+    "collective-mpi",
+    "collective-nccl",
     "packed",
     "serve",
     "framework-torch",
@@ -47,7 +49,7 @@ TEMPLATES = ("_template", "_template_collective", "_template_kinds")
 
 # What tests need of other distributions, by package. Those of ours are installed from this checkout.
 TEST_EXTRAS = {
-    "core": "[mpi]",
+    "collective-mpi": "[mpich]",
     "cli": "[metrics,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",

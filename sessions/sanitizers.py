@@ -27,6 +27,7 @@ SANITIZED_TESTS = (
     ),
     str(PACKAGES / "cli/tests/snapshots"),
     str(PACKAGES / "storage-tiered/tests"),
+    str(PACKAGES / "collective-nccl/tests"),
     str(PACKAGES / "packed/tests"),
     str(PACKAGES / "backend-hkv/tests"),
 )  # fmt: skip
@@ -34,7 +35,7 @@ SANITIZED_TESTS = (
 
 @nox.session
 def native_sanitized(session: nox.Session) -> None:
-    """Runs Python tests of core, tiered, packed and hkv under AddressSanitizer and UBSan. Needs g++.
+    """Runs Python tests of packages with native code under AddressSanitizer and UBSan. Needs g++.
 
     Those chosen after ``--``, or all of these packages; without torch and TensorFlow, which are not built
     for sanitizers. A finding ends the process with a report.
@@ -44,7 +45,7 @@ def native_sanitized(session: nox.Session) -> None:
     setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={SANITIZERS}"
     install_local(session, "core", "", setting)
     # Tests of core load and start `sparring train`.
-    for package in ("cli", "testing", "plan", "storage-tiered", "train"):
+    for package in ("cli", "testing", "plan", "storage-tiered", "collective-nccl", "train"):
         install_local(session, package)
     install_local(session, "packed", "", setting)
     without_gpu = f"--config-settings=cmake.define.{GPU_OPTION}=OFF"

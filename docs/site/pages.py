@@ -31,6 +31,7 @@ MODULES = {
     "sparring_hkv": (),
     "sparring_rocksdb": (),
     "sparring_redis": (),
+    "sparring_nccl": (),
     "sparring_train": ("sparring_train.hookspecs",),
     "sparring_testing": (),
     "sparring_packed": (),

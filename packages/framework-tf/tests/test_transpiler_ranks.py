@@ -52,8 +52,8 @@ MPIEXEC = shutil.which("mpiexec")
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or MPIEXEC is None,
-    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+    importlib.util.find_spec("sparring_mpi") is None or MPIEXEC is None,
+    reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 def test_two_ranks_give_what_one_process_gave(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -136,8 +136,8 @@ def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, 
 # The agent takes a free port by itself, and keeps it.
 TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
-    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+    importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
+    reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 
 

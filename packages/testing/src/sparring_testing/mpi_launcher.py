@@ -14,9 +14,8 @@ MPIEXEC = str(_beside_python) if _beside_python.exists() else shutil.which("mpie
 
 
 def _why_not() -> str | None:
-    for name in ("sparring_mpi", "mpi4py"):
-        if importlib.util.find_spec(name) is None:
-            return f'{name} is not installed: pip install "sparring[mpi]"'
+    if importlib.util.find_spec("sparring_mpi") is None:
+        return 'sparring-mpi is not installed: pip install "sparring[mpi]"'
     if not MPIEXEC:
         return 'there is no mpiexec: pip install "sparring[mpi]"'
     return None

@@ -129,8 +129,8 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
-    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+    importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
+    reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("model", ON_RANKS.values(), ids=ON_RANKS)

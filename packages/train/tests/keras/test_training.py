@@ -229,8 +229,8 @@ def on_ranks(num_ranks: int, command: list[str], folder: Path) -> Any:
 
 
 needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
-    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+    importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
+    reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 
 

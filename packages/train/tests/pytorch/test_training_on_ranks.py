@@ -37,8 +37,8 @@ MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists()
 MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
 
 needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or not MPIEXEC,
-    reason='needs mpi4py and mpiexec: pip install "sparring[mpi]"',
+    importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
+    reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 
 # Each launcher and each configuration once, then all others.
