@@ -31,7 +31,7 @@ from sparring_torch import (
     KeyedJaggedTensor,
     Optimizer,
     device_path,
-    train_agent,
+    host_path,
 )
 from sparring_torch.batch_lookup import DirectBatch
 
@@ -127,7 +127,7 @@ def test_inductor_compiles_lookups() -> None:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", [DirectBatch, device_path._Batch, train_agent._GradientHook])
+@pytest.mark.parametrize("kind", [DirectBatch, device_path._Batch, host_path._GradientHook])
 def test_batches_that_were_never_made_are_dropped_without_a_message(kind: type[Any]) -> None:
     del [kind.__new__(kind)][0]
     gc.collect()

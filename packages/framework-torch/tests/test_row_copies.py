@@ -124,6 +124,16 @@ def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
     assert rows_of(own) != rows_of(model)
 
 
+def test_a_compiled_copy_that_shares_rows_on_a_device_does_not_train_them() -> None:
+    users = Embedding(4, name="users", device="emulated")
+    Optimizer(users, "sgd", lr=0.1)
+    with shared_rows():
+        copied = copy.deepcopy(users)
+    compiled = torch.compile(copied, backend="eager", fullgraph=True)
+    with pytest.raises(UnsupportedError, match=r"cannot train them"):
+        compiled(torch.arange(3)).sum().backward()
+
+
 def test_a_pickle_of_a_copy_that_shares_has_the_rows() -> None:
     model = Model()
     train(model, optimizer_of(model), 0, 1)

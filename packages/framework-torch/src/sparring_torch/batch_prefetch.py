@@ -10,8 +10,9 @@ import numpy as np
 
 from sparring.adapter import Prefetch, StepContainer
 from sparring_torch.batch_paths import Call
+from sparring_torch.host_path import Prefetched
 from sparring_torch.shadow_pooling import Plan
-from sparring_torch.train_agent import Prefetched, TrainAgent
+from sparring_torch.train_agent import TrainAgent
 
 __all__ = ["BatchPrefetch"]
 
@@ -62,12 +63,12 @@ class BatchPrefetch:
             mine = [next(lookups) for _ in each.plan.requests]
             by_agent.setdefault(id(each.agent), []).append(Prefetched(each.plan, mine))
         for each in self._planned:
-            each.agent.give_prefetched(by_agent[id(each.agent)])
+            each.agent.host.give_prefetched(by_agent[id(each.agent)])
 
     def withdraw(self) -> None:
         """Takes back what modules did not use."""
         for each in self._planned:
-            each.agent.give_prefetched(())
+            each.agent.host.give_prefetched(())
 
     def drop(self) -> None:
         """Its turn will not come."""
@@ -77,4 +78,4 @@ class BatchPrefetch:
 def _planned(call: Call, batch: Any) -> _Planned:
     arguments, named = call.on(batch)
     agent = call.module.agent
-    return _Planned(agent, agent.plan(call.module.wanted(*arguments, **named)))
+    return _Planned(agent, agent.host.plan(call.module.wanted(*arguments, **named)))

@@ -114,7 +114,7 @@ class Embedding(SingleTable):
             ids, kept = self._kept(input)
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
-        (embeddings,) = self.agent.gather(ids, is_training=is_training)
+        (embeddings,) = self.agent.host.gather(ids, is_training=is_training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)
@@ -135,7 +135,7 @@ class Embedding(SingleTable):
             path.hold(self.agent.container, [group], [gradient])
             return
         ids, kept = self._kept(values)
-        self.agent.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
+        self.agent.host.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
 
     @untraced
     def _of_other_ids(self, given: Any) -> Tensor:
@@ -160,7 +160,7 @@ class Embedding(SingleTable):
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
         with self.agent.refusing(path, is_training=self.is_training):
             group, kept = self._group(values)
-        (embeddings,) = self.agent.pool_on(path, [group], is_training=self.is_training)
+        (embeddings,) = path.pool(self.agent.container, [group], is_training=self.is_training)
         if kept is not None:
             padded = embeddings.new_zeros(values.numel(), self.embedding_dim)
             embeddings = padded.index_copy(0, kept, embeddings)

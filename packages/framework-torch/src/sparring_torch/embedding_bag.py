@@ -152,12 +152,12 @@ class EmbeddingBag(SingleTable):
             with memory_errors(path.device):
                 with self.agent.refusing(path, is_training=is_training):
                     group = self._group(input, offsets, per_sample_weights)
-                return self.agent.pool_on(path, [group], is_training=is_training)[0]
+                return path.pool(self.agent.container, [group], is_training=is_training)[0]
         try:
             bags = self.wanted(input, offsets, per_sample_weights)
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
-        pooled = self.agent.pool(bags, is_training=is_training)
+        pooled = self.agent.host.pool(bags, is_training=is_training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def look_up(self, *arguments: Any) -> Tensor:
@@ -173,13 +173,13 @@ class EmbeddingBag(SingleTable):
             path.hold(self.agent.container, [group], [gradient])
         else:
             bags = self.wanted(ids, offsets, weights)
-            self.agent.take_gradient(bags, [gradient.cpu()])
+            self.agent.host.take_gradient(bags, [gradient.cpu()])
         if not are_weights_trained:
             return None
         if path is not None:
             of_kept = path.weight_gradient(self.agent.container, group, gradient)
         else:
-            of_kept = self.agent.weight_gradient(bags, [gradient.cpu()]).to(weights.device)
+            of_kept = self.agent.host.weight_gradient(bags, [gradient.cpu()]).to(weights.device)
         of_kept = of_kept.to(weights.dtype)
         if self.padding_idx is None:
             return of_kept.view_as(weights)

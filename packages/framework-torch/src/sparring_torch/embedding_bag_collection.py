@@ -137,14 +137,14 @@ class EmbeddingBagCollection(TableModule):
                 with self.agent.refusing(path, is_training=is_training):
                     weights = features.weights() if self._is_weighted else None
                     groups = bag_groups(self.agent.features, features, places, weights)
-                outputs = self.agent.pool_on(path, groups, is_training=is_training)
+                outputs = path.pool(self.agent.container, groups, is_training=is_training)
                 parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
                 return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
             bags = self.wanted(features)
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
-        values = self.agent.pool(bags, is_training=is_training)
+        values = self.agent.host.pool(bags, is_training=is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
         return self._keyed(values, inverse)
@@ -185,10 +185,10 @@ class EmbeddingBagCollection(TableModule):
                 )
             return None
         bags, parts = self.wanted(features), [part.cpu() for part in parts]
-        self.agent.take_gradient(bags, parts)
+        self.agent.host.take_gradient(bags, parts)
         if not are_weights_trained:
             return None
-        return self.agent.weight_gradient(bags, parts).to(features.device())
+        return self.agent.host.weight_gradient(bags, parts).to(features.device())
 
     def wanted(self, features: KeyedJaggedTensor) -> Bags:
         """Bags that `forward` looks up."""

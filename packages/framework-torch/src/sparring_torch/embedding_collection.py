@@ -147,7 +147,7 @@ class EmbeddingCollection(TableModule):
         except Exception as error:
             self.agent.refuse(error, is_training=is_training)
         device, stride = features.device(), features.stride()
-        parts = self.agent.gather(_ids_of(bags, len(features.keys())), is_training=is_training)
+        parts = self.agent.host.gather(_ids_of(bags, len(features.keys())), is_training=is_training)
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
         for name, place, part in zip(self._names, bags.places, parts, strict=True):
@@ -165,7 +165,7 @@ class EmbeddingCollection(TableModule):
     ) -> dict[str, JaggedTensor]:
         with self.agent.refusing(path, is_training=self.is_training):
             groups = id_groups(self.agent.features, features, places)
-        outputs = self.agent.pool_on(path, groups, is_training=self.is_training)
+        outputs = path.pool(self.agent.container, groups, is_training=self.is_training)
         counts, stride = features.length_per_key(), features.stride()
         parts = parts_of_features(groups, outputs, [counts[place] for place in places])
         lengths = features.lengths().to(torch.int64)
@@ -198,7 +198,7 @@ class EmbeddingCollection(TableModule):
         parts = self._shaped(torch.split(gradient, sizes))
         path = self.agent.path_of_gradient(features.values())
         if path is None:
-            self.agent.take_gradient(self.wanted(features), [part.cpu() for part in parts])
+            self.agent.host.take_gradient(self.wanted(features), [part.cpu() for part in parts])
             return
         groups = id_groups(self.agent.features, features, places)
         joined = [torch.cat([parts[each] for each in group.members]) for group in groups]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -55,10 +54,8 @@ class CopiedTables(TableGroup):
     """The tables of a module, which are copied and pickled with their rows."""
 
     # Of this object and its container alone: a copy makes its own.
-    _collection: Any
-    _prefetched: deque[Any]
+    _host: Any
     _path: Any
-    _resources: Any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if _shares_rows.get():
@@ -69,7 +66,7 @@ class CopiedTables(TableGroup):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_collection", "_prefetched", "_path", "_resources", "_container"}
+        own = {"_host", "_path", "_container"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         state["is_container_given"] = state["has_optimizer"] = state["_may_train"] = False
         state["_first_step"] = None
@@ -83,8 +80,7 @@ class CopiedTables(TableGroup):
     def __setstate__(self, state: dict[str, Any]) -> None:
         marks = state.pop("_marks")
         self.__dict__.update(state)
-        self._collection = self._path = self._container = None
-        self._prefetched = deque()
+        self._host = self._path = self._container = None
         for name in self.table_names:
             hold_table_name(name, self)
         if marks is not None:
@@ -128,24 +124,23 @@ class SharedTables:
 
     def lookup(self, table: str, ids: Any, *, is_training: bool) -> Any:
         """As the original's."""
-        return self.lookup_all([(table, ids)], is_training=is_training)[0]
-
-    def lookup_all(self, requests: Any, *, is_training: bool) -> Any:
-        """As the original's."""
         self._check_reads(is_training)
-        return self.original.lookup_all(requests, is_training=is_training)  # type: ignore[attr-defined]
+        return self.original.lookup(table, ids, is_training=is_training)  # type: ignore[attr-defined]
 
-    def take_gradient(self, *arguments: Any, **named: Any) -> NoReturn:
+    def path_of_gradient(self, _ids: Tensor) -> NoReturn:
         """Refuses the gradient of a compiled program, which has looked up without one."""
+        self._refuse_training()
+
+    def _check_reads(self, is_training: bool) -> None:
+        if is_training and torch.is_grad_enabled():
+            self._refuse_training()
+
+    def _refuse_training(self) -> NoReturn:
         raise UnsupportedError(
             f"this copy shares the rows of tables {', '.join(self.original.table_names)} with another "
             "model (shared_rows()) and cannot train them; call eval() on it, or look up under "
             "torch.no_grad(). A copy.deepcopy outside of shared_rows() has rows of its own"
         )
-
-    def _check_reads(self, is_training: bool) -> None:
-        if is_training and torch.is_grad_enabled():
-            self.take_gradient()
 
 
 def _same(tables: CopiedTables) -> CopiedTables:
