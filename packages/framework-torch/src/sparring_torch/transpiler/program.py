@@ -1,4 +1,4 @@
-"""`distribute` and `restore`."""
+"""`distribute`, `distribution_report` and `restore`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from sparring.adapter import (
-    DistributionReport,
-    PlanLike,
-    StepContainer,
-    StorageLike,
-    check_choices,
-    fill_service,
-    service_storage,
-    write_rows,
-)
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.cut_tensors import cut_as
-from sparring_torch.distributed_model_parallel import DistributedModelParallel, check_dense
-from sparring_torch.known_optimizers import KnownOptimizer
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.sparse_adam import over_rows
+from sparring.adapter import DistributionReport, PlanLike, StorageLike
+from sparring.errors import InvalidArgumentError
+from sparring_torch.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.table_module import TableModule
-from sparring_torch.transpiler.joint_optimizer import JointOptimizer
-from sparring_torch.transpiler.refusals import hyperparameters_of
-from sparring_torch.transpiler.replaced_module import ReplacedModule
-from sparring_torch.transpiler.scan import Scan, scan
-from sparring_torch.transpiler.service import form_of, hyper_of, method_of
+from sparring_torch.transpiler.distribution import Distribution, DistributionOptions, Optimizers
+from sparring_torch.transpiler.replaced_module import ReplacedModule, put_module
 
 __all__ = ["distribute", "distribution_report", "restore"]
-
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
@@ -87,71 +67,15 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
             ``report`` has them. Nothing was changed.
         InvalidArgumentError: another value of `semantics`, or something that is no module or optimizer.
     """
-    check_dense(dense, find_unused_parameters=find_unused_parameters)
-    optimizers = _optimizers(optimizer)
-    is_cut = dense == "fsdp2"
-    scanned = _scan(
-        model, optimizers, semantics, keep, is_served=service is not None, is_cut=is_cut
+    options = DistributionOptions(
+        plan, semantics, keep, storage, service, find_unused_parameters, dense
     )
-    if service is not None:
-        if is_cut:
-            raise InvalidArgumentError(
-                "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have "
-                "none"
-            )
-        storage = service_storage(service, plan, storage)
-    scanned.report.check()
-    made = {
-        id(each.module): each.kind.make(each.module, each.table, storage) for each in scanned.found
-    }
-    for each in scanned.found:
-        _put(model, each.paths, made[id(each.module)])
-    before = [each for _, each in dense_parameters(model)]
-    wrapped = None
-    try:
-        wrapped = DistributedModelParallel(
-            model,
-            plan=plan,
-            container=None if service is None else StepContainer(),
-            find_unused_parameters=find_unused_parameters,
-            dense=dense,
-        )
-        rows, known = _row_optimizer(scanned, made, optimizers, is_served=service is not None)
-        if service is not None:
-            fill_service(
-                wrapped.container,
-                {
-                    table: weight.detach().float().cpu().numpy()
-                    for each in scanned.found
-                    for table, weight, _ in each.kind.rows(each.module, each.table)
-                },
-            )
-    except BaseException:
-        if wrapped is not None:
-            wrapped.undo_sharding()
-        for each in scanned.found:
-            _put(model, each.paths, each.module)
-        raise
-    _follow(optimizers, before, [each for _, each in dense_parameters(model)])
-    with torch.no_grad():
-        for each in scanned.found:
-            module = made[id(each.module)]
-            for table, weight, skipped in each.kind.rows(each.module, each.table):
-                if service is None:
-                    _write(wrapped.container, table, weight, skipped)
-            replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
-            module.replaced, module.why_no_weight = replaced, replaced.why_no_weight
-    joint = [*optimizers]
-    if rows is not None and scanned.owner is not None:
-        number = scanned.owner
-        taken = {id(weight) for each in scanned.found for weight in each.kind.weights(each.module)}
-        _take_out(optimizers[number], taken)
-        joint[number] = JointOptimizer(
-            optimizers[number], rows, _places(scanned, rows), scanned.report, known
-        )
-    is_several = wrapped.container.collective.world_size > 1
-    returned: Any = joint if isinstance(optimizer, Sequence) else next(iter(joint), None)
-    return wrapped if is_several else model, returned
+    program = Distribution(model, optimizer, options)
+    program.check()
+    distributed, optimizers = program.replace()
+    if isinstance(optimizer, Sequence):
+        return distributed, optimizers
+    return distributed, next(iter(optimizers), None)
 
 
 def distribution_report(
@@ -167,9 +91,8 @@ def distribution_report(
     Raises:
         InvalidArgumentError: as `distribute`.
     """
-    check_dense(dense)
-    is_cut = dense == "fsdp2"
-    return _scan(model, _optimizers(optimizer), semantics, keep, is_cut=is_cut).report
+    options = DistributionOptions(semantics=semantics, keep=keep, dense=dense)
+    return Distribution(model, optimizer, options).report()
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -207,143 +130,8 @@ def restore(model: nn.Module) -> nn.Module:
         replaced.give_back(weights)
         replaced.module.train(module.training)
         replaced.module.requires_grad_(module.anchor.requires_grad)
-        _put(inner, replaced.paths, replaced.module)
+        put_module(inner, replaced.paths, replaced.module)
     return inner
-
-
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    optimizers = (
-        list(given) if isinstance(given, Sequence) else [given] if given is not None else []
-    )
-    for each in optimizers:
-        if not isinstance(each, torch.optim.Optimizer):
-            raise InvalidArgumentError(
-                f"distribute takes optimizers of torch, found {type(each).__name__}"
-            )
-    return optimizers
-
-
-def _scan(
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    semantics: str,
-    keep: Collection[str],
-    *,
-    is_served: bool = False,
-    is_cut: bool = False,
-) -> Scan:
-    if not isinstance(model, nn.Module):
-        raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
-    check_choices(semantics, keep)
-    return scan(
-        model,
-        optimizers,
-        is_lazy=semantics == "lazy",
-        is_served=is_served,
-        is_cut=is_cut,
-        keep=keep,
-    )
-
-
-def _put(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
-    for path in paths:
-        parent, _, name = path.rpartition(".")
-        model.get_submodule(parent)._modules[name] = module
-
-
-def _row_optimizer(
-    scanned: Scan,
-    made: dict[int, TableModule],
-    optimizers: Sequence[torch.optim.Optimizer],
-    *,
-    is_served: bool,
-) -> tuple[Optimizer | None, KnownOptimizer | None]:
-    """The optimizer of all tables that are trained; and, for a service, how it finds its method."""
-    if scanned.owner is None:
-        return None, None
-    modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
-    optimizer, places = optimizers[scanned.owner], _place_of(scanned)
-    native = over_rows(type(optimizer))
-    # One group does for all tables where one has all embeddings.
-    place, *others = dict.fromkeys(places.values())
-    by_table = {name: hyperparameters_of(optimizer, own) for name, own in places.items() if others}
-    given = hyperparameters_of(optimizer, place)
-    modules = [*modules, *scanned.tables]
-    if not is_served:
-        return Optimizer(modules, native, tables=by_table, **given), None
-    known = method_of(native, given)
-    assert isinstance(known, KnownOptimizer)  # the scan would have refused it
-    group = optimizer.param_groups[place]
-    method = form_of(known, group).method
-    by_table = {
-        name: hyper_of(known, optimizer.param_groups[own])
-        for name, own in places.items()
-        if form_of(known, optimizer.param_groups[own]).method.name == method.name
-    }
-    if len(by_table) < len(places):
-        raise UnsupportedError(
-            "distribute: its groups take steps of several update methods, and the tables of one "
-            "optimizer of a service have one"
-        )
-    return Optimizer(modules, method, tables=by_table, **hyper_of(known, group)), known
-
-
-def _place_of(scanned: Scan) -> dict[str, int]:
-    """Table → the group of the user's optimizer that has it."""
-    places = {
-        table: each.place
-        for each in scanned.found
-        if each.place is not None
-        for table, _, _ in each.kind.rows(each.module, each.table)
-    }
-    first = next(iter(places.values()), 0)
-    for module, place in zip(scanned.tables, scanned.table_places, strict=True):
-        places |= dict.fromkeys(module.agent.table_names, first if place is None else place)
-    return places
-
-
-def _places(scanned: Scan, rows: Optimizer) -> list[int]:
-    """For each group of `rows`, the one of the user's optimizer that has its embeddings."""
-    places = _place_of(scanned)
-    first = next(iter(places.values()))  # of all, where `rows` has one group
-    return [places.get(group.get("table", ""), first) for group in rows.param_groups]
-
-
-def _follow(
-    optimizers: Sequence[torch.optim.Optimizer],
-    before: Sequence[nn.Parameter],
-    after: Sequence[nn.Parameter],
-) -> None:
-    """Gives optimizers the parameters that took the place of others, with this rank's share of state."""
-    now = {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for old in group["params"]:
-                if id(old) in now and old in optimizer.state:
-                    state = optimizer.state.pop(old)
-                    optimizer.state[now[id(old)]] = {
-                        name: cut_as(each, now[id(old)]) for name, each in state.items()
-                    }
-            group["params"] = [now.get(id(each), each) for each in group["params"]]
-
-
-def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
-    """Takes parameters out of an optimizer's groups, and their state."""
-    for group in optimizer.param_groups:
-        kept = [number for number, each in enumerate(group["params"]) if id(each) not in taken]
-        for each in group["params"]:
-            if id(each) in taken:
-                optimizer.state.pop(each, None)
-        if "param_names" in group:
-            group["param_names"] = [group["param_names"][number] for number in kept]
-        group["params"] = [group["params"][number] for number in kept]
-
-
-def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:
-    values = weight.detach().cpu()
-    # Of bfloat16 numpy knows nothing.
-    values = values.float() if values.dtype is torch.bfloat16 else values
-    write_rows(container, table, values.numpy(), skipped)
 
 
 def _weights(module: TableModule) -> list[Tensor]:

@@ -13,7 +13,7 @@ from sparring.adapter import why_no_weight
 from sparring.errors import UnsupportedError
 from sparring_torch.transpiler.replacements import Kind
 
-__all__ = ["ReplacedModule"]
+__all__ = ["ReplacedModule", "put_module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,13 @@ class ReplacedModule:
         for each, its_class in self._weights:
             each.__class__ = its_class
         self.kind.give_back(self.module, weights)
+
+
+def put_module(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
+    """Puts a module into a model, at each of some paths."""
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = module
 
 
 class _TakenWeight(nn.Parameter):

@@ -1,0 +1,84 @@
+"""The optimizer of a distributed program's rows: torch's own class, or an update method of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from sparring.errors import UnsupportedError
+from sparring_torch.known_optimizers import KnownOptimizer
+from sparring_torch.optimizer import Optimizer
+from sparring_torch.sparse_adam import over_rows
+from sparring_torch.table_module import TableModule
+from sparring_torch.transpiler.refusals import hyperparameters_of
+from sparring_torch.transpiler.scan import Scan
+from sparring_torch.transpiler.service import form_of, hyper_of, method_of
+
+__all__ = ["group_places", "row_optimizer"]
+
+
+def row_optimizer(
+    scanned: Scan,
+    made: Mapping[int, TableModule],
+    optimizer: torch.optim.Optimizer,
+    *,
+    is_served: bool,
+) -> tuple[Optimizer, KnownOptimizer | None]:
+    """The optimizer of all tables that are trained; and, for a service, how it finds its method.
+
+    Args:
+        scanned: the program.
+        made: `id` of a module that is replaced → the module with tables.
+        optimizer: the user's, which has the embeddings.
+        is_served: whether rows are in a service.
+
+    Raises:
+        UnsupportedError: its groups need several update methods, and a service has one for all tables.
+    """
+    modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
+    places = _place_of(scanned)
+    native = over_rows(type(optimizer))
+    # One group does for all tables where one has all embeddings.
+    place, *others = dict.fromkeys(places.values())
+    by_table = {name: hyperparameters_of(optimizer, own) for name, own in places.items() if others}
+    given = hyperparameters_of(optimizer, place)
+    modules = [*modules, *scanned.tables]
+    if not is_served:
+        return Optimizer(modules, native, tables=by_table, **given), None
+    known = method_of(native, given)
+    assert isinstance(known, KnownOptimizer)  # the scan would have refused it
+    group = optimizer.param_groups[place]
+    method = form_of(known, group).method
+    by_table = {
+        name: hyper_of(known, optimizer.param_groups[own])
+        for name, own in places.items()
+        if form_of(known, optimizer.param_groups[own]).method.name == method.name
+    }
+    if len(by_table) < len(places):
+        raise UnsupportedError(
+            "distribute: its groups take steps of several update methods, and the tables of one "
+            "optimizer of a service have one"
+        )
+    return Optimizer(modules, method, tables=by_table, **hyper_of(known, group)), known
+
+
+def group_places(scanned: Scan, rows: Optimizer) -> list[int]:
+    """For each group of `rows`, the one of the user's optimizer that has its embeddings."""
+    places = _place_of(scanned)
+    first = next(iter(places.values()))  # of all, where `rows` has one group
+    return [places.get(group.get("table", ""), first) for group in rows.param_groups]
+
+
+def _place_of(scanned: Scan) -> dict[str, int]:
+    """Table → the group of the user's optimizer that has it."""
+    places = {
+        table: each.place
+        for each in scanned.found
+        if each.place is not None
+        for table, _, _ in each.kind.rows(each.module, each.table)
+    }
+    first = next(iter(places.values()), 0)
+    for module, place in zip(scanned.tables, scanned.table_places, strict=True):
+        places |= dict.fromkeys(module.agent.table_names, first if place is None else place)
+    return places
