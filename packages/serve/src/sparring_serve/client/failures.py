@@ -11,6 +11,7 @@ from sparring_serve.release import release
 from sparring_serve.tables import VersionGoneError
 
 __all__ = [
+    "OF_REPLICA",
     "AccessError",
     "ReplicasFailedError",
     "ShardRestartedError",
@@ -48,7 +49,7 @@ class StaleRowsError(SparringError):
 # Of gRPC's messages for a connection or a name that could not be had.
 _NOT_CONNECTED = re.compile("failed to connect|refused|resol|DNS", re.IGNORECASE)
 
-_OF_REPLICA = frozenset(
+OF_REPLICA = frozenset(
     {
         "UNAVAILABLE",
         "RESOURCE_EXHAUSTED",
@@ -60,11 +61,12 @@ _OF_REPLICA = frozenset(
         "DATA_LOSS",
     }
 )
+"""Statuses of failures after which another replica, or another attempt, may give an answer."""
 
 
 def is_of_replica(outcome: Outcome) -> bool:
     """Whether another replica may answer what this one did not."""
-    return outcome.status in _OF_REPLICA
+    return outcome.status in OF_REPLICA
 
 
 def failure_of_replicas(shard: int, reasons: Mapping[str, Outcome]) -> SparringError:

@@ -17,7 +17,13 @@ from sparring_serve.client.arguments import checked_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
 from sparring_serve.client.recommending import Queries, Recommendations, Wanted, recommending
 from sparring_serve.client.session import Description, Session, Steps
-from sparring_serve.client.transport import AsyncTransport, Outcome, Pause, Transport
+from sparring_serve.client.transport import (
+    AsyncTransport,
+    Outcome,
+    Pause,
+    Transport,
+    run_steps,
+)
 from sparring_serve.config import ClientConfig, ServingConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.shard_ranges import ShardReplicas
@@ -257,18 +263,7 @@ class LookupClient(Client):
 
     def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
-        outcomes: Iterable[Outcome] | None = None
-        while True:
-            try:
-                sends = next(steps) if outcomes is None else steps.send(outcomes)
-            except StopIteration as ended:
-                result: _Result = ended.value
-                return result
-            if isinstance(sends, Pause):
-                self._transport.pause(sends.seconds)
-                outcomes = ()
-            else:
-                outcomes = self._transport.exchange(sends)
+        return run_steps(steps, self._transport)
 
 
 class AsyncLookupClient(Client):

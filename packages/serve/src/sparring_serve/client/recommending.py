@@ -192,7 +192,7 @@ def _parts(
         parts[shard] = _part(decode(RecommendAnswer, content), len(vectors), wanted.k)
 
     calls = [(shard, encode(each)) for shard, each in enumerate(requests)]
-    rounds = Rounds("Recommend", calls, accept, is_patient=True)
+    rounds = Rounds("Recommend", calls, accept)
     yield from session.run(rounds, deadline)
     failures = rounds.failures()
     if failures:

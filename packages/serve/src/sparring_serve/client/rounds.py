@@ -3,8 +3,8 @@
 In the first round each call goes to one replica of its shard; in the next, calls that failed go to the
 next one. Each attempt has its part of the time that is left, so that all replicas have their turn before
 the deadline. If all replicas of a shard failed in a way that may pass, such as too many calls or a lost
-connection, they are asked again after a pause, until the deadline. A replica that does not answer is left
-out meanwhile by the `CircuitBreaker`.
+connection, they are asked again after a pause, until the deadline. Lookups, pushes and saves differ in
+what may pass and how long an attempt takes: their `RetryPolicy` states it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,88 @@ from functools import partial
 
 from sparring.errors import SparringError
 from sparring_serve.client.circuit_breaker import CircuitState
-from sparring_serve.client.failures import failure_of_replicas, is_of_replica, refusal_error
+from sparring_serve.client.failures import (
+    OF_REPLICA,
+    failure_of_replicas,
+    is_of_replica,
+    refusal_error,
+)
 from sparring_serve.client.replicas import ReplicaOrder, pauses
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.wire.fields import MessageError
 
-__all__ = ["Exchange", "Rounds", "ShardMapMovedError"]
+__all__ = [
+    "IMPATIENT",
+    "ONE_RECONNECT",
+    "PATIENT",
+    "UNTIL_ANSWERED",
+    "Exchange",
+    "RetryPolicy",
+    "Rounds",
+    "ShardMapMovedError",
+]
 
 Exchange = Generator[list[Send] | Pause, Iterable[Outcome], None]
 """Yields attempts to make at once, and takes their outcomes; or yields a pause."""
 
-_PASSING = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
-"""Statuses of failures that may pass before the deadline."""
+_BUSY, _UNCONNECTED = frozenset({"RESOURCE_EXHAUSTED"}), frozenset({"UNAVAILABLE"})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a replica is asked again, and how long an attempt takes.
+
+    Args:
+        repeated: statuses after which a replica is asked again, until the deadline.
+        repeated_once: statuses after which it is asked again once.
+        awaited: statuses after which the next attempt waits for a connection.
+        num_spared: attempts for which an attempt leaves time, besides those at other replicas.
+        shortest_seconds: of an attempt, if that much time is left.
+        breaks_circuits: whether the `CircuitBreaker` leaves out replicas that do not answer.
+        raises_refusals: whether a refusal ends all calls. Otherwise the others continue.
+    """
+
+    repeated: frozenset[str] = frozenset()
+    repeated_once: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
+    num_spared: int = 0
+    shortest_seconds: float = 0.0
+    breaks_circuits: bool = True
+    raises_refusals: bool = True
+
+    def attempt_seconds(self, remaining: float, num_replicas: int) -> float:
+        """Returns the time for one attempt.
+
+        Args:
+            remaining: seconds until the deadline.
+            num_replicas: replicas that have not had their turn, this one included.
+        """
+        share = remaining / (num_replicas + self.num_spared)
+        return min(max(share, self.shortest_seconds), remaining)
+
+
+PATIENT = RetryPolicy(repeated=_BUSY | _UNCONNECTED, awaited=_UNCONNECTED)
+"""Of lookups: waits for connections until the deadline."""
+
+IMPATIENT = RetryPolicy(repeated=_BUSY, repeated_once=_UNCONNECTED)
+"""Of lookups that other rows can replace: a lost or refused connection is tried once more."""
+
+UNTIL_ANSWERED = RetryPolicy(
+    repeated=OF_REPLICA,
+    awaited=OF_REPLICA,
+    num_spared=1,
+    shortest_seconds=1.0,
+    breaks_circuits=False,
+    raises_refusals=False,
+)
+"""Of pushes, which every shard must take: a lost answer leaves time to ask again."""
+
+ONE_RECONNECT = RetryPolicy(
+    repeated_once=_UNCONNECTED,
+    awaited=_UNCONNECTED,
+    raises_refusals=False,
+)
+"""Of shards among each other: one that cannot be reached may be starting again."""
 
 
 class ShardMapMovedError(Exception):
@@ -50,29 +120,21 @@ class _Call:
     is_done: bool = False
     num_repeats: int = 0
 
-    def repeat(self, *, is_patient: bool) -> bool:
-        """Whether replicas are asked once more.
-
-        Args:
-            is_patient: otherwise lost connections are tried once more only.
-        """
-        if self.is_done or not {each.status for each in self.reasons.values()} & _PASSING:
-            return False
-        if any(not is_of_replica(each) for each in self.reasons.values()):
+    def repeat(self, policy: RetryPolicy) -> bool:
+        """Whether replicas are asked once more."""
+        if self.is_done or any(not is_of_replica(each) for each in self.reasons.values()):
             return False  # their answer stands
+        statuses = policy.repeated if self.num_repeats else policy.repeated | policy.repeated_once
         self.replicas = [
-            address
-            for address, each in self.reasons.items()
-            if each.status == "RESOURCE_EXHAUSTED"
-            or (each.status == "UNAVAILABLE" and (is_patient or not self.num_repeats))
+            address for address, each in self.reasons.items() if each.status in statuses
         ]
-        self.num_repeats += 1
+        self.num_repeats += bool(self.replicas)
         return bool(self.replicas)
 
-    def waits(self, address: str, *, is_patient: bool) -> bool:
-        """Whether an attempt waits for a connection, because there was none before."""
+    def waits(self, address: str, policy: RetryPolicy) -> bool:
+        """Whether an attempt waits for a connection."""
         before = self.reasons.get(address)
-        return is_patient and before is not None and before.status == "UNAVAILABLE"
+        return before is not None and before.status in policy.awaited
 
 
 class Rounds:
@@ -82,8 +144,7 @@ class Rounds:
         method: of the service.
         calls: shard and request of each.
         accept: takes the number of a call and its answer; raises `MessageError` if it is none.
-        is_patient: waits for connections until the deadline. Otherwise a lost or refused connection is
-            tried once more.
+        policy: of attempts.
     """
 
     def __init__(
@@ -91,10 +152,9 @@ class Rounds:
         method: str,
         calls: Sequence[tuple[int, bytes]],
         accept: Callable[[int, bytes], None],
-        *,
-        is_patient: bool,
+        policy: RetryPolicy = PATIENT,
     ) -> None:
-        self._is_patient = is_patient
+        self._policy = policy
         self._method = method
         self._calls = [
             _Call(number, shard, request, []) for number, (shard, request) in enumerate(calls)
@@ -135,7 +195,7 @@ class Rounds:
             if due:
                 yield from self._round(due, order, clock, deadline, longest_seconds)
                 continue
-            repeated = [each.repeat(is_patient=self._is_patient) for each in self._calls]
+            repeated = [each.repeat(self._policy) for each in self._calls]
             if not any(repeated):
                 return
             yield Pause(min(next(pause), remaining))
@@ -157,8 +217,11 @@ class Rounds:
             address = call.replicas[0]
             if address in probed:
                 continue  # it waits for what becomes of the probe
-            seconds = min((deadline - now) / len(call.replicas), longest_seconds)
-            state = order.breaker.state(address, now, seconds)
+            seconds = self._policy.attempt_seconds(deadline - now, len(call.replicas))
+            seconds = min(seconds, longest_seconds)
+            state = CircuitState.CLOSED
+            if self._policy.breaks_circuits:
+                state = order.breaker.state(address, now, seconds)
             del call.replicas[0]
             if state is CircuitState.OPEN:
                 call.reasons[address] = order.breaker.outcome(address, now)
@@ -167,7 +230,7 @@ class Rounds:
             if state is CircuitState.HALF_OPEN:
                 probed.add(address)
                 note = partial(self._note_late, address, order, clock)
-            waits = call.waits(address, is_patient=self._is_patient)
+            waits = call.waits(address, self._policy)
             sends.append(Send(address, self._method, call.request, seconds, waits, note))
             sent.append(call)
             self.num_failovers += call.last not in ("", address)
@@ -189,6 +252,13 @@ class Rounds:
             (number, failure_of_replicas(each.shard, each.reasons))
             for number, each in enumerate(self._calls)
             if not each.is_done
+        ]
+
+    def outcomes(self) -> list[Outcome | None]:
+        """Failures of calls to one replica each. None: it answered, or was not asked in time."""
+        return [
+            None if each.is_done else next(iter(each.reasons.values()), None)
+            for each in self._calls
         ]
 
     def has_lost_version(self) -> bool:
@@ -231,5 +301,8 @@ class Rounds:
                 order.note_failure(send.address, now)
         elif outcome.shard_map:
             raise ShardMapMovedError(outcome)
-        elif outcome.status not in ("NOT_FOUND", "FAILED_PRECONDITION"):
+        elif self._policy.raises_refusals and outcome.status not in (
+            "NOT_FOUND",
+            "FAILED_PRECONDITION",
+        ):
             raise refusal_error(send.address, outcome)

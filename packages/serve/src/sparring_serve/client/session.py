@@ -28,7 +28,13 @@ from sparring_serve.client.division import CallLimits, TableKeys, divide
 from sparring_serve.client.fallback import Fallback
 from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
 from sparring_serve.client.replicas import ReplicaOrder
-from sparring_serve.client.rounds import Rounds, ShardMapMovedError
+from sparring_serve.client.rounds import (
+    IMPATIENT,
+    PATIENT,
+    RetryPolicy,
+    Rounds,
+    ShardMapMovedError,
+)
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
@@ -155,7 +161,7 @@ class Session:
                 deadline, None if self._fallback.raises else self._last_description
             )
             pulled = self._divided(wanted, description, missing, version)
-            rounds = Rounds("Pull", pulled.requests(), pulled.accept, is_patient=self._is_patient)
+            rounds = Rounds("Pull", pulled.requests(), pulled.accept, self._policy)
             try:
                 yield from self._run(rounds, description, deadline)
             except ShardMapMovedError as moved:
@@ -217,7 +223,7 @@ class Session:
             read_rows(answer.rows, dims[table], RowDtype.FLOAT32, rows)
             parts.append(ScannedPart(ids, rows, answer.version.hash, bytes(answer.cursor)))
 
-        rounds = Rounds("Scan", [(shard, request)], accept, is_patient=True)
+        rounds = Rounds("Scan", [(shard, request)], accept)
         yield from self.run(rounds, end)
         if not parts:
             if rounds.has_lost_version():
@@ -267,7 +273,7 @@ class Session:
             answers[number] = answer
 
         calls = [(each, b"") for each in range(self.shards.num_shards)]
-        rounds = Rounds("Describe", calls, accept, is_patient=self._is_patient)
+        rounds = Rounds("Describe", calls, accept, self._policy)
         # Half of the time: a shard that does not answer must leave some for the rows of others.
         now = self.clock()
         yield from rounds.run(
@@ -368,9 +374,9 @@ class Session:
             self.shards, self._description = newer, None
 
     @property
-    def _is_patient(self) -> bool:
+    def _policy(self) -> RetryPolicy:
         # Who takes flagged rows would rather have those of other shards soon.
-        return self._fallback.raises
+        return PATIENT if self._fallback.raises else IMPATIENT
 
     def forget(self) -> None:
         """Asks for a description again before the next call."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 __all__ = [
     "NO_ANSWER_YET",
@@ -14,7 +14,10 @@ __all__ = [
     "Pause",
     "Send",
     "Transport",
+    "run_steps",
 ]
+
+_Result = TypeVar("_Result")
 
 PROBE_SECONDS = 0.05
 """How long a caller waits for an attempt with `Send.on_late`."""
@@ -82,6 +85,24 @@ class Transport(Protocol):
         """Returns after some time."""
 
     def close(self) -> None: ...
+
+
+def run_steps(
+    steps: Generator[list[Send] | Pause, Iterable[Outcome], _Result], transport: Transport
+) -> _Result:
+    """Makes the attempts and pauses of a generator, and returns its result."""
+    outcomes: Iterable[Outcome] | None = None
+    while True:
+        try:
+            sends = next(steps) if outcomes is None else steps.send(outcomes)
+        except StopIteration as ended:
+            result: _Result = ended.value
+            return result
+        if isinstance(sends, Pause):
+            transport.pause(sends.seconds)
+            outcomes = ()
+        else:
+            outcomes = transport.exchange(sends)
 
 
 class AsyncTransport(Protocol):

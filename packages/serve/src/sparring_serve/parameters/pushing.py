@@ -16,10 +16,10 @@ from sparring import suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.arguments import checked_seconds, checked_text
 from sparring_serve.client.failures import is_of_replica, refusal_error
-from sparring_serve.client.replicas import ReplicaOrder, pauses
-from sparring_serve.client.rounds import Rounds, ShardMapMovedError
+from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.rounds import UNTIL_ANSWERED, Rounds, ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
-from sparring_serve.client.transport import Outcome, Pause, Send
+from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.shard_ranges import ShardReplicas
@@ -52,7 +52,6 @@ __all__ = [
     "snapshotting",
 ]
 
-_SHORTEST_ATTEMPT_SECONDS = 1.0
 ASK_SECONDS = 5.0
 """How long a save or load waits for a shard that is starting again."""
 
@@ -281,7 +280,7 @@ def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
     Raises:
         SnapshotError: it cannot be reached; nothing was asked of it.
     """
-    rounds = Rounds("Describe", [(0, b"")], lambda *_: None, is_patient=True)
+    rounds = Rounds("Describe", [(0, b"")], lambda *_: None)
     shards, end = session.shards.shards, session.clock() + seconds
     yield from rounds.run(shards, ReplicaOrder(), session.clock, end)
     for _, error in rounds.failures():
@@ -323,38 +322,16 @@ def attempts(
     longest_seconds: float,
 ) -> Steps[None]:
     """Sends to each shard until it has answered, refused, or the time is over."""
-    pause, shards = pauses(), session.shards
-    while True:
-        remaining = deadline - session.clock()
-        due = [
-            (shard, each)
-            for shard, each in enumerate(calls)
-            if each.answer is None and (each.reason is None or is_of_replica(each.reason))
-        ]
-        if not due or remaining <= 0:
-            return
-        # A lost answer must leave time to ask again.
-        timeout = min(max(remaining / 2, _SHORTEST_ATTEMPT_SECONDS), remaining, longest_seconds)
-        outcomes = yield [
-            Send(shards.shards[shard][0], method, each.request, timeout, each.reason is not None)
-            for shard, each in due
-        ]
-        moved: Outcome | None = None
-        for (_, each), outcome in zip(due, outcomes, strict=True):
-            # That there is still no connection says less than why there was none.
-            if each.reason is None or outcome.status != "DEADLINE_EXCEEDED":
-                each.reason = outcome
-            if outcome.answer is not None:
-                try:
-                    each.answer = decode(answer, outcome.answer)
-                except MessageError as error:
-                    each.reason = Outcome(None, "DATA_LOSS", str(error))
-            elif outcome.shard_map:
-                moved = outcome
-        if moved is not None:
-            raise ShardMapMovedError(moved)
-        if any(each.answer is None for _, each in due):
-            yield Pause(min(next(pause), max(0.0, deadline - session.clock())))
+
+    def accept(shard: int, content: bytes) -> None:
+        calls[shard].answer = decode(answer, content)
+
+    requests = [(shard, each.request) for shard, each in enumerate(calls)]
+    rounds = Rounds(method, requests, accept, UNTIL_ANSWERED)
+    owners = [replicas[:1] for replicas in session.shards.shards]
+    yield from rounds.run(owners, ReplicaOrder(), session.clock, deadline, longest_seconds)
+    for each, outcome in zip(calls, rounds.outcomes(), strict=True):
+        each.reason = outcome
 
 
 def raise_failed(

@@ -24,7 +24,9 @@ from typing import Any
 
 from sparring import open_snapshot
 from sparring.errors import SnapshotError, SparringError
-from sparring_serve.client.transport import Outcome, Send, Transport
+from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.rounds import ONE_RECONNECT, Rounds
+from sparring_serve.client.transport import Outcome, Send, Transport, run_steps
 from sparring_serve.parameters.allowed_folders import snapshot_url
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
@@ -142,20 +144,24 @@ class ShardSnapshots:
         Raises:
             Refusal: one is missing, or cannot; nothing was changed.
         """
-        # The caller is to hear which shard is missing before its own deadline.
-        sends = self._sends(method, part, min(ASK_SECONDS, seconds / 4))
-        outcomes = list(self._transport.exchange([send for _, send in sends]))
-        # One that is not there says so at once, and may be starting again. Where it does not come,
-        # the reason of its connection says more than that time is over.
-        gone = [at for at, each in enumerate(outcomes) if each.status == "UNAVAILABLE"]
-        waiting = [replace(sends[at][1], waits=True) for at in gone]
-        for at, outcome in zip(gone, self._transport.exchange(waiting), strict=True):
-            if outcome.status != "DEADLINE_EXCEEDED":
-                outcomes[at] = outcome
-        return [
-            self._answer(shard, send, outcome, f"{what}: nothing was changed")
-            for (shard, send), outcome in zip(sends, outcomes, strict=True)
-        ]
+        # The caller learns which shard is missing before its own deadline.
+        seconds = min(ASK_SECONDS, seconds / 4)
+        sends = self._sends(method, part, seconds)
+        answers: list[PartAnswer] = []
+
+        def accept(_: int, content: bytes) -> None:
+            answers.append(decode(PartAnswer, content))
+
+        rounds = Rounds(
+            method, [(shard, send.request) for shard, send in sends], accept, ONE_RECONNECT
+        )
+        owners = [replicas[:1] for replicas in self._shard.place.shards.shards]
+        end = time.monotonic() + 2 * seconds
+        run_steps(rounds.run(owners, ReplicaOrder(), time.monotonic, end, seconds), self._transport)
+        for (shard, send), outcome in zip(sends, rounds.outcomes(), strict=True):
+            if outcome is not None:
+                raise self._missing(shard, send, outcome, f"{what}: nothing was changed")
+        return answers
 
     def _together(
         self,
@@ -186,16 +192,16 @@ class ShardSnapshots:
 
     def _call(self, shard: int, send: Send, what: str) -> PartAnswer:
         [outcome] = self._transport.exchange([send])
-        return self._answer(shard, send, outcome, what)
-
-    def _answer(self, shard: int, send: Send, outcome: Outcome, what: str) -> PartAnswer:
         if outcome.answer is not None:
             try:
                 answer: PartAnswer = decode(PartAnswer, outcome.answer)
                 return answer
             except MessageError as error:
                 outcome = Outcome(None, "DATA_LOSS", str(error))
-        raise Refusal(
+        raise self._missing(shard, send, outcome, what)
+
+    def _missing(self, shard: int, send: Send, outcome: Outcome, what: str) -> Refusal:
+        return Refusal(
             Status.FAILED_PRECONDITION,
             f"{what}: shard {shard + 1} of {self._shard.place.shards.num_shards} at {send.address} has "
             f"not done its part: {said(outcome, send.timeout_seconds)}; see what is wrong there",
