@@ -79,9 +79,9 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
     if config.framework == "tensorflow":
         pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     overrides = []
-    if config.data.kind in ("movielens", "table"):
+    if config.data.kind == "table" and config.data.column_names is None:
         write_ratings(Path(config.data.path))
-    elif config.data.kind == "criteo":
+    elif config.data.kind == "table":
         write_clicks(Path(config.data.path))
         overrides += ["data.batch_size=64"]
     else:

@@ -145,7 +145,7 @@ def test_a_password_in_a_configuration_is_refused_and_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str, section: str
 ) -> None:
     url = f"redis://me:{SECRET}@cache"
-    text = "data: {kind: criteo, path: day.csv}\nmodel: {kind: dlrm}\n"
+    text = "data: {kind: table, path: day.csv, categorical: [user]}\nmodel: {kind: dlrm}\n"
     arguments = [f"{section}.backend=redis", f"{section}.options.url={url}"]
     if way == "file":
         text += f"{section}: {{backend: redis, options: {{url: '{url}'}}}}\n"

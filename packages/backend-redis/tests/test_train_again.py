@@ -18,7 +18,8 @@ pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 CONFIG = """
 seed: 3
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 32}
+data: {kind: table, path: ratings.csv, batch_size: 32, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 model: {kind: matrix_factorization, dim: 4}
 training: {epochs: 2}
 """
@@ -30,7 +31,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(5)
     triples = zip(*(random.integers(1, 6, 200).tolist() for _ in range(3)), strict=True)
     lines = [f"{user},{item},{score},0" for user, item, score in triples]
-    Path("ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    Path("ratings.csv").write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
     Path("run.yaml").write_text(CONFIG)
 
 

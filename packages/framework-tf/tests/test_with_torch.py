@@ -116,7 +116,15 @@ def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult
             "framework": framework,
             "seed": 1,
             "threads": 1,
-            "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+            "data": {
+                "kind": "table",
+                "path": str(path),
+                "label": "rating",
+                "categorical": ["user", "item"],
+                "required": ["user", "item"],
+                "split": {"exact_fraction": 0.1},
+                "batch_size": 64,
+            },
             "model": {"kind": "matrix_factorization", "dim": 4},
             "optimizer": {"sparse": optimizer},
             "training": {"epochs": 3, "micro_batches": 2},
@@ -145,7 +153,7 @@ def test_ratings_are_learnt_equally_well(tmp_path: Any, optimizer: dict[str, Any
             for user, item, score in zip(users, items, scores, strict=True)
         }.values()
     )
-    path.write_text("userId,movieId,rating,timestamp\n" + "\n".join(lines) + "\n")
+    path.write_text("user,item,rating,timestamp\n" + "\n".join(lines) + "\n")
     ours, theirs = (trained(each, path, optimizer) for each in ("tensorflow", "torch"))
     assert ours.rows == theirs.rows
     assert ours.steps == theirs.steps

@@ -270,7 +270,7 @@ def _serve_redis(folder: Path, running: ExitStack, seen: Seen) -> Path | None:
     notes = folder / "notes"
     ratings = np.random.default_rng(1)
     with (folder / "ratings.csv").open("w") as file:
-        file.write("userId,movieId,rating,timestamp\n")
+        file.write("user,item,rating,timestamp\n")
         for user in range(1, 2001):
             for item in np.unique(ratings.zipf(1.3, 20) % RATED_ITEMS):
                 file.write(f"{user},{item},{ratings.integers(1, 6)},{user}\n")
@@ -281,7 +281,14 @@ def _serve_redis(folder: Path, running: ExitStack, seen: Seen) -> Path | None:
     policy = {"options": {"capacity": 1000, "policy": "lru"}}
     training = {
         "threads": 1,
-        "data": {"kind": "movielens", "path": str(folder / "ratings.csv"), "batch_size": 256},
+        "data": {
+            "kind": "table",
+            "path": str(folder / "ratings.csv"),
+            "label": "rating",
+            "batch_size": 256,
+            "categorical": ["user", "item"],
+            "required": ["user", "item"],
+        },
         "model": {"kind": "matrix_factorization", "dim": DIM},
         "storage": {"backend": "tiered", "options": tiers(policy)},
         "training": {"epochs": 100_000},

@@ -31,7 +31,8 @@ LONG = ClientConfig(deadline_seconds=10.0)
 TRAINING = """
 seed: 3
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 64}
+data: {kind: table, path: ratings.csv, batch_size: 64, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 model: {kind: matrix_factorization, dim: 3}
 storage:
   backend: tiered
@@ -69,7 +70,7 @@ def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServ
     lines = [
         f"{user},{item},{star},0" for user, item, star in zip(users, items, stars, strict=True)
     ]
-    Path("ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(lines))
+    Path("ratings.csv").write_text("user,item,rating,timestamp\n" + "\n".join(lines))
     with RedisServer() as server:
         Path("train.yaml").write_text(TRAINING.replace("URL", server.url))
         Path("serving.yaml").write_text(SERVING.replace("URL", server.url))

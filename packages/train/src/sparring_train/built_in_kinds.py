@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparring.contracts import API_VERSION
-from sparring_train.config.data import CriteoData, MovieLensData, SyntheticCriteoData
+from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
 from sparring_train.config.ranking_models import SequenceModel, TwoTowersModel
 from sparring_train.config.table import TableData
@@ -19,22 +19,6 @@ __all__ = ["data_kinds", "model_kinds"]
 def data_kinds() -> list[DataDescriptor]:
     """Data that is read without a plugin."""
     return [
-        DataDescriptor(
-            name="movielens",
-            api_version=API_VERSION,
-            summary="Ratings in MovieLens' format.",
-            section=MovieLensData,
-            open=lazy_import("data.ratings:RatingDataset"),
-            read=lazy_import("data.ratings:read_examples"),
-        ),
-        DataDescriptor(
-            name="criteo",
-            api_version=API_VERSION,
-            summary="Click logs in Criteo's format, as text or Parquet.",
-            section=CriteoData,
-            open=lazy_import("data.clicks:ClickDataset"),
-            read=lazy_import("data.clicks:read_examples"),
-        ),
         DataDescriptor(
             name="synthetic_criteo",
             api_version=API_VERSION,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sparring import AUTO, Snapshot
 from sparring.errors import ConfigError
 from sparring_cli import resolve_path, with_paths
+from sparring_train.config.former_kinds import current_sections
 from sparring_train.config.names import short_name
 from sparring_train.config.problems import dotted
 from sparring_train.config.run import RunConfig
@@ -69,7 +70,7 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
             "snapshots.url",
             setting="snapshots.url",
         )
-    saved = snapshot.state(RUN).values
+    saved = current_sections(snapshot.state(RUN).values)
     now = described_run(config)
     for name in _EXACT:
         if name not in saved:

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from sparring import Snapshot
 from sparring.errors import ConfigError, UnsupportedError
+from sparring_train.config.former_kinds import current_sections
 from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, SavedModel
@@ -44,7 +45,7 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
             "load it in the program that made it: container.load",
             setting="snapshots.url",
         )
-    saved = snapshot.state(RUN).values
+    saved = current_sections(snapshot.state(RUN).values)
     sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
     if ORIGINS in names and sections["data"]["kind"] == "table":
         # A file may look otherwise than that of the run, as one whose first rows are all digits.

@@ -21,7 +21,7 @@ from sparring_train.config.loader import parse_config
 
 RATINGS = """\
 framework: acme
-data: {kind: movielens, path: ratings.csv}
+data: {kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}
 model: {kind: matrix_factorization}
 storage: {backend: memory}
 training: {log_interval_seconds: 0.001}

@@ -24,7 +24,8 @@ OTHERS = [7_777_777_777_777_001 + each for each in range(1, 9)]
 
 CONFIG = """
 seed: 3
-data: {kind: movielens, path: ratings.csv, batch_size: 16, test_fraction: 0.05}
+data: {kind: table, path: ratings.csv, batch_size: 16, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.05}}
 model: {kind: matrix_factorization, dim: 3}
 tables: {overrides: {user: {admission: {kind: bloom, k: 1}}}}
 storage: STORAGE
@@ -42,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         for item in range(8)
         for user in (PERSON, *OTHERS)
     ]
-    header = "userId,movieId,rating,timestamp"
+    header = "user,item,rating,timestamp"
     Path("ratings.csv").write_text("\n".join([header, *lines]) + "\n")
 
     def call(*arguments: str) -> tuple[int, str, str]:

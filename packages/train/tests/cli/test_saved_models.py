@@ -34,7 +34,8 @@ snapshots: {url: clicks}
 RATINGS = """
 seed: 1
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 64}
+data: {kind: table, path: ratings.csv, batch_size: 64, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 model: {kind: matrix_factorization, dim: 4, embedding_l2: 0.01}
 storage: {backend: memory}
 optimizer: {sparse: {name: adagrad, lr: 0.3}}
@@ -69,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (made / "clicks.csv").write_text("\n".join(["user,item,price,clicked", *lines]) + "\n")
     pairs = [(user, item) for user in range(20) for item in range(12) if (7 * user + item) % 4]
     rows = [f"{user},{item},{5 if (user + item) % 2 == 0 else 1},0" for user, item in pairs]
-    (made / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
+    (made / "ratings.csv").write_text("\n".join(["user,item,rating,timestamp", *rows]) + "\n")
     lines = [
         f"user-{user},SKU_{item},{'even' if item % 2 == 0 else 'odd'},c{item % 3}|c{item % 5},{int(fit)}"
         for user, item, fit in zip(users, items, fits, strict=True)
@@ -233,7 +234,7 @@ def test_a_user_without_a_row_is_answered_from_the_initial_row(ask: Any, feature
     [
         (["clicks", "none.csv"], "no such file"),
         (["clicks", "clicks.csv", "-o", "out.txt"], "must end in .csv or .parquet"),
-        (["clicks", "ratings.csv"], "column 'user' is missing"),
+        (["clicks", "ratings.csv"], "column 'price' is missing"),
         (["nowhere", "clicks.csv"], "nowhere"),
     ],
 )

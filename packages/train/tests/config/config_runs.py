@@ -37,17 +37,14 @@ from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.config.schema import shape_of
-from sparring_train.data.planted_model import PlantedModel
 from sparring_train.hookspecs import TrainerDescriptor
 from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult
 
-from ..data.criteo_files import write_synthetic
 from ..data.visits import VisitsPlugin
 
 __all__ = [
     "CLICKS",
-    "FILES",
     "RATINGS",
     "VISITS",
     "Effects",
@@ -61,7 +58,8 @@ __all__ = [
 RATINGS = """
 seed: 3
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 16}
+data: {kind: table, path: ratings.csv, batch_size: 16, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 model: {kind: matrix_factorization, dim: 3}
 storage: {backend: memory}
 """
@@ -85,10 +83,6 @@ model: {kind: two_towers, embedding_dim: 4}
 storage: {backend: memory}
 """
 """See `VisitsData`."""
-
-
-FILES = "data={kind: criteo, path: clicks/train.tsv, batch_size: 16, test_fraction: 0.25}"
-"""For `CLICKS`: 48 of them in files, and 16 for the test; in the folder `fewer` there are 24."""
 
 
 @dataclass
@@ -217,15 +211,12 @@ class Runs:
         self._write("ratings.csv", random.integers(0, 10, 60), random.integers(0, 12, 60))
         self._write("others.csv", random.integers(0, 10, 30), random.integers(0, 12, 30))
         self._write("once.csv", np.arange(240), np.arange(240))
-        for name, count in (("clicks", 48), ("fewer", 24)):
-            planted = PlantedModel(max_ids=9)
-            write_synthetic(folder / name, planted, count, count // 3)
 
     def _write(self, name: str, users: npt.NDArray[Any], items: npt.NDArray[Any]) -> None:
         lines = [
             f"{user},{item},{user % 5 + 0.5},0" for user, item in zip(users, items, strict=True)
         ]
-        text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+        text = "\n".join(["user,item,rating,timestamp", *lines]) + "\n"
         (self.folder / name).write_text(text)
 
     def ratings(self, *overrides: str) -> Ran:
@@ -329,7 +320,7 @@ class Effects(dict[str, Effect]):
 
 
 def all_keys() -> list[str]:
-    """Every key that a file may have, once for each model that has it: ``data:criteo.path`` is a key of
+    """Every key that a file may have, once for each model that has it: ``data:table.path`` is a key of
     the section of that kind, ``optimizer.sparse.*`` any that the section hands on."""
     return list(_keys_below("", run_type(), {run_type()}))
 

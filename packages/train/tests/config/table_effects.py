@@ -66,6 +66,13 @@ def _write_lines(path: Path, rows: list[dict[str, Any]], delimiter: str) -> None
     path.write_text("\n".join(map(delimiter.join, lines)))
 
 
+def _write_missing_users(path: Path) -> None:
+    rows = _table(80).to_pylist()
+    for row in rows[1::10]:
+        row["user"] = ""
+    _write_lines(path, rows, ",")
+
+
 def _ran(runs: Runs, *overrides: str, ranks: int = 1) -> Ran:
     if not (runs.folder / "table.csv").exists():
         whole, fewer = _table(80), _table(48)
@@ -159,7 +166,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         header, first = (next(python_csv.reader([line])) for line in lines[:2])
         first[header.index("item")] = ""
         (runs.folder / "lacking.csv").write_text("\n".join([*lines, ",".join(first)]) + "\n")
-        lacking = ["data.path=lacking.csv", "data.split={fraction: 0.01}"]
+        lacking = ["data.path=lacking.csv", "data.split={fraction: 0.2}"]
         with pytest.raises(DataError, match=r"lacking.csv, row 82, column 'item': found None"):
             _ran(runs, *lacking)
         count = sum(_ran(runs, *lacking, "data.required=[]").samples)
@@ -176,6 +183,63 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
     @effects.of("data:table.split.fraction")
     def _(runs: Runs) -> None:
         assert 30 < sum(_ran(runs, "data.split={fraction: 0.5}").samples) < 50
+
+    @effects.of("data:table.split.exact_fraction")
+    def _(runs: Runs) -> None:
+        assert sum(_ran(runs, "data.split={exact_fraction: 0.5}").samples) == 40
+
+    @effects.of("data:table.split.files")
+    def _(runs: Runs) -> None:
+        _ran(runs)
+        (runs.folder / "days").mkdir(exist_ok=True)
+        for name, source in (("day_1.csv", "table.csv"), ("day_2.csv", "fewer.csv")):
+            (runs.folder / "days" / name).write_bytes((runs.folder / source).read_bytes())
+        days = ("data.path=days", "data.split={files: day_2*}")
+        assert sum(_ran(runs, *days).samples) == 80
+        with pytest.raises(DataError, match="found no row for the test"):
+            _ran(runs, days[0], "data.split={files: day_3*}")
+
+    @effects.of("data:table.column_names")
+    def _(runs: Runs) -> None:
+        own = _ran(runs)
+        header, *lines = (runs.folder / "table.csv").read_text().splitlines()
+        (runs.folder / "bare.csv").write_text("\n".join(lines))
+        names = header.replace('"', "")
+        bare = ("data.path=bare.csv", f"data.column_names=[{names}]")
+        read = _ran(runs, *bare)
+        assert (read.losses, read.rows) == (own.losses, own.rows)
+        with pytest.raises(DataError, match=r"row 1: column 'user' is missing"):
+            _ran(runs, bare[0])
+        with pytest.raises(DataError, match=r"column_names: column 'w' is missing"):
+            _ran(
+                runs, bare[0], f"data.column_names=[{names.replace(',w,', ',v,')}]", "data.weight=w"
+            )
+        with pytest.raises(
+            DataError,
+            match=r"row 1: found 8 fields .*expected 9 fields, as data\.column_names says",
+        ):
+            _ran(runs, bare[0], f"data.column_names=[{names},more]")
+        with pytest.raises(ConfigError, match=r"column_names: does not name each column once"):
+            _ran(runs, bare[0], f"data.column_names=[{names},user]")
+
+    @effects.of("data:table.missing_ids")
+    def _(runs: Runs) -> None:
+        own = _ran(runs)
+        _write_missing_users(runs.folder / "unknown.csv")
+        unknown = ("data.path=unknown.csv", "data.required=[]")
+        read = _ran(runs, *unknown, "data.missing_ids={user: 77}")
+        assert read.rows["user"] == own.rows["user"] + 1
+        assert _ran(runs, *unknown).rows["user"] == own.rows["user"]
+        with pytest.raises(ConfigError, match=r"names a column that a row must have an id of"):
+            _ran(runs, "data.missing_ids={user: 77}")
+
+    @effects.of("data:table.minimum")
+    def _(runs: Runs) -> None:
+        own = _ran(runs).losses
+        assert _ran(runs, "data.minimum={price: -1000}").losses == own
+        assert _ran(runs, "data.minimum={price: 0}").losses != own
+        with pytest.raises(ConfigError, match=r"minimum: names no column of data\.numeric"):
+            _ran(runs, "data.minimum={user: 0}")
 
     @effects.of("data:table.time", "data:table.split.time", "data:table.split.time_from")
     def _(runs: Runs) -> None:

@@ -16,7 +16,7 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, Pe
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
 from . import own_classes, table_effects, validation_effects
-from .config_runs import FILES, Effects, Ran, Runs, all_keys, is_of_ranking
+from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking
 
 EFFECTS = Effects()
 table_effects.register(EFFECTS)
@@ -47,7 +47,7 @@ def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
 
 def test_effects_are_of_keys_that_there_are() -> None:
     assert set(KEYS) >= EFFECTS.keys()
-    some = {"seed", "data:criteo.path", "optimizer.sparse.*", "tables.overrides.<name>.placement"}
+    some = {"seed", "data:table.path", "optimizer.sparse.*", "tables.overrides.<name>.placement"}
     assert some <= set(KEYS)
 
 
@@ -83,51 +83,10 @@ def _(runs: Runs) -> None:
 # -- data ---------------------------------------------------------------------------------
 
 
-@EFFECTS.of("data:movielens.kind", "model:matrix_factorization.kind")
+@EFFECTS.of("model:matrix_factorization.kind")
 def _(runs: Runs) -> None:
     assert runs.ratings().end.metrics.keys() == {"rmse"}
     assert runs.ratings().rows.keys() == {"user", "item"}
-
-
-@EFFECTS.of("data:movielens.path")
-def _(runs: Runs) -> None:
-    assert sum(runs.ratings().samples) == 54
-    assert sum(runs.ratings("data.path=others.csv").samples) == 27
-
-
-@EFFECTS.of("data:movielens.test_fraction")
-def _(runs: Runs) -> None:
-    assert sum(runs.ratings("data.test_fraction=0.5").samples) == 30
-
-
-@EFFECTS.of("data:movielens.batch_size")
-def _(runs: Runs) -> None:
-    assert runs.ratings("data.batch_size=20").samples == [20, 20, 14]
-    assert runs.ratings().samples == [16, 16, 16, 6]
-
-
-@EFFECTS.of("data:criteo.kind")
-def _(runs: Runs) -> None:
-    assert "best_auc" not in runs.clicks(FILES).end.extra
-    assert "best_auc" in runs.clicks().end.extra
-
-
-@EFFECTS.of("data:criteo.path", "data:criteo.test_path", "data:criteo.test_fraction")
-def _(runs: Runs) -> None:
-    held_out = sum(runs.clicks(FILES).samples)
-    assert sum(runs.clicks(FILES, "data.test_fraction=0.6").samples) < held_out < 48
-    whole = runs.clicks(FILES, "data.test_path=clicks/test.tsv")
-    assert sum(whole.samples) == 48
-    other = runs.clicks(FILES, "data.test_path=fewer/test.tsv")
-    assert (other.losses, other.end.metrics == whole.end.metrics) == (whole.losses, False)
-    fewer = runs.clicks(FILES, "data.test_path=clicks/test.tsv", "data.path=fewer/train.tsv")
-    assert sum(fewer.samples) == 24
-
-
-@EFFECTS.of("data:criteo.batch_size")
-def _(runs: Runs) -> None:
-    assert runs.clicks(FILES).samples[0] == 16
-    assert runs.clicks(FILES, "data.batch_size=10").samples[0] == 10
 
 
 @EFFECTS.of("data:synthetic_criteo.kind", "model:dlrm.kind")

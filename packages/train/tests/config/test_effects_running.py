@@ -332,7 +332,7 @@ def _(runs: Runs) -> None:
         return {**counted["wire_bytes_sent"], "messages": counted["num_messages_sent"]}
 
     plain = sent("plain")
-    assert sent("small", "exchange.chunk_rows=1")["messages"] > 2 * plain["messages"]
+    assert sent("small", "exchange.chunk_rows=1")["messages"] > 1.5 * plain["messages"]
     for kind, other in (("row", "gradient"), ("gradient", "row")):
         narrow = sent(f"narrow-{kind}", f"exchange.{kind}_wire_dtype=bfloat16")
         assert narrow[f"{kind}s"] < plain[f"{kind}s"]

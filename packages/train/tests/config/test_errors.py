@@ -20,8 +20,11 @@ from sparring_train.config.yaml_text import MAX_BYTES
 
 RATINGS = """\
 data:
-  kind: movielens
+  kind: table
   path: ratings.csv
+  label: rating
+  categorical: [user, item]
+  required: [user, item]
 model:
   kind: matrix_factorization
 """
@@ -41,19 +44,19 @@ def errors_of(text: str, *overrides: str) -> list[str]:
 WRONG: dict[str, tuple[str, list[str]]] = {
     "unknown key": (
         RATINGS + "stroage: {}\n",
-        ["run.yaml:6:1: unknown key 'stroage' (did you mean storage?)"],
+        ["run.yaml:9:1: unknown key 'stroage' (did you mean storage?)"],
     ),
     "an unknown format of metrics": (
         RATINGS + "metrics:\n  path: m.jsonl\n  every_seconds: 0\n  format: prometeus\n",
         [
-            "run.yaml:8:18: metrics.every_seconds is wrong (found 0, expected a number above 0)",
-            "run.yaml:9:11: metrics.format is wrong (found 'prometeus', expected 'jsonl' or "
+            "run.yaml:11:18: metrics.every_seconds is wrong (found 0, expected a number above 0)",
+            "run.yaml:12:11: metrics.format is wrong (found 'prometeus', expected 'jsonl' or "
             "'prometheus'; did you mean prometheus?)",
         ],
     ),
     "unknown key far from any other": (
         RATINGS + "report:\n  zzz: 1\n",
-        ["run.yaml:7:3: unknown key 'zzz' in report (expected path or trace_path)"],
+        ["run.yaml:10:3: unknown key 'zzz' in report (expected path or trace_path)"],
     ),
     "unknown key of one kind": (
         RATINGS.replace("path:", "pth: 1\n  path:"),
@@ -64,48 +67,48 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         ["run.yaml:1:1: data.path is missing"],
     ),
     "missing kind": (
-        RATINGS.replace("  kind: movielens\n", ""),
+        RATINGS.replace("  kind: table\n", ""),
         ["run.yaml:1:1: data.kind is missing"],
     ),
     "unknown kind": (
-        RATINGS.replace("movielens", "movilens"),
+        RATINGS.replace("kind: table", "kind: tabel"),
         [
-            "run.yaml:2:9: data.kind is wrong (found 'movilens', expected movielens, criteo, "
-            "synthetic_criteo or table; did you mean movielens?)"
+            "run.yaml:2:9: data.kind is wrong (found 'tabel', expected "
+            "synthetic_criteo or table; did you mean table?)"
         ],
     ),
     "wrong type": (
         RATINGS + "training: {epochs: 1.5, steps: '3'}\n",
         [
-            "run.yaml:6:20: training.epochs is wrong (found 1.5, expected a whole number)",
-            "run.yaml:6:32: training.steps is wrong (found '3', expected a whole number)",
+            "run.yaml:9:20: training.epochs is wrong (found 1.5, expected a whole number)",
+            "run.yaml:9:32: training.steps is wrong (found '3', expected a whole number)",
         ],
     ),
     "true is no number": (
         RATINGS + "seed: true\n",
-        ["run.yaml:6:7: seed is wrong (found true, expected a whole number)"],
+        ["run.yaml:9:7: seed is wrong (found true, expected a whole number)"],
     ),
     "out of range": (
         RATINGS + "threads: -1\ndeadline_seconds: 0\n",
         [
-            "run.yaml:6:10: threads is wrong (found -1, expected a number of at least 0)",
-            "run.yaml:7:19: deadline_seconds is wrong (found 0, expected a number above 0)",
+            "run.yaml:9:10: threads is wrong (found -1, expected a number of at least 0)",
+            "run.yaml:10:19: deadline_seconds is wrong (found 0, expected a number above 0)",
         ],
     ),
     "not finite": (
         RATINGS + "deadline_seconds: .inf\n",
-        ["run.yaml:6:19: deadline_seconds is wrong (found inf, expected a finite number)"],
+        ["run.yaml:9:19: deadline_seconds is wrong (found inf, expected a finite number)"],
     ),
     "wrong choice": (
         RATINGS + "training: {non_finite_gradients: rise}\n",
         [
-            "run.yaml:6:34: training.non_finite_gradients is wrong (found 'rise', expected "
+            "run.yaml:9:34: training.non_finite_gradients is wrong (found 'rise', expected "
             "'raise' or 'skip'; did you mean raise?)"
         ],
     ),
     "no mapping": (
         RATINGS + "optimizer: adam\n",
-        ["run.yaml:6:12: optimizer is wrong (found 'adam', expected a mapping)"],
+        ["run.yaml:9:12: optimizer is wrong (found 'adam', expected a mapping)"],
     ),
     "no list": (
         "data: {kind: synthetic_criteo}\nmodel:\n  kind: dlrm\n  top_mlp: 3\n",
@@ -118,14 +121,14 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "initializer": (
         RATINGS + "tables:\n  initializer: {kind: uniform, low: 3}\n",
         [
-            "run.yaml:7:16: tables.initializer: initializer uniform: low must be below high, "
+            "run.yaml:10:16: tables.initializer: initializer uniform: low must be below high, "
             "found 3.0 and 0.05"
         ],
     ),
     "name of an initializer": (
         RATINGS + "tables:\n  overrides:\n    user: {initializer: zeroes}\n",
         [
-            "run.yaml:8:25: tables.overrides.user.initializer is wrong (found 'zeroes', "
+            "run.yaml:11:25: tables.overrides.user.initializer is wrong (found 'zeroes', "
             "expected zeros, constant, uniform, normal, truncated_normal, xavier or "
             "package.module:Class; did you mean zeros?)"
         ],
@@ -154,77 +157,77 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "admission without its number": (
         RATINGS + "tables:\n  admission: frequency\n",
-        ["run.yaml:7:3: tables.admission.k is missing"],
+        ["run.yaml:10:3: tables.admission.k is missing"],
     ),
     "name of an admission filter": (
         RATINGS + "tables:\n  overrides:\n    user:\n      admission: {kind: frequence, k: 2}\n",
         [
-            "run.yaml:9:25: tables.overrides.user.admission.kind is wrong (found 'frequence', "
+            "run.yaml:12:25: tables.overrides.user.admission.kind is wrong (found 'frequence', "
             "expected all, frequency, probability or bloom; did you mean frequency?)"
         ],
     ),
     "admission out of range": (
         RATINGS + "tables:\n  admission: {kind: probability, p: 1.5}\n",
-        ["run.yaml:7:37: tables.admission.p is wrong (found 1.5, expected a number of at most 1)"],
+        ["run.yaml:10:37: tables.admission.p is wrong (found 1.5, expected a number of at most 1)"],
     ),
     "two sizes of a filter": (
         RATINGS
         + "tables:\n  admission: {kind: bloom, k: 2, expected_keys: 9, memory_bytes: 999}\n",
         [
-            "run.yaml:7:14: tables.admission: admission bloom: found both expected_keys=9 and "
+            "run.yaml:10:14: tables.admission: admission bloom: found both expected_keys=9 and "
             "memory_bytes=999; give one of them, as the other follows from it"
         ],
     ),
     "no such table": (
         RATINGS + "tables:\n  overrides:\n    users: {initializer: zeros}\n",
         [
-            "run.yaml:8:5: tables.overrides.users: model matrix_factorization has no such table "
+            "run.yaml:11:5: tables.overrides.users: model matrix_factorization has no such table "
             "(expected user, item; did you mean user?)"
         ],
     ),
     "model that does not fit the data": (
-        RATINGS.replace("matrix_factorization", "dlrm"),
+        "data: {kind: synthetic_criteo}\nmodel:\n  kind: matrix_factorization\n",
         [
-            "run.yaml:2:9: data.kind: model dlrm cannot be trained on this data (found movielens, "
-            "with labels that are numbers, expected labels of 0 and 1)"
+            "run.yaml:1:14: data.kind: model matrix_factorization cannot be trained on this data "
+            "(found synthetic_criteo, with labels of 0 and 1, expected labels that are numbers)"
         ],
     ),
     "key given twice": (
         RATINGS + "seed: 1\nseed: 2\n",
-        ["run.yaml:7:1: YAML: key 'seed' is given twice, first at run.yaml:6:1"],
+        ["run.yaml:10:1: YAML: key 'seed' is given twice, first at run.yaml:9:1"],
     ),
     "number as a key": (
         RATINGS + "7: 1\n",
-        ["run.yaml:6:1: YAML: a key must be text; put it in quotes (found 7)"],
+        ["run.yaml:9:1: YAML: a key must be text; put it in quotes (found 7)"],
     ),
     "list as a key": (
         RATINGS + "? [1]\n: 1\n",
-        ["run.yaml:6:3: YAML: a key must be text; put it in quotes (found a mapping or list)"],
+        ["run.yaml:9:3: YAML: a key must be text; put it in quotes (found a mapping or list)"],
     ),
     "python tag": (
         RATINGS + "framework: !!python/object/apply:os.system ['false']\n",
         [
-            "run.yaml:6:12: YAML: tags are not allowed; remove it (found "
+            "run.yaml:9:12: YAML: tags are not allowed; remove it (found "
             "!!python/object/apply:os.system)"
         ],
     ),
     "own tag": (
         RATINGS + "framework: !mine torch\n",
-        ["run.yaml:6:12: YAML: tags are not allowed; remove it (found !mine)"],
+        ["run.yaml:9:12: YAML: tags are not allowed; remove it (found !mine)"],
     ),
     "tag that does not fit": (
         RATINGS + "seed: !!int x\n",
-        ["run.yaml:6:7: YAML: this is no value of type int (found 'x')"],
+        ["run.yaml:9:7: YAML: this is no value of type int (found 'x')"],
     ),
     "no YAML": (
         RATINGS + "training: [\n",
         [
-            "run.yaml:7:1: YAML: while parsing a flow node expected the node content, but found "
+            "run.yaml:10:1: YAML: while parsing a flow node expected the node content, but found "
             "'<stream end>'"
         ],
     ),
     "tab": (
-        "data:\n\tkind: movielens\n",
+        "data:\n\tkind: table\n",
         [
             "run.yaml:2:1: YAML: while scanning for the next token found character '\\t' that "
             "cannot start any token"
@@ -236,7 +239,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "two documents": (
         RATINGS + "---\nseed: 1\n",
-        ["run.yaml:6:1: YAML: expected a single document in the stream but found another document"],
+        ["run.yaml:9:1: YAML: expected a single document in the stream but found another document"],
     ),
     "a list at the top": (
         "- 1\n",
@@ -284,9 +287,9 @@ def test_of_very_many_errors_the_first_hundred_are_listed() -> None:
 def test_several_errors_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = RATINGS + "sead: 1\ntraining:\n  epochs: 0\nseed: x\n"
     assert [line.split(": ")[0] for line in errors_of(text, "model.dimm=3")] == [
-        "run.yaml:6:1",
-        "run.yaml:8:11",
-        "run.yaml:9:7",
+        "run.yaml:9:1",
+        "run.yaml:11:11",
+        "run.yaml:12:7",
         "override model.dimm=3",
     ]
 
@@ -312,9 +315,9 @@ OVERRIDES = {
     "item 'x' (found 2 items, expected an index from 0 to 1)",
     "optimizer.sparse.lr=-1": "override optimizer.sparse.lr=-1: optimizer.sparse.lr is wrong "
     "(found -1, expected a number above 0)",
-    "training.micro_batches=2000": "override training.micro_batches=2000: "
+    "training.micro_batches=5000": "override training.micro_batches=5000: "
     "training.micro_batches: a batch cannot be split into more micro-batches than it has samples "
-    "(found 2000, expected at most data.batch_size, 1024)",
+    "(found 5000, expected at most data.batch_size, 4096)",
 }
 
 
@@ -341,11 +344,11 @@ def test_backends_and_their_options_are_checked_where_they_stand() -> None:
         )
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == [
-        "run.yaml:6:12",
-        "run.yaml:10:5",
-        "run.yaml:11:13",
-        "run.yaml:12:23",
-        "run.yaml:13:24",
+        "run.yaml:9:12",
+        "run.yaml:13:5",
+        "run.yaml:14:13",
+        "run.yaml:15:23",
+        "run.yaml:16:24",
     ]
     assert "did you mean 'torch'" in lines[0]
     assert "unknown key 'capasity' in storage.options (did you mean capacity?)" in lines[1]
@@ -389,24 +392,24 @@ def test_an_unknown_backend_is_told_of_with_all_else_that_is_wrong() -> None:
         + "tables: {overrides: {usr: {}, itm: {}}, dtpe: float32}\n"
     )
     suggested = {
-        "6:12": "did you mean 'torch'",
-        "8:20": "did you mean 'memory'",
-        "8:27": "did you mean options?",
-        "9:23": "did you mean 'local'",
-        "11:26": "snapshots.url to name a folder",
-        "11:37": "snapshots.url to name a folder",
-        "12:22": "did you mean user?",
-        "12:31": "did you mean item?",
-        "12:41": "did you mean dtype?",
+        "9:12": "did you mean 'torch'",
+        "11:20": "did you mean 'memory'",
+        "11:27": "did you mean options?",
+        "12:23": "did you mean 'local'",
+        "14:26": "snapshots.url to name a folder",
+        "14:37": "snapshots.url to name a folder",
+        "15:22": "did you mean user?",
+        "15:31": "did you mean item?",
+        "15:41": "did you mean dtype?",
     }
     for place, words in suggested.items():
         assert words in found.pop(place)
-    assert list(found) == ["7:7", "9:38", "10:20"]
+    assert list(found) == ["10:7", "12:38", "13:20"]
 
 
 def test_a_wrong_backend_of_a_wrong_type_is_told_of_once() -> None:
     text = RATINGS + "storage: {backend: 5, options: {capacity: 1}}\nframework: 7\nrendezvous: 3\n"
-    assert list(places_and_problems(text)) == ["6:20", "7:12", "8:13"]
+    assert list(places_and_problems(text)) == ["9:20", "10:12", "11:13"]
 
 
 def test_an_unknown_storage_of_a_stack_is_told_of_with_wrong_options_of_the_stack() -> None:
@@ -416,18 +419,19 @@ def test_an_unknown_storage_of_a_stack_is_told_of_with_wrong_options_of_the_stac
         + "    tiers: [{backend: memry, buget: 3}, {backend: memory, options: {capasity: 3}}]\n",
         "sparring_tiered.plugin",
     )
-    assert list(found) == ["9:5", "10:12", "11:23", "11:30", "11:69"]
-    assert "did you mean 'memory'" in found["11:23"]
+    assert list(found) == ["12:5", "13:12", "14:23", "14:30", "14:69"]
+    assert "did you mean 'memory'" in found["14:23"]
 
 
 def test_sections_that_contradict_each_other_are_all_told_of() -> None:
-    text = RATINGS.replace("matrix_factorization", "dlrm") + (
-        "training: {micro_batches: 2000}\nsnapshots: {every_steps: 1, every_minutes: 1}\n"
+    text = (
+        "data: {kind: synthetic_criteo}\nmodel: {kind: matrix_factorization}\n"
+        "training: {micro_batches: 5000}\nsnapshots: {every_steps: 1, every_minutes: 1}\n"
     )
-    assert list(places_and_problems(text)) == ["2:9", "6:27", "7:26", "7:44"]
+    assert list(places_and_problems(text)) == ["1:14", "3:27", "4:26", "4:44"]
     # One that is wrong itself is not held against the others.
-    text = text.replace("movielens", "movilens").replace("every_steps: 1", "every_steps: x")
-    assert list(places_and_problems(text)) == ["2:9", "7:26"]
+    text = text.replace("synthetic_criteo", "synthetic").replace("every_steps: 1", "every_steps: x")
+    assert list(places_and_problems(text)) == ["1:14", "4:26"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

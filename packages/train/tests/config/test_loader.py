@@ -22,14 +22,17 @@ from sparring_train.config.tables import TablesConfig
 
 RATINGS = """\
 data:
-  kind: movielens
+  kind: table
   path: ratings.csv
+  label: rating
+  categorical: [user, item]
+  required: [user, item]
 model:
   kind: matrix_factorization
 """
 
 CLICKS = """\
-data: {kind: criteo, path: day_0}
+data: {kind: table, path: day_0.csv, label: clicked, categorical: [user, item]}
 model: {kind: dlrm, bottom_mlp: [32, 16]}
 """
 
@@ -77,7 +80,7 @@ def test_a_file_is_read_with_its_overrides(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + RATINGS.replace("\n", "\r\n").encode())
-    assert load_config(path).data.kind == "movielens"
+    assert load_config(path).data.kind == "table"
 
 
 def hyper(config: Any) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def test_what_is_shown_reads_back_the_same() -> None:
         CLICKS,
         [
             "tables.initializer={kind: uniform, low: -1, high: 1}",
-            "tables.overrides={cat_1: {initializer: zeros}}",
+            "tables.overrides={item: {initializer: zeros}}",
             "optimizer.sparse={name: 'torch.optim:Adam', lr: 1e-7, betas: [0.9, 0.99]}",
             "storage.options={capacity: 10, text: 'null', number: '7'}",
         ],
@@ -164,7 +167,14 @@ def test_any_text_survives_the_way_to_yaml_and_back(path: str, seed: int) -> Non
     config = run_type().model_validate(
         {
             "seed": seed,
-            "data": {"kind": "movielens", "path": path},
+            "data": {
+                "kind": "table",
+                "path": path,
+                "label": "rating",
+                "categorical": ["user", "item"],
+                "required": ["user", "item"],
+                "split": {"exact_fraction": 0.1},
+            },
             "model": {"kind": "matrix_factorization"},
         }
     )
@@ -192,7 +202,7 @@ def test_tables_come_from_the_model_the_section_and_their_overrides() -> None:
 
 def test_admission_comes_from_the_section_and_its_overrides() -> None:
     text = """
-data: {kind: movielens, path: ratings.csv}
+data: {kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}
 model: {kind: matrix_factorization}
 tables:
   admission: {kind: frequency, k: 3}

@@ -10,7 +10,7 @@ from sparring.errors import ConfigError
 from sparring_train.config.loader import parse_config
 
 CONFIG = """
-data: {kind: movielens, path: ratings.csv}
+data: {kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}
 model: {kind: matrix_factorization}
 """
 

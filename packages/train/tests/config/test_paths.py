@@ -13,7 +13,7 @@ from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.printer import config_as_yaml
 
 TEXT = """
-data: {kind: criteo, path: day_0.tsv, test_path: ../test.tsv, validation_path: /all/valid.tsv}
+data: {kind: table, path: day_0.tsv, label: clicked, categorical: [user]}
 model: {kind: dlrm}
 storage: {backend: persistent_test}
 plan: plans/two.yaml
@@ -35,8 +35,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_paths_of_a_file_start_at_its_folder(file: str) -> None:
     config = load_config(file)
     assert config.data.path == "project/runs/day_0.tsv"
-    assert config.data.test_path == "project/test.tsv"
-    assert config.data.validation_path == "/all/valid.tsv"
     assert config.plan == "project/runs/plans/two.yaml"
     assert config.snapshots.url == "s3://bucket/run"
     assert config.change_notes.url == "project/runs/notes"
@@ -45,21 +43,20 @@ def test_paths_of_a_file_start_at_its_folder(file: str) -> None:
     assert config.report.trace_path == "project/runs/trace.json"
     os.chdir("project/runs")
     assert load_config("run.yaml").data.path == "day_0.tsv"
-    assert load_config(Path.cwd() / "run.yaml").data.test_path == str(
-        Path.cwd().parent / "test.tsv"
-    )
+    assert load_config(Path.cwd() / "run.yaml").data.path == str(Path.cwd() / "day_0.tsv")
 
 
 def test_paths_of_overrides_start_at_the_current_directory(file: str) -> None:
     given = ["data.path=mine.tsv", "snapshots={url: runs/a}", "plan=auto"]
     config = load_config(file, given)
     assert (config.data.path, config.snapshots.url, config.plan) == ("mine.tsv", "runs/a", "auto")
-    assert config.data.test_path == "project/test.tsv"
     # A section of an override is of the current directory as a whole.
-    whole = load_config(file, ["data={kind: criteo, path: a.tsv, test_path: b.tsv}"])
-    assert (whole.data.path, whole.data.test_path) == ("a.tsv", "b.tsv")
-    elsewhere = load_config(file, given, folder="/data")
-    assert (elsewhere.data.path, elsewhere.data.test_path) == ("mine.tsv", "/test.tsv")
+    whole = load_config(
+        file, ["data={kind: table, path: a.tsv, label: clicked, categorical: [user]}"]
+    )
+    assert whole.data.path == "a.tsv"
+    elsewhere = load_config(file, given[:1], folder="/data")
+    assert (elsewhere.data.path, elsewhere.plan) == ("mine.tsv", "/data/plans/two.yaml")
     assert parse_config(TEXT).data.path == "day_0.tsv"
 
 
@@ -91,7 +88,6 @@ def test_what_is_shown_holds_in_any_folder(
     assert main(["config", "show", file, "data.path=mine.tsv"]) == 0
     shown = parse_config(capsys.readouterr().out, folder="/elsewhere")
     assert shown.data.path == f"{tmp_path}/mine.tsv"
-    assert shown.data.test_path == f"{tmp_path}/project/test.tsv"
     assert shown.snapshots.url == "s3://bucket/run"
     assert parse_config(config_as_yaml(shown), folder="/other") == shown
 

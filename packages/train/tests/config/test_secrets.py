@@ -20,7 +20,7 @@ from sparring_train.config.run_type import run_type
 
 SECRET = "hunter2hunter2"
 BASE = """\
-data: {kind: movielens, path: ratings.csv}
+data: {kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}
 model: {kind: matrix_factorization}
 """
 
@@ -106,7 +106,7 @@ def test_a_secret_is_named_with_its_place(tmp_path: Path) -> None:
     "make",
     [
         lambda: run_type()(
-            data={"kind": "movielens", "path": "r"},  # type: ignore[arg-type]
+            data={"kind": "table", "path": "r", "categorical": ["user"]},  # type: ignore[arg-type]
             model={"kind": "matrix_factorization"},  # type: ignore[arg-type]
             snapshots={"url": f"s3://key:{SECRET}@b"},  # type: ignore[arg-type]
         ),

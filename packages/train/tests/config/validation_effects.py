@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from sparring.errors import ConfigError
-
-from .config_runs import FILES, Effects, Runs
+from .config_runs import Effects, Runs
 from .table_effects import _ran as run_table
 
 __all__ = ["register"]
@@ -15,33 +11,15 @@ __all__ = ["register"]
 def register(effects: Effects) -> None:
     """Registers what shows the effects of keys of the section `data`."""
 
-    @effects.of("data:movielens.validation_fraction")
-    def _(runs: Runs) -> None:
-        assert runs.ratings().end.best_step is None
-        validated = runs.ratings("data.validation_fraction=0.5")
-        assert validated.end.best_step == 2  # 27 of 54 ratings are left, 16 in a step
-        assert validated.end.validation.keys() == {"rmse"}
-
-    @effects.of("data:criteo.validation_fraction", "data:criteo.validation_path")
-    def _(runs: Runs) -> None:
-        plain = runs.clicks(FILES)
-        part = runs.clicks(FILES, "data.validation_fraction=0.5")
-        file = runs.clicks(FILES, "data.validation_path=clicks/test.tsv")
-        assert sum(part.samples) < sum(plain.samples) == sum(file.samples)
-        assert part.end.validation
-        assert file.end.validation
-        with pytest.raises(ConfigError, match="takes one source of samples for validation"):
-            runs.clicks(
-                FILES, "data.validation_fraction=0.5", "data.validation_path=clicks/test.tsv"
-            )
-
     @effects.of("data:synthetic_criteo.validation_samples")
     def _(runs: Runs) -> None:
         few, many = (runs.clicks(f"data.validation_samples={count}") for count in (20, 64))
         assert few.end.validation != many.end.validation
         assert few.losses == runs.clicks().losses
 
-    ways = ("fraction", "time", "time_from", "column", "leave_one_out", "value")
+    ways = (
+        "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out", "value",
+    )  # fmt: skip
 
     @effects.of(*(f"data:table.validation.{way}" for way in ways))
     def _(runs: Runs) -> None:
@@ -49,6 +27,7 @@ def register(effects: Effects) -> None:
         for way in (
             "null",
             "{fraction: 0.4}",
+            "{exact_fraction: 0.25}",
             "{time: 0.25}",
             "{time_from: 70}",
             "{column: clicked, value: 1}",
@@ -60,9 +39,16 @@ def register(effects: Effects) -> None:
             trained[way] = sum(ran.samples)
             assert (ran.end.best_step is None) == (way == "null")
         assert trained["null"] == 64
+        assert trained["{exact_fraction: 0.25}"] == 48
         assert trained["{time: 0.25}"] == 48
         # Places 70 to 79 are 10 rows, of which two are for the test.
         assert trained["{time_from: 70}"] == 56
         assert trained["{leave_one_out: user}"] == 54
         assert trained["{fraction: 0.4}"] < 50
         assert trained["{column: clicked, value: 1}"] < 50
+        (runs.folder / "parts").mkdir(exist_ok=True)
+        for name in ("table.csv", "fewer.csv"):
+            (runs.folder / "parts" / name).write_bytes((runs.folder / name).read_bytes())
+        both = run_table(runs, "data.path=parts", "data.validation={files: few*}")
+        assert sum(both.samples) == 64
+        assert both.end.best_step is not None

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from sparring_testing import DatasetRequest, DatasetTests
-from sparring_train.config.data import CriteoData, MovieLensData, SyntheticCriteoData
-from sparring_train.data.clicks import ClickDataset, SyntheticClickDataset
+from sparring_train.config.data import SyntheticCriteoData
+from sparring_train.config.table import TableData
+from sparring_train.data.clicks import SyntheticClickDataset
 from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.data.ratings import RatingDataset
 from sparring_train.data.table.dataset import open_table
 
-from .criteo_files import write_synthetic
+from .criteo_files import click_section, write_synthetic
 from .table.table_files import click_log, section, write_files
 
 
@@ -86,11 +86,20 @@ class TestRatings(DatasetTests):
     def open_dataset(self, tmp_path: Path) -> Any:
         path = tmp_path / "ratings.csv"
         rows = [f"{n % 17},{n % 23},{n % 9 / 2 + 0.5},{n}" for n in range(300)]
-        path.write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
-        data = MovieLensData(
-            kind="movielens", path=str(path), validation_fraction=0.2, batch_size=64
+        path.write_text("\n".join(["user,item,rating,timestamp", *rows]) + "\n")
+        data = TableData.model_validate(
+            {
+                "kind": "table",
+                "path": str(path),
+                "label": "rating",
+                "categorical": ["user", "item"],
+                "required": ["user", "item"],
+                "split": {"exact_fraction": 0.1},
+                "validation": {"exact_fraction": 0.2},
+                "batch_size": 64,
+            }
         )
-        return lambda request: RatingDataset(data, OpenRequest(request.seed, "number"))
+        return lambda request: open_table(data, OpenRequest(request.seed, "number"))
 
     @pytest.fixture
     def num_examples(self) -> int:
@@ -127,8 +136,8 @@ class TestClickFiles(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
         path, _ = write_synthetic(tmp_path, PlantedModel(seed=1, max_ids=40), 300, 1)
-        data = CriteoData(kind="criteo", path=str(path), validation_fraction=0.2, batch_size=64)
-        return lambda request: ClickDataset(data, OpenRequest(request.seed, "binary"))
+        section = click_section(path, validation={"fraction": 0.2}, batch_size=64)
+        return lambda request: opened(TableData.model_validate(section), request)
 
     @pytest.fixture
     def num_examples(self) -> int:

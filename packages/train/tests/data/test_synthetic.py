@@ -9,15 +9,17 @@ import pytest
 
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.data import SyntheticCriteoData
+from sparring_train.config.table import TableData
 from sparring_train.data import clicks
-from sparring_train.data.batches import ClickBatch, concatenate
+from sparring_train.data.batches import ClickBatch
 from sparring_train.data.click_log import ClickLog
-from sparring_train.data.criteo import read_clicks
+from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import CHUNK_ROWS, PlantedModel
+from sparring_train.data.table.dataset import open_table
 from sparring_train.quality import auc
 
-from .criteo_files import synthetic_log, write_synthetic
+from .criteo_files import click_section, synthetic_log, write_synthetic
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +154,17 @@ def test_the_share_of_missing_values_is_the_share_asked_for() -> None:
 def test_files_are_read_as_the_log_that_is_in_memory(tmp_path: Path, suffix: str) -> None:
     model = PlantedModel(seed=9, missing_fraction=0.3)
     rows = (CHUNK_ROWS + 10, 500)
-    for path, part, num_rows in zip(
-        write_synthetic(tmp_path, model, *rows, suffix), ("train", "test"), rows, strict=True
+    _, test_path = write_synthetic(tmp_path, model, *rows, suffix)
+    section = click_section(tmp_path, split={"files": test_path.name})
+    data = open_table(TableData.model_validate(section), OpenRequest(1, "binary"))
+    for batches, part, num_rows in zip(
+        (data.batches(0), data.test_batches()), ("train", "test"), rows, strict=True
     ):
         log = synthetic_log(num_rows, model, part)  # type: ignore[arg-type]
-        assert is_equal(concatenate(list(read_clicks(path, 4096))), log)
+        read = ColumnBatch.joined(list(batches))
+        assert np.array_equal(np.stack([each.ids for each in read.ids.values()], axis=1), log.ids)
+        assert np.array_equal(read.numbers, log.dense)
+        assert np.array_equal(read.labels, log.labels)
 
 
 @pytest.mark.parametrize(

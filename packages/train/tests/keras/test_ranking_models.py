@@ -107,7 +107,8 @@ def test_a_model_learns_as_one_of_torch(model: dict[str, Any]) -> None:
 MANY_RANKS = """
 seed: 1
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 64}
+data: {kind: table, path: ratings.csv, batch_size: 64, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 optimizer: {sparse: {name: adagrad, lr: 0.1}, dense: {name: sgd, lr: 0.1}}
 training: {micro_batches: 2, epochs: 2}
 storage: {backend: memory}
@@ -118,10 +119,10 @@ ON_RANKS = {
     "two_towers": ("model={kind: two_towers, embedding_dim: 4, layers: [8], positive: 3}",),
     "sequence": (
         "model={kind: sequence, embedding_dim: 4, hidden_layer: 8, blocks: 1, dropout: 0, length: 6,"
-        " item: movieId, user: userId}",
-        "data={kind: table, path: ratings.csv, batch_size: 64, categorical: [userId, movieId],"
-        " required: [userId, movieId], time: timestamp, history: {of: movieId, by: userId, length: 6},"
-        " split: {leave_one_out: userId}}",
+        " user: user}",
+        "data={kind: table, path: ratings.csv, batch_size: 64, categorical: [user, item],"
+        " required: [user, item], time: timestamp, history: {length: 6},"
+        " split: {leave_one_out: user}}",
     ),
 }
 
@@ -144,7 +145,7 @@ def test_three_ranks_train_as_one_with_torch_and_tensorflow(
         f"{user},{item * 10**9},{rating + 0.5},{when}"
         for when, (user, item, rating) in enumerate(drawn)
     ]
-    text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+    text = "\n".join(["user,item,rating,timestamp", *lines]) + "\n"
     (tmp_path / "ratings.csv").write_text(text)
     (tmp_path / "run.yaml").write_text(MANY_RANKS)
     command = [

@@ -64,9 +64,17 @@ def test_a_snapshot_alone_predicts_as_the_trained_model(kind: str, tmp_path: Pat
     if is_rating:
         path = tmp_path / "ratings.csv"
         lines = [f"{place % 7},{place % 11 * 10**9},{place % 5 + 0.5},0" for place in range(300)]
-        path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+        path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
         sections |= {
-            "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+            "data": {
+                "kind": "table",
+                "path": str(path),
+                "label": "rating",
+                "categorical": ["user", "item"],
+                "required": ["user", "item"],
+                "split": {"exact_fraction": 0.1},
+                "batch_size": 64,
+            },
             "model": {"kind": "matrix_factorization", "dim": 4},
         }
     else:

@@ -52,7 +52,7 @@ def ratings(tmp_path: Path) -> Path:
         for user, item in zip(users, items, strict=True)
     ]
     path = tmp_path / "ratings.csv"
-    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
     return path
 
 
@@ -60,7 +60,15 @@ def config(path: Path, storage: dict[str, Any], optimizer: str, **more: Any) -> 
     return {
         "seed": 3,
         "threads": 1,
-        "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+        "data": {
+            "kind": "table",
+            "path": str(path),
+            "label": "rating",
+            "categorical": ["user", "item"],
+            "required": ["user", "item"],
+            "split": {"exact_fraction": 0.1},
+            "batch_size": 64,
+        },
         "model": {"kind": "matrix_factorization", "dim": 4, "embedding_l2": 0.05},
         "storage": storage,
         "optimizer": {"sparse": {"name": optimizer, "lr": 0.05}},

@@ -43,7 +43,7 @@ from sparring_train.ranks import Ranks
 from sparring_train.report.run_data import read_report
 from sparring_train.result import SilentProgress, TrainResult
 
-from ..data.criteo_files import write_synthetic
+from ..data.criteo_files import click_section, write_synthetic
 
 
 class Told(SilentProgress):
@@ -78,7 +78,7 @@ def ratings(tmp_path: Path) -> Path:
         for user, item, score in zip(users, items, scores, strict=True)
     ]
     path = tmp_path / "ratings.csv"
-    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
     return path
 
 
@@ -86,7 +86,15 @@ def rating_config(path: Path, **more: Any) -> dict[str, Any]:
     return {
         "seed": 3,
         "threads": 1,
-        "data": {"kind": "movielens", "path": str(path), "batch_size": 64},
+        "data": {
+            "kind": "table",
+            "path": str(path),
+            "label": "rating",
+            "categorical": ["user", "item"],
+            "required": ["user", "item"],
+            "split": {"exact_fraction": 0.1},
+            "batch_size": 64,
+        },
         "model": {"kind": "matrix_factorization", "dim": 4, "embedding_l2": 0.05},
         "storage": {"backend": "memory"},
         "optimizer": {"sparse": {"name": "adagrad", "lr": 0.2}},
@@ -344,16 +352,16 @@ def test_clicks_are_learned_and_the_best_is_known() -> None:
     assert list(result.rows)[:2] == ["cat_1", "cat_2"]
 
 
-@pytest.mark.parametrize("has_test_path", [False, True])
-def test_a_log_in_files_is_read(tmp_path: Path, has_test_path: bool) -> None:
+@pytest.mark.parametrize("has_test_files", [False, True])
+def test_a_log_in_files_is_read(tmp_path: Path, has_test_files: bool) -> None:
     train_path, test_path = write_synthetic(tmp_path, PlantedModel(max_ids=50), 600, 200)
-    data: dict[str, Any] = {"kind": "criteo", "path": str(train_path), "batch_size": 128}
-    if has_test_path:
-        data["test_path"] = str(test_path)
+    data = click_section(train_path, batch_size=128)
+    if has_test_files:
+        data |= {"path": str(test_path.parent), "split": {"files": test_path.name}}
     told = Told()
     result = run(click_config(data=data), told)
     assert told.total_steps is None
-    assert (sum(told.samples) == 600) == has_test_path
+    assert (sum(told.samples) == 600) == has_test_files
     assert 450 < sum(told.samples) <= 600
     assert set(result.metrics) == {"auc", "log_loss"}
 
@@ -411,7 +419,7 @@ def test_ids_are_counted_once_however_often_they_are_trained_on(
 def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     log, _ = write_synthetic(tmp_path, PlantedModel(max_ids=50), 600, 200)
-    data = {"kind": "criteo", "path": str(log), "batch_size": 80}
+    data = click_section(log, batch_size=80)
     path = tmp_path / "report.html"
     training = {"epochs": 1, "evaluation_interval_steps": interval}
     # How many steps there are is not known before the log has been read.
@@ -453,14 +461,14 @@ def test_a_run_ends_where_its_tables_outgrow_their_memory(ratings: Path) -> None
 
 
 def test_wrong_data_is_refused_with_its_place(ratings: Path) -> None:
-    ratings.write_text("userId,movieId,rating\n1,2,3.5\n1,two,3\n")
+    ratings.write_text("user,item,rating\n1,2,3.5\n1,2,three\n")
     with pytest.raises(DataError) as caught:
         run(rating_config(ratings))
     assert caught.value.details["row"] == 3
     with pytest.raises(DataError):
         run(rating_config(ratings.with_name("missing.csv")))
-    ratings.write_text("userId,movieId,rating\n1,2,3.5\n")
-    with pytest.raises(DataError, match="found 1 ratings, too few"):
+    ratings.write_text("user,item,rating\n1,2,3.5\n")
+    with pytest.raises(DataError, match="found no row for the test"):
         run(rating_config(ratings))
 
 

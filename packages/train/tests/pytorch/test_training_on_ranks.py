@@ -57,7 +57,8 @@ LAUNCHES = [
 RATINGS = """
 seed: 3
 threads: 1
-data: {kind: movielens, path: ratings.csv, batch_size: 50}
+data: {kind: table, path: ratings.csv, batch_size: 50, label: rating, categorical: [user, item],
+  required: [user, item], split: {exact_fraction: 0.1}}
 model: {kind: matrix_factorization, dim: 4}
 optimizer: {sparse: {name: adam, lr: 0.05}}
 training: {epochs: 2, micro_batches: 3}
@@ -86,7 +87,7 @@ def write_inputs(folder: Path) -> Path:
         f"{user * 10**12 - 7},{item * 10**9},{rating},0"
         for user, item, rating in zip(users, items, ratings, strict=True)
     ]
-    text = "\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n"
+    text = "\n".join(["user,item,rating,timestamp", *lines]) + "\n"
     (folder / "ratings.csv").write_text(text)
     (folder / "ratings.yaml").write_text(RATINGS)
     (folder / "clicks.yaml").write_text(CLICKS)

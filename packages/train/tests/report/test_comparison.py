@@ -30,7 +30,7 @@ def a_run(rate: float = 0.1, auc: float = 0.75, **facts: Any) -> RunData:
     config = {
         "optimizer": {"sparse": {"name": "adagrad", "lr": rate}},
         "report": {"path": f"{rate}.html"},
-        "data": {"kind": "criteo"},
+        "data": {"kind": "table"},
     }
     given: dict[str, Any] = {
         "steps": 3,

@@ -6,6 +6,7 @@ import math
 from typing import Annotated
 
 import numpy as np
+import pyarrow
 import typer
 
 from sparring import Snapshot
@@ -16,6 +17,7 @@ from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.neighbours import Best, print_best
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
+from sparring_train.data.table.hexadecimal import numbers_of_hexadecimal
 from sparring_train.item_index import IndexOption
 from sparring_train.names_of_ids import names_of_ids
 from sparring_train.recommendations import (
@@ -140,6 +142,7 @@ def _given(
         name, equals, value = each.partition("=")
         if equals and name in schema.numbers:
             number = _number(each, value)
+            number = max(number, getattr(config.data, "minimum", {}).get(name, number))
             is_log = name in getattr(config.data, "log1p", ())
             numbers[name] = math.copysign(math.log1p(abs(number)), number) if is_log else number
         elif equals and schema.feature(name) is not None:
@@ -165,7 +168,15 @@ def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tupl
     table = _table(config, feature)
     meant = keys_meant(text)
     kind = getattr(config.data, "types", {}).get(feature)
-    if kind is not None:
+    if kind == "hexadecimal":
+        try:
+            meant = numbers_of_hexadecimal(pyarrow.array([text])).tolist()
+        except ValueError:
+            raise InvalidArgumentError(
+                f"{feature}: found {text!r}, expected 1 to 16 hexadecimal digits, because of data.types "
+                "in the run of the model"
+            ) from None
+    elif kind is not None:
         # The hash of the text comes last.
         meant = meant[-1:] if kind == "string" else meant[:-1]
         if not meant:

@@ -32,10 +32,15 @@ _Text = Annotated[str, BeforeValidator(_as_text)]
 
 
 class SplitWays(Section):
-    """One of five ways to choose rows."""
+    """One of seven ways to choose rows."""
 
     fraction: OpenFraction | None = Field(
         None, description="This part of the rows, drawn by `seed` and a row's place in the files."
+    )
+    exact_fraction: OpenFraction | None = Field(
+        None,
+        description="Exactly this part of the rows, rounded to whole rows and drawn by `seed`. The files "
+        "are read once more to count the rows, and 8 bytes per row are needed in memory.",
     )
     time: OpenFraction | None = Field(
         None, description="The latest rows by `data.time`, this part of all."
@@ -46,6 +51,10 @@ class SplitWays(Section):
         "where times are numbers.",
     )
     column: _Name | None = Field(None, description="The column whose value says it.")
+    files: _Name | None = Field(
+        None,
+        description="All rows of the files of `data.path` whose names match this pattern: `day_23*`.",
+    )
     leave_one_out: _Name | None = Field(
         None,
         description="The column of users: the last row of each user by `data.time`, or without it "
@@ -60,12 +69,14 @@ class SplitWays(Section):
     @property
     def given_ways(self) -> list[str]:
         """Names of the ways that are given."""
-        ways = ("fraction", "time", "time_from", "column", "leave_one_out")
+        ways = (
+            "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out",
+        )  # fmt: skip
         return [name for name in ways if getattr(self, name) is not None]
 
 
 class SplitConfig(SplitWays):
-    """Which rows are kept for the test: one of five ways. Without any, `fraction: 0.1`."""
+    """Which rows are kept for the test: one of seven ways. Without any, `fraction: 0.1`."""
 
     test: _Text = Field(
         "test", description="The value of `column` of rows that are kept for the test."
@@ -83,7 +94,7 @@ class SplitConfig(SplitWays):
 
 
 class ValidationConfig(SplitWays):
-    """Which of the rows that are not for the test are kept for validation: one of five ways."""
+    """Which of the rows that are not for the test are kept for validation: one of seven ways."""
 
     value: _Text = Field(
         "validation", description="The value of `column` of rows that are kept for validation."
@@ -112,8 +123,8 @@ class TableData(DataSection):
     path: LocalPath = Field(
         min_length=1,
         description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`); read in "
-        "order of name. Names end in `.parquet`, or in `.csv` or `.tsv` with a header, `.gz` "
-        "allowed. Relative paths start at the file's folder.",
+        "order of name. Names end in `.parquet`, or in `.csv`, `.tsv` or `.txt`, with or without "
+        "`.gz`; in a folder, `.txt` is not read. Relative paths start at the file's folder.",
     )
     label: _Name | None = Field(
         None,
@@ -144,6 +155,11 @@ class TableData(DataSection):
         description="The character between the values of a row in CSV. Without it a comma, and a tab in "
         "files whose name ends in `.tsv`.",
     )
+    column_names: _Names | None = Field(
+        None,
+        description="Names of all columns of CSV files without a header, in order. Null: the first row "
+        "of each file is a header with the names.",
+    )
     decimal: Literal[".", ","] = Field(
         ".",
         description="The decimal sign of numbers in CSV. With `,`, points are accepted between groups "
@@ -164,12 +180,23 @@ class TableData(DataSection):
         description="Column of `categorical` → the table of its embeddings, where that is not its "
         "own: `{last_item: item}`.",
     )
-    types: dict[_Name, Literal["integer", "unsigned", "string"]] = Field(
+    missing_ids: dict[_Name, Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(
+        default_factory=dict,
+        description="Column of `categorical` → the id of rows that have none, so that the model learns "
+        "an embedding for a missing id: `{city: -1}`. Choose an id that the column does not contain.",
+    )
+    types: dict[_Name, Literal["integer", "unsigned", "hexadecimal", "string"]] = Field(
         default_factory=dict,
         description="Column of `categorical` → what it holds. In CSV `string` hashes what looks "
         "like a number, too; without it, the first 1,000 rows tell. Parquet says it itself, and "
         "another type is refused. `unsigned` accepts whole numbers up to 2^64 - 1; a number n from "
-        "2^63 on is the key n - 2^64, which has the same 64 bits.",
+        "2^63 on is the key n - 2^64, which has the same 64 bits. `hexadecimal` reads text of 1 to 16 "
+        "hexadecimal digits as such a number; it is not hashed.",
+    )
+    minimum: dict[_Name, Annotated[float, Field(strict=False, allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        description="Column of `numeric` → its smallest number: `{price: 0}`. A smaller number is "
+        "replaced by it, before `log1p`.",
     )
     log1p: _Names = Field(
         (),
@@ -233,7 +260,7 @@ class TableData(DataSection):
                 name,
                 self.share_tables.get(name, ""),
                 is_list=name in self.lists,
-                may_be_missing=name not in self.required,
+                may_be_missing=name not in self.required and name not in self.missing_ids,
             )
             for name in self.categorical
         ]
@@ -268,16 +295,19 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     """Key, what is wrong with it, what was found and what is expected."""
     if not data.categorical:
         yield "categorical", "has no column", "an empty list", "one column of ids or more"
+    singles = tuple(name for name in data.categorical if name not in data.lists)
     for key, columns, allowed in (
         ("lists", data.lists, data.categorical),
-        ("required", data.required, tuple(n for n in data.categorical if n not in data.lists)),
+        ("required", data.required, singles),
+        ("missing_ids", tuple(data.missing_ids), singles),
         ("share_tables", tuple(data.share_tables), data.categorical),
         ("types", tuple(data.types), data.categorical),
         ("log1p", data.log1p, data.numeric),
+        ("minimum", tuple(data.minimum), data.numeric),
     ):
         for name in columns:
             if name not in allowed:
-                section = "numeric" if key == "log1p" else "categorical"
+                section = "numeric" if allowed is data.numeric else "categorical"
                 yield key, f"names no column of data.{section}", name, ", ".join(allowed) or "none"
     for key, names in (("categorical", data.categorical), ("numeric", data.numeric)):
         twice = [name for name in names if names.count(name) > 1]
@@ -286,6 +316,7 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     if data.label is not None and data.label in (*data.categorical, *data.numeric):
         yield "label", "is also a column to predict from", data.label, "a column of its own"
     yield from _csv_problems(data)
+    yield from _missing_id_problems(data)
     yield from _table_name_problems(data)
     if data.history is not None:
         yield from _history_problems(data, data.history)
@@ -298,7 +329,7 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
                 key,
                 "takes one way",
                 found,
-                "one of fraction, time, time_from, column, leave_one_out",
+                "one of fraction, exact_fraction, time, time_from, column, files, leave_one_out",
             )
         if (ways.time is not None or ways.time_from is not None) and data.time is None:
             yield "time", f"is what data.{key} needs to know", "null", "the column of times"
@@ -311,6 +342,13 @@ def is_table_name(name: str) -> bool:
     except InvalidArgumentError:
         return False
     return True
+
+
+def _missing_id_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+    for name in data.missing_ids:
+        if name in data.required:
+            expected = "one of data.required and data.missing_ids"
+            yield "missing_ids", "names a column that a row must have an id of", name, expected
 
 
 def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
@@ -328,6 +366,16 @@ def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]
 def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     if data.delimiter is not None and data.delimiter in '"\r\n':
         yield "delimiter", "is a character of CSV itself", repr(data.delimiter), "another character"
+    names = data.column_names
+    if names is not None:
+        twice = [name for name in names if names.count(name) > 1]
+        if twice or not names:
+            yield (
+                "column_names",
+                "does not name each column once",
+                twice[0] if twice else "an empty list",
+                "the name of each column, in the order of the file",
+            )
     if data.label_values and data.label is None:
         yield "label_values", "has no label", "data.label: null", "the column of labels"
 

@@ -13,11 +13,9 @@ from sparring.errors import InvalidArgumentError
 
 __all__ = [
     "ClickBatch",
-    "RatingBatch",
     "check_batch_size",
     "concatenate",
     "rebatch",
-    "shuffled_batches",
     "take",
 ]
 
@@ -30,29 +28,14 @@ class ClickBatch:
     """Rows of a click log in Criteo format."""
 
     dense: Floats
-    """``(b, 13)``, transformed: see `sparring_train.data.criteo.transform_integers`."""
+    """``(b, 13)``, transformed: see `sparring_train.data.criteo_format.transform_integers`."""
     ids: Ids
-    """``(b, 26)``, raw; a missing one is `sparring_train.data.criteo.MISSING_IDS` of its feature."""
+    """``(b, 26)``, raw; a missing one is `criteo_format.MISSING_IDS` of its feature."""
     labels: Floats
     """``(b,)``, 1 where clicked, else 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-@dataclass(frozen=True, slots=True)
-class RatingBatch:
-    """Ratings that users gave to items; also a whole data set of them."""
-
-    users: Ids
-    """``(b,)``, raw."""
-    items: Ids
-    """``(b,)``, raw."""
-    ratings: Floats
-    """``(b,)``"""
-
-    def __len__(self) -> int:
-        return len(self.ratings)
 
 
 class Columnar(Protocol):
@@ -108,26 +91,6 @@ def _rebatch(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
         waiting, num_waiting = [take(joined, slice(num_whole, None))], num_waiting - num_whole
     if num_waiting:
         yield concatenate(waiting)
-
-
-def shuffled_batches(data: Batch, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-    """All rows of `data` once, in an order that (seed, epoch) determines.
-
-    Args:
-        data: what to cut up; it is not changed.
-        batch_size: rows of each batch; the last one may be smaller.
-        seed: any 64-bit number.
-        epoch: any 64-bit number; each has an order of its own.
-
-    Raises:
-        InvalidArgumentError: `batch_size` is below 1.
-    """
-    check_batch_size(batch_size)
-    source = np.random.PCG64([seed % 2**64, epoch % 2**64])
-    order = np.random.Generator(source).permutation(len(data))
-    return (
-        take(data, order[begin : begin + batch_size]) for begin in range(0, len(data), batch_size)
-    )
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Data of the kinds `criteo` and `synthetic_criteo`: a click log, in the order of the log."""
+"""Data of kind `synthetic_criteo`: a click log that is drawn from a known model."""
 
 from __future__ import annotations
 
@@ -8,64 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from sparring_train.config.data import CriteoData, SyntheticCriteoData
+from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.data.batches import ClickBatch, rebatch
 from sparring_train.data.columns import Column, ColumnBatch, Schema
-from sparring_train.data.criteo import read_clicks
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.data.split import Part
 from sparring_train.quality import auc, log_loss
 
-__all__ = ["ClickDataset", "SyntheticClickDataset", "read_examples"]
+__all__ = ["SyntheticClickDataset"]
 
 _EVALUATION_BATCH_SIZE = 8192
-
-
-class ClickDataset:
-    """A click log in files, which are read again for each epoch."""
-
-    steps_per_epoch = None
-    label_range = None
-
-    def __init__(self, data: CriteoData, request: OpenRequest) -> None:
-        self.schema: Schema = data.columns
-        self._data, self._seed = data, request.seed % 2**64
-
-    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """The training part of the log."""
-        return self._read(self._data.path, "train", self._data.batch_size)
-
-    def validation_batches(self) -> Iterator[ColumnBatch]:
-        """The validation part of the log, or the log of the validation."""
-        path = self._data.validation_path
-        if path is None:
-            return self._read(self._data.path, "validation", _EVALUATION_BATCH_SIZE)
-        clicks = read_clicks(path, _EVALUATION_BATCH_SIZE)
-        return (_columns(batch, self.schema) for batch in clicks)
-
-    def test_batches(self) -> Iterator[ColumnBatch]:
-        """The test part of the log, or the log of the test."""
-        path = self._data.test_path
-        if path is None:
-            return self._read(self._data.path, "test", _EVALUATION_BATCH_SIZE)
-        return (_columns(batch, self.schema) for batch in read_clicks(path, _EVALUATION_BATCH_SIZE))
-
-    def extra(self) -> Mapping[str, Any]:
-        """Nothing: the best AUC that can be reached is unknown."""
-        return {}
-
-    def _read(self, path: str, part: Part, batch_size: int) -> Iterator[ColumnBatch]:
-        data = self._data
-        clicks = read_clicks(
-            path,
-            batch_size,
-            part=part,
-            test_fraction=data.test_fraction if data.test_path is None else 0.0,
-            validation_fraction=data.validation_fraction or 0.0,
-            seed=self._seed,
-        )
-        return (_columns(batch, self.schema) for batch in clicks)
 
 
 class SyntheticClickDataset:
@@ -125,12 +77,3 @@ def _columns(batch: ClickBatch, schema: Schema) -> ColumnBatch:
     names = (feature.name for feature in schema.features)
     ids = {name: Column(each) for name, each in zip(names, by_feature, strict=True)}
     return ColumnBatch(ids, numbers=batch.dense, labels=batch.labels)
-
-
-def read_examples(data: CriteoData, path: str) -> Iterator[ColumnBatch]:
-    """All clicks of another file or folder, in its order.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
-    return (_columns(batch, data.columns) for batch in read_clicks(path, _EVALUATION_BATCH_SIZE))

@@ -239,8 +239,13 @@ def test_types_that_no_column_of_its_kind_has(tmp_path: Path) -> None:
 def test_files_that_there_are_not(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file; name a file, a folder or a pattern"):
         all_rows(tmp_path / "no.csv")
+    (tmp_path / "a.doc").write_text("x")
+    with pytest.raises(DataError, match=r"a\.doc: names of files must all end in"):
+        all_rows(tmp_path / "a.doc")
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match=r"a\.txt: names of files must all end in"):
+    with pytest.raises(DataError, match="no such file; name a file, a folder or a pattern"):
+        all_rows(tmp_path)  # a text file next to data files is not read
+    with pytest.raises(DataError, match=r"a\.txt, row 1: column 'item' is missing; found x"):
         all_rows(tmp_path / "a.txt")
     (tmp_path / "a.parquet").write_text("x")
     with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet"):

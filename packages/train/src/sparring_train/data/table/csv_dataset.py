@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparring.errors import DataError
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.data.dataset import LabelRange, OpenRequest
@@ -18,16 +19,21 @@ from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.history import histories_of
 from sparring_train.data.table.labels import LabelsSeen
 from sparring_train.data.table.split import make_split
-from sparring_train.data.table.stream import ROWS_SHUFFLED, Taker, blocks
+from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Taker, blocks
 from sparring_train.data.table.strings import StringWriter
 
 __all__ = ["CsvDataset"]
 
 _EVALUATION_BATCH_SIZE = 8192
+_PURPOSES: dict[Part, str] = {
+    "train": "to train on",
+    "test": "for the test",
+    "validation": "for validation",
+}
 
 
 class CsvDataset:
-    """Rows of CSV files, whose number is known at the end only.
+    """Rows of CSV files. Their number is known in advance only if the range of labels is needed.
 
     Args:
         data: the section.
@@ -39,8 +45,6 @@ class CsvDataset:
     Raises:
         DataError: a file cannot be read.
     """
-
-    steps_per_epoch = None
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class CsvDataset:
         self._num_skipped = 0
         self._strings = strings
         self._was_read: set[Part] = set()
+        self.steps_per_epoch: int | None = None
         self.label_range: LabelRange | None = self._label_range()
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
@@ -92,19 +97,22 @@ class CsvDataset:
             random = np.random.PCG64([self._seed, epoch, 0, number])
             return np.random.Generator(random).permutation(count)
 
+        is_shuffled = self._data.shuffle and part == "train"
         taker = Taker(
             blocks(
                 self._files.read(self._columns),
                 Decoder(self._data, self.schema.label, self._strings, self._histories),
                 self._split,
                 part=part,
-                block_rows=ROWS_SHUFFLED,
-                order=order if self._data.shuffle and part == "train" else None,
+                block_rows=ROWS_SHUFFLED if is_shuffled else BLOCK_ROWS,
+                order=order if is_shuffled else None,
             )
         )
         is_first = part not in self._was_read
         self._was_read.add(part)
+        num_rows = 0
         while parts := list(taker.take(size)):
+            num_rows += sum(map(len, parts))
             batch = ColumnBatch.joined([each.batch for each in parts])
             is_good = np.concatenate([each.is_good for each in parts])
             if not is_good.all():
@@ -112,6 +120,12 @@ class CsvDataset:
                 batch = batch.take(is_good)
             yield batch
         self._flush()
+        if not num_rows:
+            raise DataError(
+                f"{self._data.path}: found no row {_PURPOSES[part]}; choose another data.split or "
+                "data.validation, or files with more rows",
+                path=self._data.path,
+            )
         if is_first and part == "train":
             self._num_skipped += self._files.num_broken
 
@@ -119,6 +133,10 @@ class CsvDataset:
         seen = LabelsSeen(self._data, self.schema.label)
         if seen.columns:
             names = tuple(dict.fromkeys((*self._split.columns, *seen.columns)))
+            num_rows = 0
             for rows in self._files.read(names):
-                seen.add(rows, self._split.is_in("train", rows))
+                is_train = self._split.is_in("train", rows)
+                num_rows += int(is_train.sum())
+                seen.add(rows, is_train)
+            self.steps_per_epoch = -(-num_rows // self._data.batch_size)
         return seen.range

@@ -20,6 +20,7 @@ from sparring_train.config.table import TableData
 from sparring_train.data.columns import Origin
 from sparring_train.data.table.csv_values import (
     NO_NUMBER,
+    TEXTS,
     Kind,
     are_integers,
     converted,
@@ -59,13 +60,15 @@ class CsvRows:
 
     def __post_init__(self) -> None:
         for file in self.files:
-            names = header_of(file, self.data.delimiter)
+            given = self.data.column_names
+            names = header_of(file, self.data.delimiter) if given is None else list(given)
             for name in self.columns:
                 if names.count(name) != 1:
                     found = "is there more than once" if name in names else "is missing"
                     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+                    where = "row 1" if given is None else "data.column_names"
                     raise DataError(
-                        f"{file.name}, row 1: column {name!r} {found}; found {shown}",
+                        f"{file.name}, {where}: column {name!r} {found}; found {shown}",
                         path=file.name,
                         row=1,
                         column=name,
@@ -74,6 +77,11 @@ class CsvRows:
         for name in self.columns:
             values = [] if sample is None else sample.column(name).slice(0, _SAMPLE_ROWS)
             self._kinds[name] = self._kind(name, [str(each) for each in values if each.is_valid])
+
+    @property
+    def _num_headers(self) -> int:
+        """Number of rows of each file that are a header."""
+        return 1 if self.data.column_names is None else 0
 
     @property
     def origins(self) -> dict[str, Origin]:
@@ -90,7 +98,7 @@ class CsvRows:
         """
         position, self.num_broken = 0, 0
         for file in self.files:
-            row = 2
+            row = 1 + self._num_headers
             for block in self.blocks(file, list(columns), _BLOCK_BYTES):
                 bad: list[BadValue] = []
                 arrays = {name: self._typed(block.column(name), name, bad) for name in columns}
@@ -112,13 +120,13 @@ class CsvRows:
             self.num_broken += 1
             return "skip" if self.data.bad_rows == "skip" else "error"
 
-        num_rows = 1  # the header
+        num_rows = self._num_headers
         try:
             with reading_csv(file), file.open() as stream:
                 counted = _CountedLines(stream)
                 reader = csv.open_csv(
                     counted,
-                    csv.ReadOptions(block_size=block_bytes),
+                    csv.ReadOptions(block_size=block_bytes, column_names=self.data.column_names),
                     csv.ParseOptions(
                         delimiter=self._delimiter(file),
                         newlines_in_values=True,
@@ -145,7 +153,8 @@ class CsvRows:
     def broken_row(self, file: TableFile) -> DataError:
         """Returns the error for the first row with another number of fields in the last reading."""
         row = self._first_broken
-        fields = f"{row.expected_columns} fields, as the header has"
+        source = "the header has" if self._num_headers else "data.column_names says"
+        fields = f"{row.expected_columns} fields, as {source}"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
         line = self._row_of(file, row.expected_columns)
         return bad_row(file.name, line, BadValue(0, None, found, fields))
@@ -218,7 +227,7 @@ class CsvRows:
         assert self.data.separator is not None
         lists = pc.split_pattern(array, self.data.separator)
         missing = pyarrow.array(["", *self.data.missing_values])
-        if kind == "string" and len(missing) == 1:
+        if kind in TEXTS and len(missing) == 1:
             return lists  # the empty string is no id
         rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
         parts = lists.flatten()

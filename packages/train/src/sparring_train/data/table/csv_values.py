@@ -14,6 +14,7 @@ from sparring_train.data.table.decode import BadValue
 
 __all__ = [
     "NO_NUMBER",
+    "TEXTS",
     "Decimal",
     "Kind",
     "are_integers",
@@ -23,7 +24,7 @@ __all__ = [
     "without_utc",
 ]
 
-Kind = Literal["integer", "unsigned", "string", "number", "time"]
+Kind = Literal["integer", "unsigned", "hexadecimal", "string", "number", "time"]
 Decimal = Literal[".", ","]
 
 NO_NUMBER = pyarrow.array(csv.ConvertOptions().null_values)
@@ -39,11 +40,12 @@ _TARGETS = {
     "number": pyarrow.float64(),
     "time": pyarrow.timestamp("us"),
 }
+TEXTS: tuple[Kind, ...] = ("string", "hexadecimal")
+"""Kinds of ids that `Decoder` makes of texts."""
 _EXPECTED: dict[Kind, str] = {
     "integer": "a whole number, like the first rows or the data of the run (or name the column in "
     "data.types: string)",
     "time": "a time such as 2024-01-31 12:00:00, like the first row",
-    "string": "text",
     "unsigned": "a whole number from 0 to 2^64 - 1, because of data.types",
 }
 _EXPECTED_NUMBER: dict[Decimal, str] = {
@@ -66,7 +68,7 @@ def converted(
         bad: receives the texts of another kind, except those that mean a missing value.
         rows: ``(n,)``, the row of each element; None if each row has one.
     """
-    if kind == "string":
+    if kind in TEXTS:
         return array
     target, texts = _TARGETS[kind], array
     if kind == "time":

@@ -16,6 +16,7 @@ from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.config.table import TableData
 from sparring_train.data.columns import Column, ColumnBatch, Feature, Label
+from sparring_train.data.table.hexadecimal import HEXADECIMAL, numbers_of_hexadecimal
 
 __all__ = [
     "SKIP_ADVICE",
@@ -40,6 +41,7 @@ _EXPECTED_LABEL: dict[Label | None, str] = {
 _EXPECTED_NUMBER = "a finite number, or null"
 _EXPECTED_WEIGHT = "a finite weight of 0 or more"
 _EXPECTED_ONE = "an id, as data.required has this column"
+_EXPECTED_HEXADECIMAL = "1 to 16 hexadecimal digits, or nothing, because of data.types"
 _EXPECTED_ID = (
     "a whole number from -2^63 to 2^63 - 1, or null; data.types: {column: unsigned} accepts more"
 )
@@ -192,7 +194,10 @@ class Decoder:
         if not is_good.all():
             problems.check(is_good, array, name, _EXPECTED_NUMBER)
             values = np.where(is_good, values, 0)
+        if name in self._data.minimum:
+            values = np.maximum(values, self._data.minimum[name])
         if name in self._data.log1p:
+            values = values.astype(np.float32)
             return np.copysign(np.log1p(np.abs(values)), values)
         return values
 
@@ -215,6 +220,8 @@ class Decoder:
             ids, has_id = self._ids(array, feature.name, problems, None)
             if has_id is None:
                 return Column(ids)
+            if feature.name in self._data.missing_ids:
+                return Column(np.where(has_id, ids, self._data.missing_ids[feature.name]))
             if not feature.may_be_missing:
                 problems.check(has_id, array, feature.name, _EXPECTED_ONE)
                 # Bad rows are left out as a whole.
@@ -239,6 +246,8 @@ class Decoder:
             problems: where bad elements are told.
             rows: ``(n,)``, the row of each element; None: one each.
         """
+        if self._data.types.get(name) == "hexadecimal" and not types.is_null(array.type):
+            return self._of_hexadecimal(array, name, problems, rows)
         if types.is_dictionary(array.type):
             if not _is_text(array.type.value_type):
                 return self._ids(array.dictionary_decode(), name, problems, rows)
@@ -274,6 +283,26 @@ class Decoder:
         if self._strings is not None:
             self._strings.add(name, ids, array)
         return ids, has_id
+
+    def _of_hexadecimal(
+        self, array: Any, name: str, problems: _Problems, rows: Ids | None
+    ) -> tuple[Ids, Bools]:
+        texts = array.dictionary_decode() if types.is_dictionary(array.type) else array
+        if not _is_text(texts.type):
+            raise problems.wrong_type(array.type, name, "text of hexadecimal digits")
+        texts = texts.cast(pyarrow.string())
+        has_id = pc.greater(pc.binary_length(texts), 0).fill_null(False)
+        flags = has_id.to_numpy(zero_copy_only=False)
+        ids = np.zeros(len(texts), np.int64)
+        try:
+            ids[flags] = numbers_of_hexadecimal(texts.filter(has_id))
+        except ValueError:
+            # It names no row.
+            is_good = pc.match_substring_regex(texts, HEXADECIMAL).fill_null(False)
+            is_good = is_good.to_numpy(zero_copy_only=False)
+            problems.check(is_good | ~flags, texts, name, _EXPECTED_HEXADECIMAL, rows)
+            ids[is_good] = numbers_of_hexadecimal(texts.filter(pyarrow.array(is_good)))
+        return ids, flags
 
     def _of_dictionary(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
         strings, known = array.dictionary, self._dictionaries.get(name)

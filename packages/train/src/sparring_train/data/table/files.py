@@ -18,7 +18,11 @@ _ENDINGS: dict[str, Literal["csv", "parquet"]] = {
     ".tsv": "csv",
     ".csv.gz": "csv",
     ".tsv.gz": "csv",
+    ".txt": "csv",
+    ".txt.gz": "csv",
 }
+_ENDINGS_IN_FOLDERS = tuple(ending for ending in _ENDINGS if ".txt" not in ending)
+"""Endings of the files of a folder that are read: a `.txt` next to data files often describes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def find_files(path: str) -> tuple[TableFile, ...]:
             found = [
                 name
                 for name in listed
-                if name.endswith(tuple(_ENDINGS)) and name.rpartition("/")[2][0] not in "._"
+                if name.endswith(_ENDINGS_IN_FOLDERS) and name.rpartition("/")[2][0] not in "._"
             ]
         else:
             found = [inner] if system.exists(inner) else []
@@ -86,7 +90,7 @@ def find_files(path: str) -> tuple[TableFile, ...]:
     if len(formats) > 1 or None in formats:
         odd = next(each for each in files if each.format != files[0].format or not each.format)
         raise DataError(
-            f"{odd.name}: names of files must all end in .parquet, or all in .csv or .tsv; "
+            f"{odd.name}: names of files must all end in .parquet, or all in .csv, .tsv or .txt; "
             "narrow the pattern, or rename it",
             path=odd.name,
         )

@@ -54,7 +54,11 @@ class ParquetDataset:
     ) -> None:
         self._data, self._request, self._files = data, request, files
         label = request.label if data.label is not None else None
-        columns_of_run = data.columns.with_origins(files.origins(data.categorical))
+        origins = files.origins(data.categorical)
+        origins.update(
+            (name, "integer") for name, kind in data.types.items() if kind == "hexadecimal"
+        )
+        columns_of_run = data.columns.with_origins(origins)
         self.schema: Schema = replace(columns_of_run, label=label)
         self._seed = request.seed % 2**64
 
@@ -180,7 +184,8 @@ class ParquetDataset:
             if names or seen.columns:
                 rows = self._files.read([group], (*names, *seen.columns), BLOCK_ROWS)
             else:
-                rows = iter([RawRows("", group.first_row, group.position, group.num_rows)])
+                name = self._files.name_of(group)
+                rows = iter([RawRows(name, group.first_row, group.position, group.num_rows)])
             for each in rows:
                 for part, of_part in counts.items():
                     of_part[at] += int(self._split.is_in(part, each).sum())

@@ -73,6 +73,10 @@ class ParquetRows:
         if not position:
             raise DataError(f"{files[0].name}: found no row in {len(files)} files")
 
+    def name_of(self, group: RowGroup) -> str:
+        """Returns the name of the file of a row group."""
+        return self._files[group.file].name
+
     def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
         """Column of ids → values that they are made of; a column without a value has none."""
         texts = {"strings", "lists of strings"}
@@ -90,7 +94,8 @@ class ParquetRows:
                 whole numbers.
         """
         for name, found in self.origins(tuple(expected)).items():
-            wanted = "strings" if expected[name] == "string" else "whole numbers"
+            is_text = expected[name] in ("string", "hexadecimal")
+            wanted = "strings" if is_text else "whole numbers"
             if wanted != ("strings" if found == "string" else "whole numbers"):
                 raise DataError(
                     f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "

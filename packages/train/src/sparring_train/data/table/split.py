@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +73,7 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
         DataError: a column does not hold what the split needs.
     """
     split = data.split
-    test = _choice(data, split, read) or _ByChance((), 0.0, split.test_fraction, seed)
+    test = _choice(data, split, seed, read) or _ByChance((), 0.0, split.test_fraction, seed)
     ways = data.validation
     if ways is None:
         return Split(test)
@@ -81,7 +82,7 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
         needed = tuple(dict.fromkeys((*names, *test.columns)))
         return ((rows, ~test.of(rows)) for rows in read(needed))
 
-    validation = _choice(data, ways, read, others)
+    validation = _choice(data, ways, seed, read, others)
     if validation is None:
         assert ways.fraction is not None
         # The same numbers decide about both parts, so that they must not be those of the test.
@@ -93,14 +94,16 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
 def _choice(
     data: TableData,
     ways: SplitConfig | ValidationConfig,
+    seed: int,
     read: Read,
     candidates: Candidates | None = None,
 ) -> _Choice | None:
-    """The choice that is described, by another way than chance.
+    """The choice that is described, by another way than `fraction`.
 
     Args:
         data: the section.
         ways: one of its keys `split` and `validation`.
+        seed: seed of the run.
         read: reads all rows.
         candidates: reads all rows, and says among which of them is chosen; None: all.
     """
@@ -109,6 +112,10 @@ def _choice(
     )
     if ways.column is not None:
         return _ByColumn((ways.column,), ways.marked)
+    if ways.files is not None:
+        return _ByFile((), ways.files)
+    if ways.exact_fraction is not None:
+        return _ByPlace((), _drawn(ways.exact_fraction, data.categorical[0], seed, among))
     if ways.leave_one_out is not None:
         return _ByPlace((), _last_of_each(data, ways.leave_one_out, among))
     if data.time is not None and ways.time_from is not None:
@@ -147,6 +154,15 @@ class _ByColumn:
             chosen = pc.equal(array.cast(pyarrow.string()), self.value)
         flags: Bools = chosen.fill_null(False).to_numpy(zero_copy_only=False)
         return flags
+
+
+@dataclass(frozen=True)
+class _ByFile:
+    columns: tuple[str, ...]
+    pattern: str
+
+    def of(self, rows: RawRows) -> Bools:
+        return np.full(len(rows), fnmatchcase(rows.file.rpartition("/")[2], self.pattern))
 
 
 @dataclass(frozen=True)
@@ -214,6 +230,22 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
     at = min(int(len(joined) * (1 - part)), len(joined) - 1)
     begin: float | int = np.partition(joined, at)[at].item()
     return begin
+
+
+def _drawn(part: float, name: str, seed: int, among: Candidates) -> Ids:
+    """Places of this part of the candidates, drawn by chance, sorted.
+
+    Args:
+        part: part of the candidates.
+        name: a column to read, so that rows are counted.
+        seed: determines the order in which places are drawn; test and validation have the same order.
+        among: see `_choice`.
+    """
+    flags = [is_candidate for _, is_candidate in among((name,))]
+    is_candidate = np.concatenate([np.empty(0, np.bool_), *flags])
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(is_candidate))
+    order = order[is_candidate[order]]
+    return np.sort(order[: round(part * len(order))])
 
 
 def _parsed(text: str, name: str, read: Read) -> float | int:

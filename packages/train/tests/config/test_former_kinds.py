@@ -1,0 +1,61 @@
+"""A stored run of the kinds `criteo` and `movielens` is the same run with `kind: table`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.errors import ConfigError
+from sparring_train.config.former_kinds import current_sections
+from sparring_train.config.loader import load_config
+from sparring_train.config.run_type import run_type
+from sparring_train.same_run import described_run
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+FORMER: dict[str, tuple[str, dict[str, Any]]] = {
+    "criteo": ("train.txt", {"test_path": None, "validation_path": None}),
+    "movielens": ("ratings.csv", {}),
+    "two-towers": ("ratings.csv", {}),
+}
+
+
+def former(name: str, now: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """What a run with the former section of a configuration saved."""
+    kind = "criteo" if name == "criteo" else "movielens"
+    path, more = FORMER[name]
+    data = {"kind": kind, "path": str(CONFIGS / path), "test_fraction": 0.1, **more}
+    data |= {"validation_fraction": None, "batch_size": now["data"]["batch_size"], **keys}
+    model = dict(now["model"])
+    if name != "criteo":
+        model |= {key: key if name == "movielens" else [key] for key in ("user", "item")}
+    return {**now, "data": data, "model": model}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_stored_section_becomes_that_of_the_configuration(name: str) -> None:
+    now = described_run(load_config(CONFIGS / f"{name}.yaml"))
+    sections = current_sections(former(name, now))
+    config = run_type().model_validate(
+        {key: sections[key] for key in ("seed", "data", "model", "tables", "optimizer")}
+    )
+    assert described_run(config) == now
+    assert current_sections(now) == now
+
+
+@pytest.mark.parametrize("name", ["criteo", "movielens"])
+def test_validation_by_chance_is_kept(name: str) -> None:
+    now = described_run(load_config(CONFIGS / f"{name}.yaml"))
+    sections = current_sections(former(name, now, validation_fraction=0.2))
+    way = "fraction" if name == "criteo" else "exact_fraction"
+    assert sections["data"]["validation"] == {way: 0.2}
+
+
+@pytest.mark.parametrize("key", ["test_path", "validation_path"])
+def test_files_for_another_part_are_refused_with_the_new_form(key: str) -> None:
+    now = described_run(load_config(CONFIGS / "criteo.yaml"))
+    with pytest.raises(
+        ConfigError, match=rf"data\.{key}: day_23.*configs/criteo\.yaml.*files: NAME"
+    ):
+        current_sections(former("criteo", now, **{key: "day_23"}))
