@@ -135,25 +135,25 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "unknown key of an initializer": (
         RATINGS + "tables:\n  initializer:\n    kind: uniform\n    hihg: 3\n",
-        ["run.yaml:9:5: unknown key 'hihg' in tables.initializer (did you mean high?)"],
+        ["run.yaml:12:5: unknown key 'hihg' in tables.initializer (did you mean high?)"],
     ),
     "unknown key of the exchange": (
         RATINGS + "exchange:\n  schedule: tree\n",
         [
-            "run.yaml:7:3: unknown key 'schedule' in exchange (expected chunk_rows, "
+            "run.yaml:10:3: unknown key 'schedule' in exchange (expected chunk_rows, "
             "chunks_in_flight, row_wire_dtype or gradient_wire_dtype)"
         ],
     ),
     "dtype on the wire": (
         RATINGS + "exchange:\n  row_wire_dtype: int4\n",
         [
-            "run.yaml:7:19: exchange.row_wire_dtype is wrong (found 'int4', expected 'exact', "
+            "run.yaml:10:19: exchange.row_wire_dtype is wrong (found 'int4', expected 'exact', "
             "'float32', 'bfloat16', 'float16' or 'int8'; did you mean int8?)"
         ],
     ),
     "no limit of expiry": (
         RATINGS + "tables:\n  expire: {after_days: null}\n",
-        ["run.yaml:7:11: tables.expire: expire: give after_steps or after_days, or both"],
+        ["run.yaml:10:11: tables.expire: expire: give after_steps or after_days, or both"],
     ),
     "admission without its number": (
         RATINGS + "tables:\n  admission: frequency\n",
