@@ -99,7 +99,14 @@ def record(packages: list[Path]) -> int:
     """Runs the tests of `packages` and stores which of them execute which line."""
     sources = [f"--cov={each / 'src'}" for each in packages]
     tests = [str(each / "tests") for each in packages]
-    options = ["-q", "-m", "not long and not alone", "--cov-context=test", "--cov-report=", *sources]
+    options = [
+        "-q",
+        "-m",
+        "not long and not alone",
+        "--cov-context=test",
+        "--cov-report=",
+        *sources,
+    ]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**_environment(), "COVERAGE_FILE": str(RECORD.resolve())}
     return subprocess.run(command, env=environment, check=False).returncode
