@@ -11,7 +11,7 @@ __all__ = ["current_sections"]
 
 _INTEGERS = [f"int_{number}" for number in range(1, 14)]
 _CATEGORIES = [f"cat_{number}" for number in range(1, 27)]
-_CRITEO = {
+_CRITEO: dict[str, Any] = {
     "delimiter": "\t",
     "column_names": ["label", *_INTEGERS, *_CATEGORIES],
     "label": "label",
@@ -24,13 +24,13 @@ _CRITEO = {
     "shuffle": False,
 }
 _COLUMNS_OF_RATINGS = {"user": "userId", "item": "movieId"}
-_MOVIELENS = {
+_MOVIELENS: dict[str, Any] = {
     "label": "rating",
     "categorical": list(_COLUMNS_OF_RATINGS.values()),
     "required": list(_COLUMNS_OF_RATINGS.values()),
     "share_tables": {column: name for name, column in _COLUMNS_OF_RATINGS.items()},
 }
-_PRESETS = {
+_PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
     "criteo": (_CRITEO, "fraction", "configs/criteo.yaml"),
     "movielens": (_MOVIELENS, "exact_fraction", "configs/movielens.yaml"),
 }
