@@ -365,6 +365,15 @@ def test_a_stack_without_its_package_is_reported_with_the_line_to_install() -> N
     assert 'install it with: pip install "sparring[tiered]"' in line
 
 
+@pytest.mark.parametrize("name", ["mpi", "nccl"])
+def test_a_collective_without_its_package_is_reported_with_the_line_to_install(name: str) -> None:
+    text = RATINGS + f"collective:\n  backend: {name}\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, source="f", plugin_manager=make_plugin_manager(entry_points=False))
+    (line,) = [each for each in str(caught.value).splitlines() if f"'{name}'" in each]
+    assert f'install it with: pip install "sparring[{name}]"' in line
+
+
 def places_and_problems(text: str, *plugins: str) -> dict[str, str]:
     """line:column → what is wrong there, with the parts of core and of the plugin modules named.
 

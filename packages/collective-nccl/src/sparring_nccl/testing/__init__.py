@@ -30,7 +30,8 @@ class GpuArray(np.ndarray[Any, Any]):
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> GpuArray:
         """Returns a copy of an array."""
-        return array.copy().view(cls)
+        copy: GpuArray = array.copy().view(cls)
+        return copy
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
