@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
     from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
-    from sparring.engine.memory_budget import MOST_BYTES, bytes_from_text
     from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.step import Step
     from sparring.engine.storage_choice import StorageChoice
@@ -121,7 +120,6 @@ _name = names_from(
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
-        "sparring.engine.memory_budget": "MOST_BYTES bytes_from_text",
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.step": "Step",
         "sparring.engine.storage_choice": "StorageChoice",
@@ -186,12 +184,12 @@ __all__ = [
     "Codec", "Columns", "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions",
     "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
     "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
-    "MOST_BYTES", "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage",
+    "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage",
     "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk",
     "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError", "State", "Step",
     "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig", "TableDescription",
     "TableEntry", "Task", "TierCounters", "Trace", "TruncatedNormal", "Uniform", "WireDtype",
-    "Xavier", "Zeros", "__version__", "automatic_plan", "begin_load", "bytes_from_text",
+    "Xavier", "Zeros", "__version__", "automatic_plan", "begin_load",
     "capsule_of", "checked_options", "chunks_of", "closest_name", "compact", "configure_pool",
     "conversion_command", "copy_embeddings", "count_rows", "dedup", "end_load",
     "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",

@@ -25,6 +25,9 @@ from sparring.snapshot.retention import list_snapshots
         {"undo_bytes": "all"},
         {"share": float("nan")},
         {"share": True},
+        {"share": 1.5},
+        {"is_base": 1},
+        {"deadline_second": 1.0},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from sparring.contracts.collective import Collective
 from sparring.contracts.table import TableConfig
 from sparring.contracts.updates import MethodChoice
 from sparring.engine.container import StepContainer
-from sparring.engine.memory_budget import bytes_from_text, bytes_text
+from sparring.engine.memory_budget import bytes_text
 from sparring.engine.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.updates.resolve import hyper_from, resolve_method
@@ -95,20 +95,6 @@ def test_without_a_budget_tables_grow() -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="memory_bytes must be at least 1"):
         StepContainer(memory_bytes=0)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("4 GiB", 4 << 30), ("512MB", 512_000_000), (" 1.5 tib ", 3 << 39), ("7 b", 7)],
-)
-def test_bytes_have_units(text: str, expected: int) -> None:
-    assert bytes_from_text(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "4", "GiB", "4 Gigs", "-1 GiB", "4 Gi B", "1e3 MB"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"as 4 GiB, 512 MB or 1\.5 TiB"):
-        bytes_from_text(text)
 
 
 def test_bytes_are_shown_exactly_and_in_a_unit() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from sparring.contracts import Admission, Expiry, Initializer
 from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
 from sparring_serve.parameters.declaration import (
@@ -32,7 +33,16 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("parameters.tables.NAME", TableDeclaration),
     ("parameters.tables.NAME.storage", StorageDeclaration),
 )
-_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
+_NAMES = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "path",
+    Initializer: "text or mapping",
+    Admission: "mapping",
+    Expiry: "mapping",
+}
 
 
 def reference_tables() -> str:
@@ -59,6 +69,8 @@ def _table(section: str, model: type[BaseModel]) -> Iterator[str]:
 def _yaml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, Initializer):
+        return value.kind
     if isinstance(value, tuple):
         return f"[{', '.join(map(_yaml, value))}]"
     return f"{value:,}".replace(",", "_") if isinstance(value, int) else str(value)

@@ -155,6 +155,13 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "tables:\n  expire: {after_days: null}\n",
         ["run.yaml:10:11: tables.expire: expire: give after_steps or after_days, or both"],
     ),
+    "time that no clock can wait": (
+        RATINGS + "snapshots: {deadline_seconds: 1.0e+12}\n",
+        [
+            "run.yaml:6:31: snapshots.deadline_seconds is wrong (found 1000000000000.0, expected a "
+            "number of at most 9.22337e+09)"
+        ],
+    ),
     "admission without its number": (
         RATINGS + "tables:\n  admission: frequency\n",
         ["run.yaml:10:3: tables.admission.k is missing"],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from sparring.contracts.capabilities import Capabilities
     from sparring.contracts.change_log import ChangeLog
+    from sparring.contracts.checkpoint import SaveSeconds
     from sparring.contracts.collective import (
         NUM_TAGS,
         Array,
@@ -149,6 +150,7 @@ __getattr__ = names_from(
         ),
         "sparring.contracts.capabilities": "Capabilities",
         "sparring.contracts.change_log": "ChangeLog",
+        "sparring.contracts.checkpoint": "SaveSeconds",
         "sparring.contracts.collective": (
             "Array Backoff BufferView Collective NUM_TAGS PolledWork Reduction Work WorkContext "
             "new_header"
@@ -213,15 +215,15 @@ __all__ = [
     "NoOptions", "Normal", "Notice", "NoticeKind", "NumEvicted", "OptionProblem", "Options",
     "PlanRequest", "PlannerDescriptor", "PolledWork", "Pooling", "Probability", "ProcessGuard",
     "Reduction", "Rendezvous", "RendezvousDescriptor", "Rounding", "Route", "Rows", "SECRET_GIVEN",
-    "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap", "ShardingKindDescriptor",
-    "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor", "StorageKernels",
-    "StorageLookup", "StorageUpdate", "StoredRows", "SupportsBackground", "SupportsCapsule",
-    "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge", "SupportsPush",
-    "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags", "TableConfig",
-    "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal", "Uniform",
-    "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work", "WorkContext",
-    "Xavier", "Zeros", "admission_from", "call_each", "check_columns", "check_keys", "choice_of",
-    "closed_error", "empty_notice", "expiry_from", "fields_of", "hookimpl", "hookspec",
+    "SaveSeconds", "ScanChunk", "Scores", "SecretFound", "Shard", "ShardMap",
+    "ShardingKindDescriptor", "ShardingPlan", "Storage", "StorageChange", "StorageDescriptor",
+    "StorageKernels", "StorageLookup", "StorageUpdate", "StoredRows", "SupportsBackground",
+    "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
+    "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags",
+    "TableConfig", "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal",
+    "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work",
+    "WorkContext", "Xavier", "Zeros", "admission_from", "call_each", "check_columns", "check_keys",
+    "choice_of", "closed_error", "empty_notice", "expiry_from", "fields_of", "hookimpl", "hookspec",
     "initializer_from", "is_path", "kind_of", "may_show_secret", "new_header", "passwords_in",
     "read_note", "secrets_in", "write_note"
 ]

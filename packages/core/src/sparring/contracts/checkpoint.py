@@ -5,14 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import numpy.typing as npt
+from pydantic import Field
+from pydantic.dataclasses import dataclass as settings_dataclass
 
-from sparring.errors import InvalidArgumentError
+from sparring.contracts.options import WholeNumber
+from sparring.contracts.settings import SETTINGS, Number, checked
 
-__all__ = ["EMBEDDING_PARTS", "Loaded", "Retention", "SaveOptions", "Saved", "State", "UNDO_BYTES"]
+__all__ = [
+    "EMBEDDING_PARTS",
+    "UNDO_BYTES",
+    "Loaded",
+    "Retention",
+    "SaveOptions",
+    "SaveSeconds",
+    "Saved",
+    "State",
+]
 
 JSON = Any
 
@@ -52,58 +63,73 @@ EMBEDDING_PARTS = "embedding_parts"
 UNDO_BYTES = 64 << 20
 """Old rows that a save holds before steps wait for it."""
 
+SaveSeconds = Annotated[
+    Number,
+    Field(
+        gt=0,
+        le=threading.TIMEOUT_MAX,
+        description="How long the first rank waits for the parts of the others, and they for its commit; "
+        "and how long `close`, the end of the program, and whatever must not begin before the save is "
+        "over, wait for it.",
+    ),
+]
 
-@dataclass(frozen=True, slots=True)
+
+@checked("save")
+@settings_dataclass(frozen=True, slots=True, config=SETTINGS)
 class SaveOptions:
-    """Options of a save.
+    """Options of a save."""
 
-    Args:
-        undo_bytes: old rows that are held in memory before steps wait for the save.
-        deadline_seconds: how long the first rank waits for the parts of the others, and they for its
-            commit; and how long `close`, the end of the program, and whatever must not begin before
-            the save is over, wait for it. Above 0.
-        retention: which snapshots stay when this one was committed; None: all.
-        share: of the time of one core that all threads of a save in the background take together, above
-            0 and at most 1. Steps that keep all cores busy take about as much longer, and the save
-            takes its processor time divided by it. 1: no pauses. None: 1 where there are more than
-            4 cores, and else 0.15. There are no pauses while three quarters of `undo_bytes` wait,
-            and once a caller waits for the save.
-        is_base: count from now on which keys change, so that a later save can name this one as
-            its base. It costs at most 64 MiB a table and some time in each step.
-        report_failure: the step after a save that failed in the background raises `BackgroundError`;
-            otherwise the task alone tells of the failure.
-        token: of ranks that meet in no collective (`Rendezvous.is_apart`): 1 to 64 letters, digits, ``_``
-            or ``-``, the same on all ranks of this save, and of no other save; others give none.
-        step: of the snapshot, likewise: such ranks count steps apart. None: that of the container.
-    """
-
-    undo_bytes: int = UNDO_BYTES
-    deadline_seconds: float = 600.0
-    retention: Retention | None = None
-    share: float | None = None
-    is_base: bool = False
-    report_failure: bool = True
-    token: str | None = None
-    step: int | None = None
-
-    def __post_init__(self) -> None:
-        numbers = {"undo_bytes": self.undo_bytes, "deadline_seconds": self.deadline_seconds}
-        if self.share is not None:
-            numbers["share"] = self.share
-        for name, number in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, Real):
-                raise InvalidArgumentError(f"save: {name} must be a number, found {number!r}")
-        # Not a number is not in any range.
-        if not (
-            self.undo_bytes >= 1
-            and 0 < self.deadline_seconds <= threading.TIMEOUT_MAX
-            and (self.share is None or 0 < self.share <= 1)
-        ):
-            raise InvalidArgumentError(
-                "save: undo_bytes must be at least 1, deadline_seconds above 0 and finite, and share "
-                f"above 0 and at most 1, found undo_bytes={self.undo_bytes}, "
-                f"deadline_seconds={self.deadline_seconds} and share={self.share}"
-            )
+    undo_bytes: Annotated[
+        WholeNumber,
+        Field(ge=1, description="Old rows that are held in memory before steps wait for the save."),
+    ] = UNDO_BYTES
+    deadline_seconds: SaveSeconds = 600.0
+    retention: Annotated[
+        Retention | None,
+        Field(description="Which snapshots stay when this one was committed; None: all."),
+    ] = None
+    share: Annotated[
+        Annotated[Number, Field(gt=0, le=1)] | None,
+        Field(
+            description="Of the time of one core that all threads of a save in the background take "
+            "together. Steps that keep all cores busy take about as much longer, and the save takes its "
+            "processor time divided by it. 1: no pauses. None: 1 where there are more than 4 cores, and "
+            "else 0.15. There are no pauses while three quarters of `undo_bytes` wait, and once a caller "
+            "waits for the save."
+        ),
+    ] = None
+    is_base: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="Count from now on which keys change, so that a later save can name this one as "
+            "its base. It costs at most 64 MiB a table and some time in each step.",
+        ),
+    ] = False
+    report_failure: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="The step after a save that failed in the background raises `BackgroundError`; "
+            "otherwise the task alone tells of the failure.",
+        ),
+    ] = True
+    token: Annotated[
+        str | None,
+        Field(
+            description="Of ranks that meet in no collective (`Rendezvous.is_apart`): 1 to 64 letters, "
+            "digits, `_` or `-`, the same on all ranks of this save, and of no other save; others give "
+            "none."
+        ),
+    ] = None
+    step: Annotated[
+        WholeNumber | None,
+        Field(
+            description="Of the snapshot, likewise: such ranks count steps apart. None: that of the "
+            "container."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from sparring.engine.state import EngineState
-from sparring.errors import CapacityError, InvalidArgumentError
+from sparring.errors import CapacityError
 
-__all__ = ["MOST_BYTES", "bytes_from_text", "bytes_text", "check_memory"]
-
-MOST_BYTES = 2**63 - 1
-
-_UNITS = {
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
-}
-_TEXT = re.compile(r"\s*(\d{1,19}(?:\.\d{1,9})?)\s*([A-Za-z]{1,3})\s*")
-
-
-def bytes_from_text(text: str) -> int:
-    """``4 GiB``, ``512 MB`` or ``1.5TiB`` as a number of bytes.
-
-    Raises:
-        InvalidArgumentError: it is no such text.
-    """
-    matched = _TEXT.fullmatch(text)
-    unit = None if matched is None else _UNITS.get(matched[2].lower())
-    if matched is None or unit is None:
-        raise InvalidArgumentError(
-            f"found {text!r}, expected a number of bytes with a unit, as 4 GiB, 512 MB or 1.5 TiB"
-        )
-    return int(float(matched[1]) * unit)
+__all__ = ["bytes_text", "check_memory"]
 
 
 def bytes_text(count: int) -> str:

@@ -9,8 +9,8 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Constant, Normal, TruncatedNormal, Uniform, Zeros, initial_rows
-from sparring.contracts import Initializer, TableConfig
+from sparring import Uniform, Xavier, initial_rows
+from sparring.contracts import INITIALIZERS, TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.division import Part
@@ -21,11 +21,9 @@ from sparring_serve.wire.messages import TableMessage
 
 __all__ = ["Fallback"]
 
-_INITIALIZERS: dict[str, type[Initializer]] = {
-    each.kind: each for each in (Zeros, Constant, Uniform, Normal, TruncatedNormal)
-}
-# Of xavier a server tells the bounds.
-_INITIALIZERS["xavier"] = Uniform
+
+# A server describes xavier by its bounds.
+_INITIALIZERS = {**INITIALIZERS, Xavier.kind: Uniform}
 
 
 class Fallback:

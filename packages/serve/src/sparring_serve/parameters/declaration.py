@@ -7,10 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from sparring import StorageChoice, TableConfig, hyper_from, resolve_method
-from sparring.contracts import ByteCount, HyperParameters, LocalPath, UpdateMethod, passwords_in
+from sparring.contracts import (
+    Admission,
+    ByteCount,
+    Expiry,
+    HyperParameters,
+    Initializer,
+    LocalPath,
+    Uniform,
+    UpdateMethod,
+    admission_from,
+    initializer_from,
+    passwords_in,
+)
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_cli import DocumentModel
 
@@ -44,13 +56,13 @@ class TableDeclaration(DocumentModel):
         "float32", description="Of embeddings; state is float32."
     )
     seed: int = Field(0, description="Of initial values, with the table's name and the key.")
-    initializer: str | dict[str, Any] = Field(
-        "uniform", description="What a key reads as before it has a row: a name, or `{kind: …}`."
+    initializer: Annotated[Initializer, BeforeValidator(initializer_from)] = Field(
+        Uniform(), description="What a key reads as before it has a row: a name, or `{kind: …}`."
     )
-    admission: dict[str, Any] | None = Field(
+    admission: Annotated[Admission | None, BeforeValidator(admission_from)] = Field(
         None, description="Which unseen keys earn a row, `{kind: …}`; null: all."
     )
-    expire: dict[str, Any] | None = Field(
+    expire: Expiry | None = Field(
         None,
         description="After how long without a push rows are removed: `{after_steps: …}` or "
         "`{after_days: …}`; null: never.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 import typing
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ The tables below are written from the models that check the file, by
 `python -m sparring_train.config.reference`.
 """
 
-_MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1)
+_MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIMEOUT_MAX)
 """Upper bounds that say nothing to a reader."""
 
 

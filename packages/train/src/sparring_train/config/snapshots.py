@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sparring.contracts import LocalPath
+from sparring.contracts import LocalPath, SaveSeconds
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
 __all__ = ["SnapshotsConfig"]
@@ -39,7 +39,7 @@ class SnapshotsConfig(Section):
         description="One in so many snapshots is full; those between are deltas over the one "
         "before them. 1 writes full ones only.",
     )
-    deadline_seconds: PositiveFloat = Field(
+    deadline_seconds: SaveSeconds = Field(
         600.0, description="How long a snapshot waits for the parts of other ranks."
     )
     resume: bool = Field(

@@ -5,36 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field
 
-from sparring import MOST_BYTES, bytes_from_text
 from sparring.contracts import (
     ADMISSIONS,
     INITIALIZERS,
     Admission,
+    ByteCount,
     Expiry,
     Initializer,
     TableConfig,
     choice_of,
 )
-from sparring.errors import ConfigError, InvalidArgumentError
+from sparring.errors import ConfigError
 from sparring_train.config.names import OWN, ClassName, tag_of
 from sparring_train.config.section import Section
 from sparring_train.named_classes import create, find_class
 
 __all__ = ["OwnInitializer", "TableOverride", "TablesConfig"]
-
-
-def _number_of_bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return bytes_from_text(value)
-    except InvalidArgumentError as error:
-        raise PydanticCustomError(
-            "number_of_bytes", "{words}", {"words": str(error).partition(", ")[2]}
-        ) from error
 
 
 class OwnInitializer(Section):
@@ -147,9 +135,7 @@ class TablesConfig(Section):
         description="After how long without training rows are removed; snapshots that are deltas "
         "have them as erased. Null keeps them.",
     )
-    memory_bytes: Annotated[
-        Annotated[int, Field(ge=1, le=MOST_BYTES)] | None, BeforeValidator(_number_of_bytes)
-    ] = Field(
+    memory_bytes: Annotated[ByteCount, Field(ge=1)] | None = Field(
         None,
         description="The most memory that all tables of one rank may hold together: a number of "
         "bytes, or text with a unit, as `4 GiB`. It is looked at before each step is written: past "
