@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring import make_plugin_manager
+from sparring.contracts import INITIALIZERS
 from sparring.errors import ConfigError
 from sparring.plugins.distributions import PluginSource
 from sparring_train.config.loader import load_config, parse_config
@@ -129,8 +130,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "tables:\n  overrides:\n    user: {initializer: zeroes}\n",
         [
             "run.yaml:11:25: tables.overrides.user.initializer is wrong (found 'zeroes', "
-            "expected zeros, constant, uniform, normal, truncated_normal, xavier or "
-            "package.module:Class; did you mean zeros?)"
+            f"expected {', '.join(INITIALIZERS)} or package.module:Class; did you mean zeros?)"
         ],
     ),
     "unknown key of an initializer": (
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "time that no clock can wait": (
         RATINGS + "snapshots: {deadline_seconds: 1.0e+12}\n",
         [
-            "run.yaml:6:31: snapshots.deadline_seconds is wrong (found 1000000000000.0, expected a "
+            "run.yaml:9:31: snapshots.deadline_seconds is wrong (found 1000000000000.0, expected a "
             "number of at most 9.22337e+09)"
         ],
     ),

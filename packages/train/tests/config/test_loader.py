@@ -15,6 +15,7 @@ from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.initializers import Normal, Uniform, Zeros
 from sparring.contracts.table import TableConfig
 from sparring.errors import ConfigError
+from sparring_cli import resolve_path
 from sparring_train.config.loader import load_config, parse_config
 from sparring_train.config.printer import config_as_yaml
 from sparring_train.config.run_type import run_type
@@ -169,7 +170,8 @@ def test_any_text_survives_the_way_to_yaml_and_back(path: str, seed: int) -> Non
             "seed": seed,
             "data": {
                 "kind": "table",
-                "path": path,
+                # A configuration that was read holds paths without `.` and `/` at their ends.
+                "path": resolve_path(path, ""),
                 "label": "rating",
                 "categorical": ["user", "item"],
                 "required": ["user", "item"],

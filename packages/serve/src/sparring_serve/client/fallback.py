@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import Uniform, Xavier, initial_rows
-from sparring.contracts import INITIALIZERS, TableConfig
+from sparring.contracts import INITIALIZERS, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.division import Part
@@ -23,7 +23,7 @@ __all__ = ["Fallback"]
 
 
 # A server describes xavier by its bounds.
-_INITIALIZERS = {**INITIALIZERS, Xavier.kind: Uniform}
+_INITIALIZERS: dict[str, type[Initializer]] = {**INITIALIZERS, Xavier.kind: Uniform}
 
 
 class Fallback:
