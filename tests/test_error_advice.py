@@ -63,7 +63,6 @@ OWNERS = {
         "sparring_torch.EmbeddingCollection",
         "sparring_torch.DistributedModelParallel",
     ],
-    "deadline_seconds": ["SaveOptions"],
     "dense": ["sparring_tf.Optimizer", "sparring_torch.DistributedModelParallel"],
     "device": ["HkvOptions"],
     "embedding_dim": ["sparring_tf.Embedding"],
@@ -83,7 +82,6 @@ OWNERS = {
     "label_values": ["TableData"],
     "time": ["TableData"],
     "mask_zero": ["sparring_tf.Embedding"],
-    "undo_bytes": ["SaveOptions"],
     "lengths": ["JaggedTensor", "KeyedJaggedTensor"],
     "memory_bytes": ["Bloom", "StepContainer"],
     "mode": ["sparring_torch.EmbeddingBag"],
@@ -102,7 +100,6 @@ OWNERS = {
     "semantics": ["distribute"],
     "served": ["export_program"],
     "service": ["distribute"],
-    "share": ["SaveOptions"],
     "state_width": ["sparring.TableConfig"],
     "stddev": ["sparring.Normal"],
     "storage": [
