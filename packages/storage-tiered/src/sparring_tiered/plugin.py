@@ -36,7 +36,7 @@ def _open(
         from sparring_tiered.cache.open_cached import open_cached
 
         return open_cached(table, options, manager)
-    from sparring_tiered.stack.tiered_storage import open_tiers
+    from sparring_tiered.stack.open_tiers import open_tiers
 
     return open_tiers(table, options, manager, shard)
 

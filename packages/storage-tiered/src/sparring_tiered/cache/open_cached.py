@@ -11,7 +11,8 @@ from sparring.errors import InvalidArgumentError
 from sparring_tiered.cache.cached_storage import CachedStorage
 from sparring_tiered.changelog.open_log import open_change_log
 from sparring_tiered.options import TieredOptions
-from sparring_tiered.stack.tiered_storage import TieredStorage, open_each
+from sparring_tiered.stack.open_tiers import open_each
+from sparring_tiered.stack.tiered_storage import TieredStorage
 
 if TYPE_CHECKING:
     from sparring import PluginManager

@@ -13,6 +13,7 @@
     device_first_tier.py  the same for a first tier on a device
     lock.py               many readers, or one writer
     meter.py              counters of each tier
+    open_tiers.py         opens the tiers that options name
     estimate.py           bytes of a stack, before there is one
 
 ``docs/decisions/tiers.md`` says why.

@@ -5,16 +5,13 @@ Thread rule: as `Storage`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring import open_storage
 from sparring.contracts import (
     Background,
     Columns,
@@ -30,8 +27,7 @@ from sparring.contracts import (
     read_note,
     write_note,
 )
-from sparring.errors import InvalidArgumentError
-from sparring_tiered.options import TieredOptions, backend_options
+from sparring_tiered.options import TieredOptions
 from sparring_tiered.stack.composition import capabilities_of, check_tiers, keys_of
 from sparring_tiered.stack.demotion import Demotion
 from sparring_tiered.stack.device_first_tier import DeviceFirstTier
@@ -41,7 +37,7 @@ from sparring_tiered.stack.scan import scan_tiers
 from sparring_tiered.stack.stack import Stack
 from sparring_tiered.stack.tier import PROBE, Tier
 
-__all__ = ["TieredStorage", "open_each", "open_tiers"]
+__all__ = ["TieredStorage"]
 
 _FLUSH_ROWS = 65_536
 
@@ -349,87 +345,3 @@ class TieredStorage(Storage):
         self._demotion.join()
         if self._stack.last.storage.capabilities.persistent:
             self._flush_impl()
-
-
-if TYPE_CHECKING:
-    from sparring import PluginManager
-    from sparring.contracts import Shard
-
-
-_log = logging.getLogger(__name__)
-
-
-def open_tiers(
-    table: TableConfig, options: TieredOptions, manager: PluginManager, shard: Shard | None
-) -> TieredStorage:
-    """Opens every tier for `table`; none stays open where one cannot be.
-
-    Args:
-        table: the declaration of their rows.
-        options: which tiers, and their budgets.
-        manager: where backends are looked up.
-        shard: the part of the table that this rank keeps; None: all of it.
-
-    Raises:
-        PluginError: no plugin offers a backend, or it cannot run here.
-        InvalidArgumentError: an option of a tier is wrong, or it cannot be bounded as asked.
-    """
-    tiers = open_each(table, options, manager, shard, range(len(options.tiers)))
-    with ExitStack() as opened:
-        for _, storage in tiers:
-            opened.callback(storage.close)
-        _warn_of_unused(table, options, [storage for _, storage in tiers])
-        stack = TieredStorage(table, options, tiers)
-        opened.pop_all()
-        return stack
-
-
-def open_each(
-    table: TableConfig,
-    options: TieredOptions,
-    manager: PluginManager,
-    shard: Shard | None,
-    places: range,
-) -> list[tuple[str, Storage]]:
-    """Opens the tiers at some places, as `open_tiers`; returns backend and storage of each."""
-    with ExitStack() as opened:
-        tiers: list[tuple[str, Storage]] = []
-        for place in places:
-            tier = options.tiers[place]
-            try:
-                chosen = backend_options(options, place, manager, row_bytes=table.row_bytes)
-                storage = open_storage(
-                    tier.backend,
-                    table,
-                    validate=False,
-                    plugin_manager=manager,
-                    shard=shard,
-                    **chosen,
-                )
-            except InvalidArgumentError as error:
-                budget = "" if tier.budget_bytes is None else f", budget_bytes {tier.budget_bytes}"
-                raise InvalidArgumentError(
-                    f"table {table.name!r}, tiers.{place} ({tier.backend}{budget}): {error}",
-                    **error.details,
-                ) from error
-            opened.callback(storage.close)
-            tiers.append((tier.backend, storage))
-        opened.pop_all()
-        return tiers
-
-
-def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
-    """Logs a warning of an unbounded tier that keeps rows from those below it."""
-    if options.write == "through":
-        return
-    for place, storage in enumerate(tiers[:-1]):
-        if storage.capacity is None:
-            _log.warning(
-                "table %r: tiers.%d (%s) has no bound, so it lets no row go and rows come into the "
-                "tiers below at a flush only; give it a budget_bytes, or leave those tiers out",
-                table.name,
-                place,
-                options.tiers[place].backend,
-                extra={"table": table.name},
-            )
-            return
