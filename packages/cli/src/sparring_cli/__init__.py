@@ -13,7 +13,21 @@ if TYPE_CHECKING:
     from sparring_cli.application import main, make_application
     from sparring_cli.context import CommandContext, context_of
     from sparring_cli.documents.document import Document, DocumentModel, read_document
+    from sparring_cli.documents.explanations import explain
+    from sparring_cli.documents.overrides import apply_override
     from sparring_cli.documents.paths import resolve_path, with_paths
+    from sparring_cli.documents.places import Places
+    from sparring_cli.documents.problems import (
+        ConfigPath,
+        Place,
+        Problem,
+        describe_value,
+        dotted,
+        raise_problems,
+    )
+    from sparring_cli.documents.reader import MAX_BYTES, ParsedText, parse_yaml
+    from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, known_keys, path_of, shape_of
+    from sparring_cli.documents.writer import as_yaml
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
     from sparring_cli.machine import Machine, inspect_machine, installed_versions
     from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
@@ -28,9 +42,16 @@ if TYPE_CHECKING:
     from sparring_cli.output import make_console, print_error, print_json, print_warning
     from sparring_cli.snapshots.export import embedding_parts, export_tables
     from sparring_cli.snapshots.table_import import import_table
-    from sparring_cli.snapshots.verify import Problem, VerifyReport, verify_snapshot
+    from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
 
 _HOMES = {
+    "documents.explanations": "explain",
+    "documents.overrides": "apply_override",
+    "documents.places": "Places",
+    "documents.problems": "ConfigPath Place Problem describe_value dotted raise_problems",
+    "documents.reader": "MAX_BYTES ParsedText parse_yaml",
+    "documents.schema": "Shape UNKNOWN_KEY known_keys path_of shape_of",
+    "documents.writer": "as_yaml",
     "application": "main make_application",
     "context": "CommandContext context_of",
     "documents.document": "Document DocumentModel read_document",
@@ -44,15 +65,17 @@ _HOMES = {
     "output": "make_console print_error print_json print_warning",
     "snapshots.export": "embedding_parts export_tables",
     "snapshots.table_import": "import_table",
-    "snapshots.verify": "Problem VerifyReport verify_snapshot",
+    "snapshots.verify": "SnapshotProblem VerifyReport verify_snapshot",
 }
 
 __all__ = [
     "CommandContext",
+    "ConfigPath",
     "Document",
     "DocumentModel",
     "Gpu",
     "Gpus",
+    "MAX_BYTES",
     "Machine",
     "MetricCounter",
     "MetricFamily",
@@ -61,23 +84,39 @@ __all__ = [
     "MetricRegistry",
     "MetricSample",
     "MetricsExporter",
+    "ParsedText",
+    "Place",
+    "Places",
     "Problem",
+    "Shape",
+    "SnapshotProblem",
+    "UNKNOWN_KEY",
     "VerifyReport",
+    "apply_override",
+    "as_yaml",
     "context_of",
+    "describe_value",
+    "dotted",
     "embedding_parts",
+    "explain",
     "export_tables",
     "import_table",
     "inspect_gpus",
     "inspect_machine",
     "installed_versions",
+    "known_keys",
     "main",
     "make_application",
     "make_console",
+    "parse_yaml",
+    "path_of",
     "print_error",
     "print_json",
     "print_warning",
+    "raise_problems",
     "read_document",
     "resolve_path",
+    "shape_of",
     "verify_snapshot",
     "with_paths",
     "write_metrics_file",

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 
 from sparring import AUTO, Snapshot
 from sparring.errors import ConfigError
-from sparring_cli import resolve_path, with_paths
+from sparring_cli import dotted, resolve_path, with_paths
 from sparring_train.config.former_kinds import current_sections
 from sparring_train.config.names import short_name
-from sparring_train.config.problems import dotted
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
-
 from sparring import Snapshot
 from sparring.errors import ConfigError, UnsupportedError
+from sparring_cli import as_yaml
 from sparring_train.config.former_kinds import current_sections
 from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
@@ -52,11 +50,10 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
         types = {**snapshot.state(ORIGINS).values, **sections["data"].get("types", {})}
         named = {name: types[name] for name in sections["data"]["categorical"] if name in types}
         sections["data"] = {**sections["data"], "types": named}
-    text = io.StringIO()
     # Rows come from the snapshot: the default storage need not be installed.
     rowless = {"framework": frameworks[0], "storage": {"backend": "memory"}}
-    YAML(typ="safe").dump({**rowless, **sections}, text)
-    return parse_config(text.getvalue(), overrides, source=snapshot.url, plugin_manager=manager)
+    text = as_yaml({**rowless, **sections})
+    return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
 
 
 @contextmanager

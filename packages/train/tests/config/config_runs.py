@@ -32,11 +32,11 @@ from sparring.runtime import pool as execution
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.retention import latest_snapshot
+from sparring_cli import shape_of
 from sparring_testing.thread_rendezvous import ThreadRendezvous
 from sparring_train.config.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
-from sparring_train.config.schema import shape_of
 from sparring_train.hookspecs import TrainerDescriptor
 from sparring_train.registered_kinds import trainer_of
 from sparring_train.result import SilentProgress, TrainResult

@@ -15,9 +15,8 @@ from sparring import make_plugin_manager
 from sparring.contracts import INITIALIZERS
 from sparring.errors import ConfigError
 from sparring.plugins.distributions import PluginSource
+from sparring_cli import MAX_BYTES, Problem
 from sparring_train.config.loader import load_config, parse_config
-from sparring_train.config.problems import Problem
-from sparring_train.config.yaml_text import MAX_BYTES
 
 RATINGS = """\
 data:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sparring.contracts import fields_of
+from sparring_cli import shape_of
 from sparring_train.config.loader import load_config
 from sparring_train.config.reference import reference_page
 from sparring_train.config.run_type import run_type
-from sparring_train.config.schema import shape_of
 
 REPOSITORY = Path(__file__).parents[4]
 # Those of plans and of a lookup service are no runs; the tests of their packages load them.

@@ -9,13 +9,13 @@ from functools import partial
 from sparring import Snapshot, merged_chunks
 from sparring.errors import SnapshotError
 
-__all__ = ["Problem", "VerifyReport", "verify_snapshot"]
+__all__ = ["SnapshotProblem", "VerifyReport", "verify_snapshot"]
 
 _MOST_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SnapshotProblem:
     """One problem of a snapshot.
 
     Args:
@@ -47,7 +47,7 @@ class VerifyReport:
     num_files: int
     num_bytes: int
     num_rows: dict[str, int]
-    problems: tuple[Problem, ...]
+    problems: tuple[SnapshotProblem, ...]
 
     @property
     def is_sound(self) -> bool:
@@ -61,7 +61,7 @@ def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
     that the manifest does not list. All problems are reported, not raised; a file that cannot be read
     included.
     """
-    problems: list[Problem] = []
+    problems: list[SnapshotProblem] = []
     num_files = num_bytes = 0
     for each in snapshot.chain:
         for entry in each.files():
@@ -84,13 +84,15 @@ def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
     )
 
 
-def _note(problems: list[Problem], url: str, file: str, check: Callable[[], object]) -> None:
+def _note(
+    problems: list[SnapshotProblem], url: str, file: str, check: Callable[[], object]
+) -> None:
     try:
         check()
     except SnapshotError as error:
         details = error.details
         problems.append(
-            Problem(
+            SnapshotProblem(
                 str(details.get("url", url)),
                 str(details.get("file", file)),
                 int(str(details.get("offset", 0))),
@@ -99,10 +101,10 @@ def _note(problems: list[Problem], url: str, file: str, check: Callable[[], obje
         )
 
 
-def _note_unlisted(problems: list[Problem], snapshot: Snapshot) -> None:
+def _note_unlisted(problems: list[SnapshotProblem], snapshot: Snapshot) -> None:
     for name in snapshot.unlisted_files():
         problems.append(
-            Problem(
+            SnapshotProblem(
                 snapshot.url,
                 name,
                 0,

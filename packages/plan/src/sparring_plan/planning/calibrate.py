@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
 
 from sparring import AUTO, PluginManager, join_job
 from sparring.contracts import Collective
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError
+from sparring_cli import as_yaml
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts, MachineCosts, StorageCosts
 from sparring_plan.planning.step_timings import step_costs
 from sparring_plan.planning.storage_timings import (
@@ -321,9 +321,6 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.representer.sort_base_mapping_type_on_output = False
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
@@ -331,7 +328,9 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
                 file.write(
                     "# Measured by `sparring plan calibrate`; times in nanoseconds of a row.\n"
                 )
-                yaml.dump(calibration.model_dump(exclude_none=True, exclude_defaults=True), file)
+                file.write(
+                    as_yaml(calibration.model_dump(exclude_none=True, exclude_defaults=True))
+                )
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

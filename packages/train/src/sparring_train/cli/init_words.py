@@ -8,14 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ruamel.yaml import YAML
-
 from sparring import closest_name
 from sparring.errors import ConfigError
+from sparring_cli import Place, Places, apply_override, parse_yaml
 from sparring_train.config.loader import parse_config
-from sparring_train.config.overrides import apply_override
-from sparring_train.config.places import Places
-from sparring_train.config.problems import Place
 from sparring_train.config.run import RunConfig
 from sparring_train.config.table import TableData
 from sparring_train.data.table.look import Role
@@ -113,7 +109,8 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
                 begin = end = section_end
             indent = "  "
         if inner and begin != end:
-            value = {"it": YAML(typ="safe").load("\n".join(written[begin:end]))[name]}
+            block = parse_yaml("\n".join(written[begin:end]), lambda *at: Place(*at, "the file"))
+            value = {"it": block.value[name]}
         target = f"it.{inner}" if inner else "it"
         problems = apply_override(f"{target}={text}", value, Places(Place(0, 0, key)))
         if problems:

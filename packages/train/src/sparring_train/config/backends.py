@@ -12,10 +12,8 @@ from pydantic import ValidationError
 from sparring import AUTO, make_plugin_manager, resolved_backends
 from sparring.contracts import Descriptor, StorageDescriptor, is_path
 from sparring.errors import PluginError
-from sparring_train.config.explanations import explain
+from sparring_cli import ConfigPath, Places, Problem, dotted, explain
 from sparring_train.config.partial import right_part
-from sparring_train.config.places import Places
-from sparring_train.config.problems import ConfigPath, Problem, dotted
 
 if TYPE_CHECKING:
     from sparring import PluginManager

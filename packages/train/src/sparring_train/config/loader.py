@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import ValidationError
 
 from sparring import AUTO
-from sparring_cli import resolve_path, with_paths
-from sparring_train.config.backends import check_backends, with_option_paths
-from sparring_train.config.explanations import explain
-from sparring_train.config.overrides import apply_override
-from sparring_train.config.partial import right_sections
-from sparring_train.config.plan import check_plan
-from sparring_train.config.problems import (
+from sparring_cli import (
+    MAX_BYTES,
     ConfigPath,
+    ParsedText,
     Place,
     Problem,
+    apply_override,
     describe_value,
+    explain,
+    parse_yaml,
     raise_problems,
+    resolve_path,
+    with_paths,
 )
+from sparring_train.config.backends import check_backends, with_option_paths
+from sparring_train.config.partial import right_sections
+from sparring_train.config.plan import check_plan
 from sparring_train.config.run import RunConfig, check_together
 from sparring_train.config.run_type import run_type
-from sparring_train.config.yaml_text import MAX_BYTES, ParsedText, parse_yaml
 
 if TYPE_CHECKING:
     from sparring import PluginManager

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from sparring.contracts import SECRET_GIVEN
-from sparring_train.config.problems import ConfigPath
+from sparring_cli import UNKNOWN_KEY, ConfigPath, path_of
 from sparring_train.config.run import RunConfig
-from sparring_train.config.schema import UNKNOWN_KEY, path_of
 
 __all__ = ["right_part", "right_sections"]
 

@@ -13,9 +13,8 @@ from sparring.contracts import (
     TableWorkload,
 )
 from sparring.errors import ConfigError, PluginError
+from sparring_cli import Places, Problem
 from sparring_train.config.names import short_name
-from sparring_train.config.places import Places
-from sparring_train.config.problems import Problem
 
 if TYPE_CHECKING:
     from sparring import PluginManager

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
-from ruamel.yaml import YAML
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.representer import SafeRepresenter
-
+from sparring_cli import as_yaml
 from sparring_train.config.run import RunConfig
 
 __all__ = ["config_as_yaml"]
 
 
-class _Representer(SafeRepresenter):
-    """Writes text so that it reads back the same."""
-
-    def represent_text(self, text: str) -> ScalarNode:
-        # Readers of YAML take these for ends of lines, unless they are escaped in double quotes.
-        has_break = any(character in text for character in "\n\r\x85\u2028\u2029")
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", text, style='"' if has_break else None
-        )
-
-
-_Representer.add_representer(str, _Representer.represent_text)
-
-
 def config_as_yaml(config: RunConfig) -> str:
     """The whole configuration, defaults included; `parse_config` reads the same back."""
-    writer = YAML(typ="safe", pure=True)
-    writer.Representer = _Representer
-    writer.default_flow_style = False
-    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    writer.allow_unicode = True
-    writer.width = 100
-    stream = io.StringIO()
-    writer.dump(config.model_dump(mode="json"), stream)
-    return stream.getvalue()
+    return as_yaml(config.model_dump(mode="json"))

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sparring.contracts import fields_of
+from sparring_cli import shape_of
 from sparring_train.config.run_type import run_type
-from sparring_train.config.schema import shape_of
 
 __all__ = ["reference_page"]
 

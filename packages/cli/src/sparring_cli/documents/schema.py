@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Tag
 
 from sparring.contracts import fields_of
-from sparring_train.config.problems import ConfigPath
+from sparring_cli.documents.problems import ConfigPath
 
 __all__ = ["UNKNOWN_KEY", "Shape", "known_keys", "path_of", "shape_of"]
 

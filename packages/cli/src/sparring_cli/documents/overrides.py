@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 from sparring.contracts import may_show_secret
-from sparring_train.config.places import Places
-from sparring_train.config.problems import ConfigPath, Place, Problem, describe_value, dotted
-from sparring_train.config.yaml_text import parse_yaml
+from sparring_cli.documents.places import Places
+from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value, dotted
+from sparring_cli.documents.reader import parse_yaml
 
 __all__ = ["apply_override"]
 

@@ -15,8 +15,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from sparring_train.config.places import Places
-from sparring_train.config.problems import ConfigPath, Place, Problem, describe_value
+from sparring_cli.documents.places import Places
+from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value
 
 __all__ = ["MAX_BYTES", "ParsedText", "parse_yaml"]
 

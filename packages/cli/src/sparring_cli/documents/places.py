@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring_train.config.problems import ConfigPath, Place
+from sparring_cli.documents.problems import ConfigPath, Place
 
 __all__ = ["Places"]
 

@@ -10,9 +10,9 @@ from pydantic_core import ErrorDetails
 
 from sparring import closest_name
 from sparring.contracts import SECRET_GIVEN
-from sparring_train.config.places import Places
-from sparring_train.config.problems import ConfigPath, Problem, describe_value, dotted
-from sparring_train.config.schema import UNKNOWN_KEY, known_keys, path_of
+from sparring_cli.documents.places import Places
+from sparring_cli.documents.problems import ConfigPath, Problem, describe_value, dotted
+from sparring_cli.documents.schema import UNKNOWN_KEY, known_keys, path_of
 
 __all__ = ["explain"]
 
