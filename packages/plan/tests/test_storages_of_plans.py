@@ -300,8 +300,16 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
         ("hkv: 10 %", "hkv: 110 %", "storages"),
         ("start: 2026-11-23", "start: tomorrow", "start: "),
         ("horizon_days: 90", "horizon_days: 90, expire_days: 0", "expire_days"),
-        ("rows: 100000}", "rows: 100000, skew: -1}", "skew.exponent: input should be greater than"),
-        ("rows: 100000}", "rows: 100000, skew: {skech: a}}", "skech (did you mean sketch?)"),
+        (
+            "rows: 100000}",
+            "rows: 100000, skew: -1}",
+            "skew is wrong (found -1, expected a number of",
+        ),
+        (
+            "rows: 100000}",
+            "rows: 100000, skew: {skech: a}}",
+            "unknown key 'skech' in tables.users.skew (did you mean sketch?)",
+        ),
         (
             "    storages: [{",
             "    skew: {sketch: none.yaml}\n    storages: [{",

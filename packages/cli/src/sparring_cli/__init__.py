@@ -25,7 +25,15 @@ if TYPE_CHECKING:
         dotted,
         raise_problems,
     )
-    from sparring_cli.documents.reader import MAX_BYTES, ParsedText, parse_yaml
+    from sparring_cli.documents.reader import (
+        CONFIG_LIMITS,
+        DATA_LIMITS,
+        Limits,
+        ParsedText,
+        parse_yaml,
+        place_in,
+        read_text,
+    )
     from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, known_keys, path_of, shape_of
     from sparring_cli.documents.writer import as_yaml
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
@@ -49,7 +57,7 @@ _HOMES = {
     "documents.overrides": "apply_override",
     "documents.places": "Places",
     "documents.problems": "ConfigPath Place Problem describe_value dotted raise_problems",
-    "documents.reader": "MAX_BYTES ParsedText parse_yaml",
+    "documents.reader": "CONFIG_LIMITS DATA_LIMITS Limits ParsedText parse_yaml place_in read_text",
     "documents.schema": "Shape UNKNOWN_KEY known_keys path_of shape_of",
     "documents.writer": "as_yaml",
     "application": "main make_application",
@@ -69,13 +77,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "CONFIG_LIMITS",
     "CommandContext",
     "ConfigPath",
+    "DATA_LIMITS",
     "Document",
     "DocumentModel",
     "Gpu",
     "Gpus",
-    "MAX_BYTES",
+    "Limits",
     "Machine",
     "MetricCounter",
     "MetricFamily",
@@ -110,11 +120,13 @@ __all__ = [
     "make_console",
     "parse_yaml",
     "path_of",
+    "place_in",
     "print_error",
     "print_json",
     "print_warning",
     "raise_problems",
     "read_document",
+    "read_text",
     "resolve_path",
     "shape_of",
     "verify_snapshot",

@@ -36,16 +36,22 @@ def test_an_override_makes_sections_that_are_missing() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("server.threads", "must be dotted.key=value"),
-        ("=3", "must be dotted.key=value"),
-        ("server.threads.more=3", "threads is no section"),
-        ("server.threads=[", "override server.threads:1:"),
+        ("server.threads", "an override has the form dotted.key=value"),
+        ("=3", "an override has the form dotted.key=value"),
+        (
+            "server.threads.more=3",
+            "server.threads cannot have a key 'more'; override server.threads itself",
+        ),
+        ("server.threads=[", r"override server\.threads=\[: YAML: .*; put the value in quotes"),
         (
             "server.thread=3",
-            "override server.thread: unknown key server.thread .did you mean threads",
+            "override server.thread=3: unknown key 'thread' in server .did you mean threads",
         ),
-        ("server.threads=few", "override server.threads: server.threads: "),
-        ("server={threads: few}", "override server: server.threads: "),
+        (
+            "server.threads=few",
+            "override server.threads=few: server.threads is wrong .found 'few', expected a whole",
+        ),
+        ("server={threads: few}", "override server={threads: few}: server.threads is wrong "),
     ],
 )
 def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said: str) -> None:
@@ -54,7 +60,7 @@ def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said
 
 
 def test_what_is_wrong_with_the_file_is_said_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"a\.yaml:2:3: server\.threads: "):
+    with pytest.raises(ConfigError, match=r"a\.yaml:2:12: server\.threads is wrong "):
         read(text="server:\n  threads: few\n")
 
 
@@ -97,18 +103,19 @@ def test_no_message_repeats_a_secret(text: str) -> None:
 )
 def test_no_message_about_an_override_repeats_a_secret(override: str) -> None:
     document = Document("a.yaml", "")
+    document.override(override)
     with pytest.raises(ConfigError) as raised:
-        document.override(override)
+        document.as_model(Access)
     assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("addresses: !!int few", "'few' is no value of type tag:yaml.org,2002:int"),
-        ("addresses: !!bool few", "'few' is no value of type tag:yaml.org,2002:bool"),
-        ("addresses: few", r"\(found 'few'\)"),
-        ("addresses: !few", "the tag !few is not allowed"),
+        ("addresses: !!int few", r"this is no value of type int \(found 'few'\)"),
+        ("addresses: !!bool few", r"this is no value of type bool \(found 'few'\)"),
+        ("addresses: few", r"\(found 'few', expected a whole number\)"),
+        ("addresses: !few", r"tags are not allowed; remove it \(found !few\)"),
         ("addresses: [", "but found '<stream end>'"),
         ("? [few]\n: 3", "a key must be text"),
     ],
@@ -123,3 +130,42 @@ def test_an_override_may_have_any_key(key: str) -> None:
     document = Document("a.yaml", "")
     document.override(f"{key}.b=3")
     assert document.value == {key: {"b": 3}}
+
+
+def test_all_problems_of_text_override_and_value_are_reported_at_once() -> None:
+    text = "server:\n  threads: 2\n  threads: 3\n  adress: there\n"
+    document = Document("a.yaml", text)
+    document.override("server")
+    document.override("sever.threads=3")
+    with pytest.raises(ConfigError) as raised:
+        document.as_model(Config)
+    assert str(raised.value).splitlines() == [
+        "a.yaml:3:3: YAML: key 'threads' is given twice, first at a.yaml:2:3",
+        "a.yaml:4:3: unknown key 'adress' in server (did you mean address?)",
+        "override server: an override has the form dotted.key=value",
+        "override sever.threads=3: unknown key 'sever' (did you mean server?)",
+    ]
+
+
+def test_the_value_is_not_given_while_the_text_is_wrong() -> None:
+    document = Document("a.yaml", "a: 1\na: 2\n")
+    with pytest.raises(ConfigError, match="key 'a' is given twice"):
+        _ = document.value
+
+
+def test_keys_that_are_numbers_are_text() -> None:
+    assert Document("a.yaml", "8: x\n").value == {"8": "x"}
+
+
+class Choice(DocumentModel):
+    sketch: str
+
+
+class Plain(DocumentModel):
+    skew: float | Choice = 1.0
+
+
+def test_an_unknown_key_of_a_union_with_a_plain_value_is_explained() -> None:
+    with pytest.raises(ConfigError) as raised:
+        Document("a.yaml", "skew: {skech: a}\n").as_model(Plain)
+    assert "unknown key 'skech' in skew (did you mean sketch?)" in str(raised.value)

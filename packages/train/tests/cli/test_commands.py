@@ -292,7 +292,7 @@ def test_config_show_prints_the_effective_configuration(run: Run) -> None:
 def test_a_missing_file_is_a_clean_error(run: Run) -> None:
     ending = run("config", "show", "nothing.yaml")
     assert ending.code == 2
-    assert ending.err.startswith("nothing.yaml: cannot read the configuration (found no such file")
+    assert ending.err.startswith("nothing.yaml: cannot read the file (found no such file")
 
 
 def test_a_metric_that_is_not_finite_is_null_and_said_on_standard_error(run: Run) -> None:

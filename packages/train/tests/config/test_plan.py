@@ -151,8 +151,8 @@ GOOD = ("row_wise", "all")
             "there is no table 'usr'; did you mean 'user'?",
         ),
         (HEAD + TABLE.format(name="user", kind="row_wise", ranks="all"), "11:1", "lacks 1 of 2"),
-        (HEAD.replace("gap", "gp"), "8:1", "unknown key gp"),
-        (plan(GOOD, GOOD).replace("columns: 1", "columns: 0"), "15:5", "greater than 0"),
+        (HEAD.replace("gap", "gp"), "8:1", "unknown key 'gp'"),
+        (plan(GOOD, GOOD).replace("columns: 1", "columns: 0"), "15:14", "a number above 0"),
         ("tables: [", "1:10", "YAML"),
     ],
 )

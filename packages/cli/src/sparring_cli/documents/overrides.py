@@ -8,14 +8,16 @@ from typing import Any
 from sparring.contracts import may_show_secret
 from sparring_cli.documents.places import Places
 from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value, dotted
-from sparring_cli.documents.reader import parse_yaml
+from sparring_cli.documents.reader import CONFIG_LIMITS, Limits, parse_yaml
 
 __all__ = ["apply_override"]
 
 _LONGEST_SHOWN = 80
 
 
-def apply_override(override: str, value: dict[str, Any], places: Places) -> list[Problem]:
+def apply_override(
+    override: str, value: dict[str, Any], places: Places, limits: Limits = CONFIG_LIMITS
+) -> list[Problem]:
     """Sets one value in `value`, in place, and notes in `places` where it came from.
 
     The text behind ``=`` is read as YAML: ``training.epochs=3``, ``data={kind: movielens, …}``.
@@ -28,8 +30,8 @@ def apply_override(override: str, value: dict[str, Any], places: Places) -> list
     place = Place(sys.maxsize, 0, f"override {shown}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        return [Problem(place, "an override has the form dotted.key=value, as training.epochs=3")]
-    parsed = parse_yaml(text, lambda _line, _column: place)
+        return [Problem(place, "an override has the form dotted.key=value")]
+    parsed = parse_yaml(text, lambda _line, _column: place, limits)
     if parsed.problems:
         hint = "put the value in quotes if it is meant as text"
         return [Problem(place, f"{problem.message}; {hint}") for problem in parsed.problems]

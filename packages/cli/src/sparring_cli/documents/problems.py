@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -25,6 +26,11 @@ class Place:
     line: int
     column: int
     text: str
+
+    @property
+    def is_override(self) -> bool:
+        """Whether an override brought the value, and not a file."""
+        return self.line == sys.maxsize
 
     def __str__(self) -> str:
         return self.text

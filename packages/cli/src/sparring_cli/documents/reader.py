@@ -6,9 +6,11 @@ bounded before anything is built. The YAML is 1.2, so ``yes`` and ``no`` are tex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -16,19 +18,56 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from sparring_cli.documents.places import Places
-from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value
+from sparring_cli.documents.problems import (
+    ConfigPath,
+    Place,
+    Problem,
+    describe_value,
+    raise_problems,
+)
 
-__all__ = ["MAX_BYTES", "ParsedText", "parse_yaml"]
+__all__ = [
+    "CONFIG_LIMITS",
+    "DATA_LIMITS",
+    "Limits",
+    "ParsedText",
+    "parse_yaml",
+    "place_in",
+    "read_text",
+]
 
-MAX_BYTES = 1 << 18
 _MAX_DEPTH = 50
-_MAX_VALUES = 20_000
+# Names of aliases and tags: `*` and `!` may begin a password without quotes.
+_QUOTED = re.compile(r" '[^'<\\][^']+'")
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {"bool", "float", "int", "null", "str"}
 
 PlaceOf = Callable[[int, int], Place]
 """(line, column), both from 0 → how messages name that place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a text, checked before anything is built from it.
+
+    Args:
+        max_bytes: of the file.
+        max_values: scalars, lists and mappings, aliases counted each time.
+        text_keys: whether keys are the text that the file contains, so that ``8: x`` has the key
+            ``"8"``; otherwise keys must be text.
+    """
+
+    max_bytes: int
+    max_values: int
+    text_keys: bool
+
+
+CONFIG_LIMITS = Limits(max_bytes=1 << 18, max_values=20_000, text_keys=False)
+"""For files that a person writes."""
+
+DATA_LIMITS = Limits(max_bytes=1 << 26, max_values=2_000_000, text_keys=True)
+"""For files that programs write, too, as calibrations and sketches."""
 
 
 @dataclass(slots=True)
@@ -41,8 +80,60 @@ class ParsedText:
     is_readable: bool = True
     """False where the text is no YAML at all."""
 
+    def mapping(self) -> dict[str, Any]:
+        """The top of the text, where overrides go; an empty text is an empty mapping."""
+        if isinstance(self.value, dict):
+            return self.value
+        if self.value is not None:
+            self.problems.append(
+                Problem(
+                    self.places.of_value(()),
+                    "the file must hold a mapping of keys to values",
+                    found=describe_value(self.value),
+                )
+            )
+            self.is_readable = False
+        return {}
 
-def parse_yaml(text: str, place_of: PlaceOf) -> ParsedText:
+
+def read_text(source: str, limits: Limits) -> str:
+    """Reads a file in UTF-8.
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, or is not UTF-8.
+    """
+    path = Path(source)
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "no regular file"
+        _refuse(source, limits, found if path.exists() else "no such file")
+    try:
+        with path.open("rb") as file:
+            content = file.read(limits.max_bytes + 1)
+    except OSError as error:
+        _refuse(source, limits, error.strerror or str(error))
+    if len(content) > limits.max_bytes:
+        _refuse(source, limits, f"more than {limits.max_bytes:,} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        place = place_in(source)(before.count(b"\n"), len(before) - before.rfind(b"\n") - 1)
+        found = f"byte 0x{content[error.start]:02X}"
+        message = "the file is not UTF-8; save it as UTF-8"
+        raise_problems([Problem(place, message, found=found)])
+
+
+def _refuse(source: str, limits: Limits, found: str) -> NoReturn:
+    expected = f"a YAML file of at most {limits.max_bytes:,} bytes"
+    raise_problems([Problem(Place(0, 0, source), "cannot read the file", (), found, expected)])
+
+
+def place_in(source: str) -> PlaceOf:
+    """Names places in a file: ``file:line:column``, both counted from 1."""
+    return lambda line, column: Place(line + 1, column + 1, f"{source}:{line + 1}:{column + 1}")
+
+
+def parse_yaml(text: str, place_of: PlaceOf, limits: Limits = CONFIG_LIMITS) -> ParsedText:
     """Reads one YAML document; what is wrong with it lands in `ParsedText.problems`."""
     parsed = ParsedText(None, Places(place_of(0, 0)))
     loader = YAML(typ="safe", pure=True)
@@ -61,7 +152,8 @@ def parse_yaml(text: str, place_of: PlaceOf) -> ParsedText:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = place_of(mark.line, mark.column) if mark else place_of(0, 0)
-        reason = " ".join(str(part) for part in (error.context, error.problem) if part)
+        parts = (str(part) for part in (error.context, error.problem) if part)
+        reason = _QUOTED.sub("", " ".join(parts))
         parsed.problems.append(Problem(place, f"YAML: {reason}"))
     except RecursionError:
         parsed.problems.append(Problem(place_of(0, 0), "YAML: nested too deep"))
@@ -70,7 +162,7 @@ def parse_yaml(text: str, place_of: PlaceOf) -> ParsedText:
     else:
         if node is not None:
             try:
-                parsed.value = _Reader(loader, parsed, place_of).read(node, ())
+                parsed.value = _Reader(loader, parsed, place_of, limits).read(node, ())
             except _TooMuchError as error:
                 parsed.problems.append(Problem(place_of(0, 0), f"YAML: {error}"))
                 parsed.is_readable = False
@@ -86,7 +178,8 @@ class _TooMuchError(Exception):
 class _Reader:
     """Turns the node tree of one text into plain values."""
 
-    def __init__(self, loader: YAML, parsed: ParsedText, place_of: PlaceOf) -> None:
+    def __init__(self, loader: YAML, parsed: ParsedText, place_of: PlaceOf, limits: Limits) -> None:
+        self._limits = limits
         self._constructor = loader.constructor
         self._parsed = parsed
         self._place_of = place_of
@@ -94,8 +187,9 @@ class _Reader:
 
     def read(self, node: Node, path: ConfigPath) -> Any:
         self._num_values += 1
-        if self._num_values > _MAX_VALUES:
-            raise _TooMuchError(f"more than {_MAX_VALUES:,} values, aliases counted each time")
+        if self._num_values > self._limits.max_values:
+            most = self._limits.max_values
+            raise _TooMuchError(f"more than {most:,} values, aliases counted each time")
         if len(path) > _MAX_DEPTH:
             raise _TooMuchError(f"nested more than {_MAX_DEPTH} levels deep")
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
@@ -109,7 +203,7 @@ class _Reader:
     def _read_mapping(self, node: MappingNode, path: ConfigPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = self._read_scalar(key_node, path) if isinstance(key_node, ScalarNode) else None
+            key = self._read_key(key_node, path)
             if not isinstance(key, str):
                 shown = "a mapping or list" if key is None else describe_value(key)
                 self._complain(key_node, path, "a key must be text; put it in quotes", shown)
@@ -125,6 +219,11 @@ class _Reader:
             mapping[key] = self.read(value_node, below)
         return mapping
 
+    def _read_key(self, node: Node, path: ConfigPath) -> Any:
+        if not isinstance(node, ScalarNode):
+            return None
+        return str(node.value) if self._limits.text_keys else self._read_scalar(node, path)
+
     def _read_item(self, node: Node, path: ConfigPath) -> Any:
         self._parsed.places.add(path, key=self._at(node), value=self._at(node))
         return self.read(node, path)
@@ -137,7 +236,7 @@ class _Reader:
             return self._refuse_tag(node, path)
         try:
             return self._constructor.construct_object(node, deep=True)
-        except (YAMLError, ValueError, OverflowError):
+        except (YAMLError, LookupError, ValueError, OverflowError):
             self._complain(
                 node, path, f"this is no value of type {tag}", describe_value(node.value)
             )

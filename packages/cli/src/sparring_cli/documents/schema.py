@@ -26,11 +26,13 @@ class Shape:
     Args:
         models: discriminator → model or setting; a section of one kind has the only key ``""``.
         discriminator: the key that chooses among several models.
+        tags: names of all members of a union, by which pydantic's locations contain them.
         items: the annotation of list items or of mapping values.
     """
 
     models: Mapping[str, type[Any]]
     discriminator: str | None = None
+    tags: frozenset[str] = frozenset()
     items: Any = None
 
 
@@ -46,8 +48,9 @@ def shape_of(annotation: Any) -> Shape:
         if len(parts) == 1:
             return shape_of(parts[0])
         members = dict(map(_member, parts))
-        if all(map(_is_model, members.values())):
-            return Shape(members, "kind")
+        models = {tag: part for tag, part in members.items() if _is_model(part)}
+        if models:
+            return Shape(models, "kind", frozenset(members))
     if origin is dict or origin is tuple or origin is list:
         return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
     return Shape({})
@@ -58,8 +61,9 @@ def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath
     shape = Shape({"": top})
     path: list[str | int] = []
     for part in location:
-        if shape.discriminator is not None and part in shape.models:
-            shape = Shape({"": shape.models[str(part)]})
+        if part in shape.tags:
+            model = shape.models.get(str(part))
+            shape = Shape({}) if model is None else Shape({"": model})
             continue
         path.append(part)
         shape = _below(shape, part)
@@ -118,7 +122,9 @@ def _member(part: Any) -> tuple[str, Any]:
         tags = [each.tag for each in marks if isinstance(each, Tag)]
         return tags[0], model
     if not _is_model(part):
-        return "", part
+        return str(getattr(part, "__name__", part)), part
+    if "kind" not in fields_of(part):
+        return part.__name__, part
     annotation = fields_of(part)["kind"].annotation
     assert get_origin(annotation) is Literal
     return str(get_args(annotation)[0]), part

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from sparring import AUTO
 from sparring_cli import (
-    MAX_BYTES,
+    CONFIG_LIMITS,
     ConfigPath,
-    ParsedText,
-    Place,
     Problem,
     apply_override,
-    describe_value,
     explain,
     parse_yaml,
+    place_in,
     raise_problems,
+    read_text,
     resolve_path,
     with_paths,
 )
@@ -60,7 +58,7 @@ def load_config(
     """
     source = os.fspath(path)
     return parse_config(
-        _read_text(source),
+        read_text(source, CONFIG_LIMITS),
         overrides,
         source=source,
         folder=str(FilePath(source).parent) if folder is None else folder,
@@ -77,8 +75,8 @@ def parse_config(
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
     """Reads a configuration from text; `source` is how messages call it. See `load_config`."""
-    parsed = parse_yaml(text, lambda line, column: _place(source, line + 1, column + 1))
-    value = _mapping_of(parsed)
+    parsed = parse_yaml(text, place_in(source))
+    value = parsed.mapping()
     for override in overrides:
         parsed.problems += apply_override(override, value, parsed.places)
     if not parsed.is_readable:
@@ -89,7 +87,7 @@ def parse_config(
     kind = run_type(plugin_manager)
 
     def resolve(at: ConfigPath, path: str) -> str:
-        is_override = parsed.places.of_value(at).line == sys.maxsize
+        is_override = parsed.places.of_value(at).is_override
         return path if is_override or path == AUTO else resolve_path(path, folder)
 
     try:
@@ -111,54 +109,3 @@ def parse_config(
     if problems:
         raise_problems(problems)
     return config
-
-
-def _mapping_of(parsed: ParsedText) -> dict[str, object]:
-    """The top of the file, where overrides go; an empty file is an empty mapping."""
-    if isinstance(parsed.value, dict):
-        return parsed.value
-    if parsed.value is not None:
-        parsed.problems.append(
-            Problem(
-                parsed.places.of_value(()),
-                "the file must hold a mapping of keys to values",
-                found=describe_value(parsed.value),
-            )
-        )
-        parsed.is_readable = False
-    return {}
-
-
-def _read_text(source: str) -> str:
-    file_path = FilePath(source)
-    if not file_path.is_file():
-        found = "a folder" if file_path.is_dir() else "no regular file"
-        if not file_path.exists():
-            found = "no such file"
-        _refuse(source, found)
-    try:
-        with file_path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        _refuse(source, error.strerror or str(error))
-    if len(content) > MAX_BYTES:
-        _refuse(source, f"more than {MAX_BYTES:,} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = content[: error.start]
-        line = before.count(b"\n") + 1
-        column = len(before) - before.rfind(b"\n")
-        found = f"byte 0x{content[error.start]:02X}"
-        message = "the file is not UTF-8; save it as UTF-8"
-        raise_problems([Problem(_place(source, line, column), message, found=found)])
-
-
-def _refuse(source: str, found: str) -> NoReturn:
-    expected = f"a YAML file of at most {MAX_BYTES:,} bytes"
-    message = "cannot read the configuration"
-    raise_problems([Problem(Place(0, 0, source), message, (), found, expected)])
-
-
-def _place(source: str, line: int, column: int) -> Place:
-    return Place(line, column, f"{source}:{line}:{column}")
