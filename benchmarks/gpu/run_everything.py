@@ -40,7 +40,7 @@ NEEDED = (
     "hypothesis",
 )  # fmt: skip
 COMPLETE = ("torch",)
-PACKAGES = ("core", "backend-hkv", "framework-torch")
+PACKAGES = ("core", "cli", "backend-hkv", "framework-torch")
 
 KIT = ("packages/backend-hkv/tests/test_device_conformance.py",)
 SEQUENCES = ("packages/backend-hkv/tests/test_device_sequences.py",)

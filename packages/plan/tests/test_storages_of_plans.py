@@ -308,7 +308,7 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
         (
             "rows: 100000}",
             "rows: 100000, skew: {skech: a}}",
-            "unknown key 'skech' in tables.users.skew (did you mean sketch?)",
+            "'skech' in tables.users.skew (did you mean sketch?)",
         ),
         (
             "    storages: [{",
