@@ -109,7 +109,9 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
                 begin = end = section_end
             indent = "  "
         if inner and begin != end:
-            block = parse_yaml("\n".join(written[begin:end]), lambda *at: Place(*at, "the file"))
+            block = parse_yaml(
+                "\n".join(written[begin:end]), lambda line, column: Place(line, column, "the file")
+            )
             value = {"it": block.value[name]}
         target = f"it.{inner}" if inner else "it"
         problems = apply_override(f"{target}={text}", value, Places(Place(0, 0, key)))
