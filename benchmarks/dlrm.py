@@ -15,7 +15,7 @@ from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
 from sparring.adapter import give_back_threads
-from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
 
 __all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
 
@@ -174,10 +174,10 @@ def _dense_alone(inputs: list[Batch]) -> Callable[[], object]:
 def _ours(
     weights: list[np.ndarray[Any, Any]], inputs: list[Batch]
 ) -> tuple[Callable[[], object], Callable[[], float]]:
-    from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-    from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-    from sparring_torch.optimizer import Optimizer
-    from sparring_torch.table_configs import EmbeddingBagConfig
+    from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+    from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+    from sparring_torch.modules.table_configs import EmbeddingBagConfig
+    from sparring_torch.optim.optimizer import Optimizer
 
     module = EmbeddingBagCollection(
         [

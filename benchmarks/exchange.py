@@ -20,7 +20,7 @@ from benchmarks.shaped_links import ShapedGroup, run_ranks, slow_storage
 from sparring import StepContainer
 from sparring.adapter import TableUpdate
 from sparring.contracts import Collective, Columns, ShardMap, TableConfig
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["measure"]
 

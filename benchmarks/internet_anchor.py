@@ -36,8 +36,8 @@ from sparring import (
     update_rows,
 )
 from sparring.contracts import MethodChoice, Storage, TableConfig
+from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
-from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
 
 __all__ = ["Anchor", "measure_anchor"]

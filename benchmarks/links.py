@@ -18,7 +18,11 @@ from benchmarks.link_rank import TABLE
 from benchmarks.measuring import Figure
 from benchmarks.overlap import excess_figure, ratio_figure
 from benchmarks.scale import Scale
-from sparring_testing.isolated_links import INTERFACE, IsolatedLinks, why_links_cannot_be_isolated
+from sparring_testing.faults.isolated_links import (
+    INTERFACE,
+    IsolatedLinks,
+    why_links_cannot_be_isolated,
+)
 
 __all__ = ["measure"]
 

@@ -11,8 +11,8 @@ from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
 from sparring.contracts import TableConfig
 from sparring.kernels.functions import initial_rows
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

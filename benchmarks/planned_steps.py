@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.rank_processes import run_ranks
 from sparring_cli import read_document
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, Link, PlanInputs
 from sparring_plan.planning.plan import Plan, TablePlan
 from sparring_plan.planning.planner import make_plan, placement_of

@@ -36,8 +36,8 @@ def join(kind: str, rendezvous: EnvironmentRendezvous) -> Collective:
         from sparring_mpi.collective import join_mpi
 
         return join_mpi(rendezvous.membership(), DEADLINE_SECONDS)
-    from sparring_torch.collective import join_torch
-    from sparring_torch.distributed_options import TorchCollectiveOptions
+    from sparring_torch.distributed.collective import join_torch
+    from sparring_torch.distributed.options import TorchCollectiveOptions
 
     return join_torch(rendezvous.membership(), TorchCollectiveOptions(), DEADLINE_SECONDS)
 

@@ -28,13 +28,13 @@ from sparring import (
 )
 from sparring.contracts import Collective, TableConfig
 from sparring_plan import Plan
-from sparring_plan.planning.inputs import Calibration, ExchangeCosts
-from sparring_plan.planning.step_timings import NUM_BATCHES, step_costs, stepping
-from sparring_plan.planning.storage_timings import (
+from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, step_costs, stepping
+from sparring_plan.planning.calibration.storage_timings import (
     MeasuredStorage,
     pool_ns_per_byte,
     storage_costs,
 )
+from sparring_plan.planning.inputs import Calibration, ExchangeCosts
 from sparring_plan.simulation.calibration import calibrate
 
 MESSAGES, DIM, LARGE = 50, 64, 1 << 20

@@ -87,7 +87,7 @@ def _memory(folder: Path, num_rows: int) -> Figure:
 
 def opened(path: str, **keys: Any) -> Any:
     """The data set of one process."""
-    from sparring_train.config.table import TableData
+    from sparring_train.config.sections.table import TableData
     from sparring_train.data.dataset import OpenRequest
     from sparring_train.data.table.dataset import open_table
 

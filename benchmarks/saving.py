@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
 from sparring import SaveOptions, StepContainer
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.device.kernel_set import KernelSet
 from sparring.exchange.link import Link, MessageKind
 from sparring.exchange.messages import (
     Codec,

@@ -24,7 +24,7 @@ from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from sparring import StepContainer, StorageChoice, TableConfig
 from sparring_serve import ClientConfig, LookupClient, LookupServer, ServingConfig, open_server
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 

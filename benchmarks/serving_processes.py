@@ -29,7 +29,7 @@ from benchmarks.measuring import Figure
 from benchmarks.scale import Scale
 from sparring import StepContainer, StorageChoice, TableConfig
 from sparring_serve import ClientConfig, LookupClient
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 
 __all__ = ["measure"]
 

@@ -11,8 +11,8 @@ import torch
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

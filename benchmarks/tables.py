@@ -12,10 +12,10 @@ import torch
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

@@ -51,8 +51,8 @@ def measure(scale: Scale) -> list[Figure]:
 def _overhead(rounds: int) -> list[Figure]:
     import tensorflow as tf
 
-    from sparring_tf import lookup_ops
-    from sparring_tf.embedding import Embedding
+    from sparring_tf.layers.embedding import Embedding
+    from sparring_tf.lookup import lookup_ops
 
     layer = Embedding(DIM, name="overhead")
     ids, rows = tf.constant([1], tf.int64), tf.constant(np.zeros((1, DIM), np.float32))
@@ -118,8 +118,8 @@ def contenders(
     import keras
     import tensorflow as tf
 
-    from sparring_tf.embedding import Embedding
-    from sparring_tf.optimizer import Optimizer
+    from sparring_tf.layers.embedding import Embedding
+    from sparring_tf.optim.optimizer import Optimizer
 
     target = tf.constant(generator.normal(size=(len(batches[0]), DIM)).astype(np.float32))
 
@@ -157,8 +157,8 @@ def contenders(
 def _steps(rows: int, rounds: int) -> list[Figure]:
     import tensorflow as tf
 
-    from sparring_tf.embedding import Embedding
-    from sparring_tf.optimizer import Optimizer
+    from sparring_tf.layers.embedding import Embedding
+    from sparring_tf.optim.optimizer import Optimizer
 
     generator = np.random.default_rng(0)
     batches = [tf.constant(generator.integers(0, rows, BATCH)) for _ in range(16)]
@@ -217,7 +217,7 @@ def _beside_keras(timings: dict[str, Timing], name: str, what: str, rows: int) -
 
 def _looked_up(layer: Any, batches: list[Any]) -> Callable[[], Any]:
 
-    from sparring_tf import lookup_ops
+    from sparring_tf.lookup import lookup_ops
 
     turns = cycle(batches)
     layer(batches[0])  # shows its table to the op
@@ -268,7 +268,7 @@ def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]
 
     from sparring import hyper_from, resolve_method
     from sparring.contracts import MethodChoice
-    from sparring_tf.optimizer import Optimizer
+    from sparring_tf.optim.optimizer import Optimizer
 
     container = Optimizer(layer, "adagrad", learning_rate=RATE).container
     method = resolve_method("adagrad")

@@ -18,7 +18,7 @@ from sparring import StepContainer
 from sparring.adapter import BagLookup, look_up_bags, pool, pool_backward
 from sparring.contracts import Collective, MethodChoice, TableConfig, TableSharding
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["measure"]
 

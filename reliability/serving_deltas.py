@@ -28,10 +28,10 @@ from sparring import SaveOptions, StepContainer, StorageChoice
 from sparring.contracts import TableConfig
 from sparring_serve import Place, ServingConfig, ShardReplicas
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.packed_tables import open_packed_tables
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.refresher import Refresher
-from sparring_serve.tables import ServingTables
+from sparring_serve.tables.contract import ServingTables
+from sparring_serve.tables.packed import open_packed_tables
 from sparring_serve.wire.messages import Missing, RowDtype
 
 __all__ = ["TRIALS", "run"]

@@ -30,7 +30,7 @@ from reliability.served_rows import NUM_KEYS, TABLE, Watch, rows_of
 from reliability.small_snapshots import scratch_folder
 from sparring import StepContainer, StorageChoice
 from sparring_serve import ClientConfig, LookupClient, ShardReplicas
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 
 __all__ = ["TRIALS", "run"]
 

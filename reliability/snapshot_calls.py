@@ -1,6 +1,6 @@
 """Calls of the C library fail, each in turn, while snapshots are saved: libfiu, under the interpreter.
 
-It sees calls that `sparring_testing.faulty_disk`, which stands between our code and `os`, does not:
+It sees calls that `sparring_testing.faults.faulty_disk`, which stands between our code and `os`, does not:
 writes that end early, `close`, and those that Python itself makes. It does not see what takes the
 descriptor of a folder (`openat`, `renameat`, `unlinkat`) nor `preadv2`; these the other one does.
 

@@ -21,7 +21,7 @@ from reliability.report import Report
 from reliability.small_snapshots import check, check_latest, save, scratch_folder
 from sparring import Snapshot, list_snapshots, open_snapshot, retain
 from sparring.errors import SnapshotError
-from sparring_testing.faulty_disk import faulty_disk
+from sparring_testing.faults.faulty_disk import faulty_disk
 
 __all__ = ["TRIALS", "run", "run_kills"]
 

@@ -21,7 +21,7 @@ from reliability.report import Report
 from reliability.small_snapshots import check_latest, save, scratch_folder
 from sparring import retain
 from sparring.errors import SnapshotIOError
-from sparring_testing.faulty_disk import faulty_disk
+from sparring_testing.faults.faulty_disk import faulty_disk
 
 __all__ = ["TRIALS", "Outcomes", "go_on", "run", "save_acknowledged", "try_save"]
 

@@ -29,7 +29,7 @@ from sparring import (
 from sparring.contracts import Collective, TableConfig
 from sparring.kernels import functions as kernels
 from sparring.snapshot.retention import compact, latest_snapshot
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["TRIALS", "run"]
 

@@ -17,7 +17,7 @@ import pytest
 from sparring import BUILTIN_METHODS, latest_snapshot, merged_chunks
 from sparring_cli.application import main
 from sparring_testing.devices import why_unavailable
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVING = ROOT / "configs/serving.yaml"

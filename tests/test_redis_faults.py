@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 pytestmark = pytest.mark.alone
 

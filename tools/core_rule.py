@@ -18,7 +18,7 @@ FACES = ("sparring", "sparring.adapter", "sparring.contracts")
 
 DEFAULTS = (
     "sparring.collective.local",
-    "sparring.contracts.initializers",
+    "sparring.contracts.tables.initializers",
     "sparring.kernels.bloom",
     "sparring.kernels.cpu",
     "sparring.rendezvous.environment",

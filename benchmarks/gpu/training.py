@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.gpu.machine import Bar, Machine
 from benchmarks.measuring import Figure
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

@@ -11,8 +11,8 @@ from benchmarks.gpu.keys import spread, zipf_ids
 from benchmarks.gpu.machine import Bar, Machine
 from benchmarks.measuring import Figure
 from sparring.contracts import TableConfig
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 __all__ = ["measure"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recbole_split import PARTS, TOP_K, Split
-from sparring_train.ranking import ranking_quality
+from sparring_train.quality.rankings import ranking_quality
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.recbole_split import BATCH_SIZE, DIM, TOP_K, Split
-from sparring_train.ranking import ranking_quality
+from sparring_train.quality.rankings import ranking_quality
 
 __all__: list[str] = []
 

@@ -28,8 +28,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from benchmarks.planning_cases import Case
-from sparring_plan.planning.costs import Options, Shape, Span
-from sparring_plan.planning.search import search
+from sparring_plan.planning.costs.costs import Options, Shape, Span
+from sparring_plan.planning.search.search import search
 
 RANKS_PER_NODE = 8
 _RESERVED = 0.15

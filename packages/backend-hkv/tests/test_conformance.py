@@ -11,7 +11,7 @@ from sparring.contracts import TableConfig
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.estimate import estimate_hkv_bytes
 from sparring_hkv.options import HkvOptions
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 

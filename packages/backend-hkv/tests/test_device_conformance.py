@@ -17,7 +17,7 @@ from sparring_hkv.estimate import estimate_hkv_bytes
 from sparring_hkv.options import HkvOptions
 from sparring_testing.devices import named_device
 from sparring_testing.guard import overrides_kit
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 DEVICE = named_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")

@@ -21,7 +21,7 @@ from sparring.errors import (
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"

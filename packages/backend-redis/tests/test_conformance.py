@@ -13,7 +13,7 @@ from sparring_redis.estimate import estimate_redis_bytes
 from sparring_redis.options import RedisOptions
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 
 class _OnRedis(StorageTests):

@@ -16,7 +16,7 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 pytestmark = pytest.mark.alone
 

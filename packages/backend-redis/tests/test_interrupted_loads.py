@@ -9,7 +9,7 @@ import numpy as np
 from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import TableConfig
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.interrupted_load import check_that_an_interrupted_load_is_noticed
+from sparring_testing.faults.interrupted_load import check_that_an_interrupted_load_is_noticed
 
 
 def test_a_load_that_was_killed_is_told_of(server: RedisServer, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_cli.application import main
 from sparring_redis.backend import RedisStorage
+from sparring_redis.connections.place import place_of
 from sparring_redis.options import RedisOptions
-from sparring_redis.place import place_of
 from sparring_redis.testing.server import RedisServer
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 
 TABLE = TableConfig("table", 4)
 SECRET = "hunter2-hunter2"

@@ -16,7 +16,7 @@ import pytest
 from sparring import open_storage
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, SparringError, StorageIOError
-from sparring_redis.connection import Access
+from sparring_redis.connections.connection import Access
 from sparring_redis.testing.certificates import Certificates, make_certificates
 from sparring_redis.testing.sentinel import RedisSentinel
 from sparring_redis.testing.server import RedisServer, redis_server_missing

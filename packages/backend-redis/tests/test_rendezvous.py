@@ -19,7 +19,7 @@ from sparring_redis.rendezvous import RedisRendezvous
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK")
 

@@ -16,15 +16,15 @@ import pytest
 from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import ShardMap, TableConfig
 from sparring.errors import DeadlineError, StorageIOError
-from sparring_redis.connection import Access
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.connection import Access
+from sparring_redis.connections.deadline import Deadline
 from sparring_redis.options import RedisRendezvousOptions
 from sparring_redis.rendezvous import RedisRendezvous
 from sparring_redis.testing.certificates import make_certificates
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.sentinel import RedisSentinel
 from sparring_redis.testing.server import RedisServer, redis_server_missing
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 TABLE = TableConfig("films", 4)
 KEYS = np.arange(-500, 500, dtype=np.int64)

@@ -17,8 +17,8 @@ from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.deadlines import in_time
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(-2_000, 2_000, dtype=np.int64)

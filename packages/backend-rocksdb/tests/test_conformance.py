@@ -12,7 +12,7 @@ import pytest
 from sparring.contracts import Storage, TableConfig
 from sparring_rocksdb.backend import RocksdbStorage
 from sparring_rocksdb.options import RocksdbOptions
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 
 class TestRocksdb(StorageTests):

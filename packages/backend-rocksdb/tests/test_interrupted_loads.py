@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.interrupted_load import check_that_an_interrupted_load_is_noticed
+from sparring_testing.faults.interrupted_load import check_that_an_interrupted_load_is_noticed
 
 
 def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from sparring import (
 )
 from sparring.contracts import MethodChoice, TableConfig, TableSharding
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(1_000)

@@ -25,7 +25,7 @@ from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
 from sparring_cli.application import main
 from sparring_rocksdb.backend import RocksdbStorage
 from sparring_rocksdb.options import RocksdbOptions
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")

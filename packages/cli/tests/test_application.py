@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparring_cli.application import main
-from sparring_testing.plugin_site import Site, storage_plugin
+from sparring_testing.processes.plugin_site import Site, storage_plugin
 
 FRAMEWORK = """
     from sparring.contracts import FrameworkDescriptor, hookimpl

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.collective_tests import CollectiveTests
-from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
-from sparring_testing.rank_processes import RankProcesses
+from sparring_testing.collectives.collective_tests import CollectiveTests
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.rank_processes import RankProcesses
 
 pytestmark = pytest.mark.alone
 
 
 def launcher(world_size: int) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
-        rank = [sys.executable, "-m", "sparring_testing.rank_process", address]
+        rank = [sys.executable, "-m", "sparring_testing.processes.rank_process", address]
         return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=dict(environment))]
 
     return launch

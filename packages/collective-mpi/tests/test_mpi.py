@@ -17,8 +17,8 @@ from sparring import make_plugin_manager
 from sparring.contracts import Membership
 from sparring.errors import PluginError
 from sparring_mpi.collective import join_mpi
-from sparring_testing.deadlines import in_time
-from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
 pytestmark = pytest.mark.alone
 
@@ -78,7 +78,7 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def start_exchange(start: Start) -> StartExchange:
     def launch(deadline_seconds: float, folder: Path) -> subprocess.Popen[str]:
-        module = "sparring_testing.exchange_until_failure"
+        module = "sparring_testing.faults.exchange_until_failure"
         job = start("-m", module, "mpi", "{}", str(deadline_seconds), str(folder))
         limit = time.monotonic() + 60
         while len(list(folder.glob("*.started"))) < WORLD_SIZE:

@@ -10,7 +10,7 @@ import pytest
 from sparring import LocalGroup
 from sparring_nccl.collective import NcclCollective
 from sparring_nccl.testing import open_fake
-from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.collectives.collective_tests import CollectiveTests
 
 pytestmark = pytest.mark.alone
 

@@ -26,7 +26,7 @@ from sparring_nccl import libraries
 from sparring_nccl.collective import NcclCollective
 from sparring_nccl.options import NcclOptions
 from sparring_nccl.testing import FakeGpus, GpuArray, open_fake
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 
 @pytest.fixture

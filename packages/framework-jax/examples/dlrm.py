@@ -24,7 +24,7 @@ from sparring import StepContainer, make_plugin_manager
 from sparring_jax import Batch, Optimizer, Tables, embeddings
 from sparring_train import RunConfig, load_config
 from sparring_train.loop.column_source import ColumnSource
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 
 class Run(NamedTuple):

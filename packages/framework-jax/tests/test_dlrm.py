@@ -21,7 +21,7 @@ import sparring_torch
 from sparring import StepContainer, make_plugin_manager
 from sparring_train import RunConfig, load_config
 from sparring_train.loop.column_source import ColumnSource
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,7 +16,7 @@ from sparring.contracts import TableConfig
 from sparring_jax.batch import embeddings, pad_weights, pooled
 from sparring_jax.optimizer import Optimizer
 from sparring_jax.tables import Tables
-from sparring_testing.framework_tests import FrameworkTests, MakeModel
+from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
 
 NATIVE: dict[str, Callable[[float], Any]] = {
     "sgd": optax.sgd,

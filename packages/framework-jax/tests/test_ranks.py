@@ -25,9 +25,9 @@ from sparring_jax.ids import pack_ids
 from sparring_jax.job import join_job
 from sparring_jax.optimizer import Optimizer
 from sparring_jax.tables import Tables
-from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 USER = TableConfig("user", 4, seed=1)
 

@@ -15,11 +15,11 @@ tf = pytest.importorskip(
 import keras
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
 
 IDS, TARGETS = np.arange(8, dtype=np.int64), np.ones((8, 1), np.float32)
 

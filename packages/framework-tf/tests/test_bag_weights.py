@@ -13,10 +13,10 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
 
 GENERATOR = np.random.default_rng(5)
 LENGTHS = [3, 0, 2, 4]

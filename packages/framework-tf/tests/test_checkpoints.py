@@ -25,12 +25,12 @@ from sparring.errors import (
     SnapshotError,
     UnsupportedError,
 )
-from sparring_tf import orphaned_rows, saved_rows
-from sparring_tf.anchors import Anchor
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
+from sparring_tf.saving import orphaned_rows, saved_rows
+from sparring_tf.saving.anchors import Anchor
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]

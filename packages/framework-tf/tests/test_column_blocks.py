@@ -16,12 +16,12 @@ import numpy as np
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import batch_of, joined, stored
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.optimizer import Optimizer
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import batch_of, joined, stored
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.optim.optimizer import Optimizer
 
 PLAN = {"user": TableSharding("column_wise", (1, 0), columns=2)}
 

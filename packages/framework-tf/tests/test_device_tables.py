@@ -16,8 +16,8 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.optim.optimizer import Optimizer
 
 pytestmark = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))

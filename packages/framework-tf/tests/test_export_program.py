@@ -24,7 +24,11 @@ if not sparring_packed.library_path().exists():
 import keras
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_testing.exported_program import Ask, check_run_without_python, damaged_files
+from sparring_testing.frameworks.exported_program import (
+    Ask,
+    check_run_without_python,
+    damaged_files,
+)
 from sparring_tf import (
     Embedding,
     EmbeddingBag,

@@ -22,12 +22,12 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer, open_snapshot
 from sparring.collective import coordinator
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_tf import saved_rows
-from sparring_tf.early_stopping import EarlyStopping
-from sparring_tf.embedding import Embedding
-from sparring_tf.model_files import save_model
-from sparring_tf.optimizer import Optimizer
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.optim.optimizer import Optimizer
+from sparring_tf.saving import saved_rows
+from sparring_tf.saving.early_stopping import EarlyStopping
+from sparring_tf.saving.model_files import save_model
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 

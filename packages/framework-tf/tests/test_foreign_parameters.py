@@ -30,7 +30,7 @@ from sparring_tf import (
     Optimizer,
     TableConfig,
 )
-from sparring_tf.keras_names import _REMEDIES
+from sparring_tf.layers.keras_names import _REMEDIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:input_dim")
 

@@ -16,11 +16,11 @@ import keras
 
 from sparring.adapter import StepContainer
 from sparring.contracts import TableConfig
-from sparring_testing.framework_tests import FrameworkTests, MakeModel
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.exchanged_lookup import own_errors
-from sparring_tf.optimizer import Optimizer
+from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.lookup.exchanged_lookup import own_errors
+from sparring_tf.optim.optimizer import Optimizer
 
 NATIVE: dict[str, Callable[[float], Any]] = {
     "sgd": keras.optimizers.SGD,

@@ -13,11 +13,11 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
 
 IDS = np.arange(24, dtype=np.int64).reshape(8, 3)
 TARGETS = np.linspace(0, 1, 8, dtype=np.float32)[:, None]

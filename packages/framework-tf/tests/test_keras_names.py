@@ -26,8 +26,8 @@ from sparring_tf import (
     FeatureConfig,
     Optimizer,
     TableConfig,
-    keras_names,
 )
+from sparring_tf.layers import keras_names
 
 
 @pytest.mark.filterwarnings("ignore:input_dim")

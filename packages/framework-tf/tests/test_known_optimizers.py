@@ -18,9 +18,9 @@ tf = pytest.importorskip(
 import keras
 
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
-from sparring_tf import known_optimizers
-from sparring_tf.embedding import Embedding
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.optim import known_optimizers
+from sparring_tf.optim.optimizer import Optimizer
 
 Make = Callable[[], Any]
 NUM_IDS = 100

@@ -18,11 +18,11 @@ from sparring import open_storage
 from sparring.adapter import StepContainer
 from sparring.contracts import TableConfig as CoreTable
 from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
 
 FAR_APART = tf.constant([[7, -1, 7], [2**62, -(2**63), 2**63 - 1]], tf.int64)
 

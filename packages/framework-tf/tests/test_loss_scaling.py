@@ -15,10 +15,10 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.loss_scaling import LossScaleOptimizer
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.optim.loss_scaling import LossScaleOptimizer
+from sparring_tf.optim.optimizer import Optimizer
 
 IDS = np.arange(16, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(16) % 3).astype(np.float32)[:, None]

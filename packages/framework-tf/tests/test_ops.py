@@ -13,7 +13,7 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
-from sparring_tf.embedding import Embedding
+from sparring_tf.layers.embedding import Embedding
 from sparring_tf.op_library import ops
 
 WHOLE: dict[str, Any] = {

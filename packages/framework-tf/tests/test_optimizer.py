@@ -21,10 +21,10 @@ from sparring.errors import (
     NonFiniteGradientError,
     UnsupportedError,
 )
-from sparring_tf.embedding import Embedding
-from sparring_tf.exchanged_lookup import own_errors
-from sparring_tf.loss_scaling import LossScaleOptimizer
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.lookup.exchanged_lookup import own_errors
+from sparring_tf.optim.loss_scaling import LossScaleOptimizer
+from sparring_tf.optim.optimizer import Optimizer
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.1),

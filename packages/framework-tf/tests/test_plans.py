@@ -15,7 +15,7 @@ from sparring.adapter import StepContainer
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_tf import EmbeddingBag, EmbeddingCollection, FeatureConfig, Optimizer, TableConfig
-from sparring_tf import planned_job as planned
+from sparring_tf.optim import planned_job as planned
 
 
 def model(**settings: Any) -> keras.Model:

@@ -31,9 +31,9 @@ from sparring.contracts import (
     hookimpl,
 )
 from sparring.plugins.distributions import PluginSource
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.optim.optimizer import Optimizer
 
 IDS = np.concatenate([np.arange(24, dtype=np.int64) * 10**15 - 7, [-(2**63), 2**63 - 1]])
 TARGETS = (np.arange(26) % 3).astype(np.float32)[:, None]

@@ -17,11 +17,11 @@ tf = pytest.importorskip(
 from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
 
 SOON, LONG = 5.0, 30.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""

@@ -27,14 +27,15 @@ from sparring.errors import (
     UnknownTableError,
     UnsupportedError,
 )
-from sparring_tf import opened_tables, saved_rows
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.embedding_collection import EmbeddingCollection
+from sparring_tf import opened_tables
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.layers.embedding_collection import EmbeddingCollection
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+from sparring_tf.lookup.saved_model_rows import rows_as_assets
 from sparring_tf.opened_tables import num_opened
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.saved_model_rows import rows_as_assets
-from sparring_tf.table_configs import FeatureConfig, TableConfig
+from sparring_tf.optim.optimizer import Optimizer
+from sparring_tf.saving import saved_rows
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 BAGS = np.stack([IDS, IDS[::-1]], 1)

@@ -21,8 +21,8 @@ from sparring.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf.embedding import Embedding
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.optim.optimizer import Optimizer
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]

@@ -24,12 +24,12 @@ from sparring.errors import (
     SparringError,
     UnsupportedError,
 )
-from sparring_tf import keras_rows, saved_rows
-from sparring_tf.embedding import Embedding
-from sparring_tf.embedding_bag import EmbeddingBag
-from sparring_tf.model_files import save_model
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.sidecar import named_in
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.layers.embedding_bag import EmbeddingBag
+from sparring_tf.optim.optimizer import Optimizer
+from sparring_tf.saving import keras_rows, saved_rows
+from sparring_tf.saving.model_files import save_model
+from sparring_tf.saving.sidecar import named_in
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
@@ -205,7 +205,7 @@ def test_a_file_without_its_own_rows_is_refused_and_changes_nothing(
             raised.append(error)
             raise
 
-    monkeypatch.setattr("sparring_tf.table_layer.load_rows", remembering)
+    monkeypatch.setattr("sparring_tf.layers.table_layer.load_rows", remembering)
     with pytest.raises(ValueError, match=message):
         other.load_weights(path)
     # Keras makes a ValueError of it, with our text whole.

@@ -17,9 +17,9 @@ import keras
 from sparring.adapter import StepContainer
 from sparring.contracts import Uniform
 from sparring.errors import InvalidArgumentError
-from sparring_tf.embedding import Embedding
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.saved_state import gather_state, restore_state
+from sparring_tf.layers.embedding import Embedding
+from sparring_tf.optim.optimizer import Optimizer
+from sparring_tf.saving.saved_state import gather_state, restore_state
 
 DIM, RATE = 8, 0.05
 OPTIONS: dict[str, Any] = {"name": "rows", "seed": 5, "initializer": Uniform(-0.05, 0.05)}

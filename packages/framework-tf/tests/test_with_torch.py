@@ -20,7 +20,7 @@ from sparring.adapter import StepContainer, make_plugin_manager
 from sparring.contracts import Uniform
 from sparring_train.config.run_type import run_type
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 DIM, RATE = 8, 0.05
 OPTIONS: dict[str, Any] = {"name": "rows", "seed": 5, "initializer": Uniform(-0.05, 0.05)}

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from sparring.contracts import Normal, Storage, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 HALVES = [torch.float16, torch.bfloat16]
 NUM_IDS, DIM = 2_000, 7

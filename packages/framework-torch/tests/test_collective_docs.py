@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from sparring_torch.distributed_options import TorchCollectiveOptions, TorchRendezvousOptions
+from sparring_torch.distributed.options import TorchCollectiveOptions, TorchRendezvousOptions
 
 REFERENCE = (Path(__file__).parents[3] / "docs/reference/collectives.md").read_text()
 

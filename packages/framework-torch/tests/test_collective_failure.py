@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 pytestmark = pytest.mark.alone
 
@@ -39,7 +39,7 @@ def start() -> Iterator[Start]:
     def launch(deadline_seconds: float, folder: Path) -> list[subprocess.Popen[bytes]]:
         end()
         options = json.dumps({"init_method": f"file://{folder}/meeting"})
-        module = [sys.executable, "-m", "sparring_testing.exchange_until_failure"]
+        module = [sys.executable, "-m", "sparring_testing.faults.exchange_until_failure"]
         for rank in range(WORLD_SIZE):
             processes.append(
                 subprocess.Popen(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.collective_tests import CollectiveTests
-from sparring_testing.rank_processes import RankProcesses
+from sparring_testing.collectives.collective_tests import CollectiveTests
+from sparring_testing.processes.rank_processes import RankProcesses
 
 pytestmark = pytest.mark.alone
 
@@ -20,7 +20,7 @@ WORLD_SIZE = 3
 def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "sparring_testing.rank_process", address],
+            [sys.executable, "-m", "sparring_testing.processes.rank_process", address],
             env={
                 **environment,
                 "RANK": str(rank),

@@ -13,17 +13,17 @@ import torch
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import batch_of, joined, stored
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.optimizer_probe import probe
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import batch_of, joined, stored
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.optim.optimizer_probe import probe
 
 
 def container_of(

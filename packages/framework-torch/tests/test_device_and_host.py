@@ -22,9 +22,9 @@ from sparring.contracts import (
 )
 from sparring.errors import CapacityError, PartialStepError, StorageIOError
 from sparring_testing.devices import why_unavailable
-from sparring_torch.device_kernels import kernel_set_for
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 pytestmark = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from sparring.contracts import Frequency, KernelSet
 from sparring.errors import NonFiniteGradientError, PartialStepError
-from sparring_torch.device_kernels import kernel_set_for
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",

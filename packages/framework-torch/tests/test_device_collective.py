@@ -15,9 +15,9 @@ import torch.distributed as dist
 from sparring import LocalGroup
 from sparring.contracts import Collective, CollectiveDescriptor, Membership
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_torch import device_collective
-from sparring_torch.collective import TorchCollective
-from sparring_torch.device_collective import view_on_gpu, with_devices
+from sparring_torch.distributed import device_collective
+from sparring_torch.distributed.collective import TorchCollective
+from sparring_torch.distributed.device_collective import view_on_gpu, with_devices
 
 fake_nccl = pytest.importorskip("sparring_nccl.testing", reason="sparring-nccl is not installed")
 

@@ -15,10 +15,10 @@ from sparring.contracts import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
 from sparring_testing.devices import why_unavailable
-from sparring_torch.device_kernels import kernel_set_for
-from sparring_torch.device_memory import memory_errors, release_unused_memory
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.memory import memory_errors, release_unused_memory
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 needs_emulator = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))

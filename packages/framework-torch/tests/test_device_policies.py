@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sparring.engine.apply import gradients
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 

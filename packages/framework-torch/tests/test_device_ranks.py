@@ -21,19 +21,19 @@ from sparring.exchange.ring import RingExchange
 from sparring.kernels.cpu import HOST
 from sparring_hkv.backend import HkvStorage
 from sparring_testing.devices import why_unavailable
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tiered import TieredStorage
 from sparring_tiered.stack.tier import Tier
-from sparring_torch.device_kernels import kernel_set_for
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.table_module import agents_of
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.modules.table_module import agents_of
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 from .emulated_ranks import run_ranks
 

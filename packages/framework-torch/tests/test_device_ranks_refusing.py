@@ -28,10 +28,10 @@ from sparring.errors import (
 )
 from sparring.runtime.events import BackgroundError
 from sparring_testing.devices import why_unavailable
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.device_kernels import kernel_set_for
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 from .emulated_ranks import DirectCollective, run_ranks
 

@@ -14,8 +14,8 @@ from sparring.contracts import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
 from sparring_tiered import TieredStorage
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 NUM_IDS = 400

@@ -10,9 +10,9 @@ import torch
 
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 from .emulated_ranks import run_ranks
 

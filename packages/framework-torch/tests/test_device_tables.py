@@ -15,13 +15,13 @@ from torch import Tensor
 from sparring.adapter import DeviceGradients, StepContainer
 from sparring.contracts import Frequency
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",

@@ -11,8 +11,8 @@ from torch import Tensor
 from sparring.errors import StorageIOError
 from sparring_tiered import TieredStorage
 from sparring_tiered.stack.tier import Tier
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 CPU = torch.device("cpu")
 

@@ -20,13 +20,14 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, TableWorkload
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, distributed_model_parallel
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.embedding import Embedding
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.rows_in_state import without_rows
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig
+from sparring_torch.distributed import distributed_model_parallel
+from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.lookup.row_gradients import dense_parameters
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.state.rows_in_state import without_rows
 
 PYTHON = Path(sys.executable)
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""

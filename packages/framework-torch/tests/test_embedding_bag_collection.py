@@ -9,13 +9,13 @@ from torch import Tensor
 from sparring import open_storage
 from sparring.adapter import StorageChoice
 from sparring.contracts import TableConfig
-from sparring.contracts.admission import Frequency
+from sparring.contracts.tables.admission import Frequency
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels.functions import initial_rows
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
 
 USERS = EmbeddingBagConfig(name="users", embedding_dim=2, feature_names=["user"])
 ITEMS = EmbeddingBagConfig(

@@ -11,12 +11,12 @@ from torch import Tensor
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import initial_rows
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingConfig
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 DIM = 3
 

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from sparring.adapter.programs import write_file_list
 from sparring.errors import InvalidArgumentError
-from sparring_testing.exported_program import Ask, check_run_without_python, damaged_files
+from sparring_testing.frameworks.exported_program import (
+    Ask,
+    check_run_without_python,
+    damaged_files,
+)
 from sparring_torch import (
     Embedding,
     EmbeddingBag,

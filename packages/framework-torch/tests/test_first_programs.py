@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
 # fmt: off
 

@@ -10,10 +10,10 @@ import torch
 
 from sparring.adapter import StepContainer
 from sparring.contracts import TableConfig
-from sparring_testing.framework_tests import FrameworkTests, MakeModel
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 NATIVE: dict[str, Any] = {
     "sgd": torch.optim.SGD,

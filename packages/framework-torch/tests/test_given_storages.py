@@ -10,8 +10,8 @@ import torch
 from sparring import open_storage
 from sparring.contracts import Storage, TableConfig, Uniform
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 DIM = 6
 

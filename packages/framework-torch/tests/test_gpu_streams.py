@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.device_streams import Produced
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.device.streams import Produced
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 
 class _Stream:

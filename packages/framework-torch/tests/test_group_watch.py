@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparring.contracts import NOTICE_TAG, Failure, Notice, NoticeKind
-from sparring_torch.group_watch import GroupWatch
+from sparring_torch.distributed.group_watch import GroupWatch
 
 
 class _Said:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.ids import ids_from, whole_ids
+from sparring_torch.jagged.ids import ids_from, whole_ids
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))

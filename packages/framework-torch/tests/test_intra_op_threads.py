@@ -20,7 +20,7 @@ from sparring import _native
 from sparring.adapter import borrow_threads, give_back_threads
 from sparring.errors import InvalidArgumentError
 from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
-from sparring_torch.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
 
 NUM_TABLES, NUM_BAGS, DIM = 4, 20_000, 8
 
@@ -82,7 +82,7 @@ def num_threads_after(script: str) -> list[int]:
         torch.set_num_threads(2)
         sparring.configure_pool(2)
         from sparring import _native
-        from sparring_torch.embedding_bag import EmbeddingBag
+        from sparring_torch.modules.embedding_bag import EmbeddingBag
         torch.ones(1_000_000).add(1)
         def loop():
             return max(_native.pool_threads_of_loop(64, 1, 0.001) for _ in range(20))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
 
 VALUES = [101, 102, 201, 202, 203, 301]
 

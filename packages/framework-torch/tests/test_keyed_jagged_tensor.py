@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
 FEATURES = ["user_features", "item_features"]
 VALUES = [11, 12, 21, 22, 23, 101, 102, 201]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.jagged.keyed_tensor import KeyedTensor
 
 
 def example() -> KeyedTensor:

@@ -25,12 +25,12 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 Native = type[torch.optim.Optimizer]
 NUM_IDS = 200

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sparring_torch
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import rows_in_state
+from sparring_torch.state import rows_in_state
 
 from .saved_models import Model, optimizer_of, rows_of
 

@@ -19,7 +19,7 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     DistributedModelParallel,
     Embedding,
@@ -30,10 +30,10 @@ from sparring_torch import (
     EmbeddingConfig,
     KeyedJaggedTensor,
     Optimizer,
-    device_path,
-    host_path,
 )
-from sparring_torch.batch_lookup import DirectBatch
+from sparring_torch.device import path as device_path
+from sparring_torch.lookup import host_path
+from sparring_torch.lookup.batch_lookup import DirectBatch
 
 BATCHES = [torch.arange(2 * size).view(size, 2) % 5 for size in (3, 4, 2)]
 

@@ -15,8 +15,8 @@ import torch
 from sparring.contracts import HyperParameters, UpdateMethod, UpdateRows
 from sparring.errors import InvalidArgumentError
 from sparring_cli.application import main
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 STORAGES = ["hkv", "memory"]
 DIM = 6

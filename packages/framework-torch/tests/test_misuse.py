@@ -18,10 +18,10 @@ from sparring.errors import (
     PluginError,
     UnsupportedError,
 )
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Embedding, EmbeddingBag, EmbeddingBagCollection, Optimizer, misuse
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
 
 IDS = torch.tensor([1, 2])
 

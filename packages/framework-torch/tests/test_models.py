@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparring.adapter import StepContainer
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.lookup.row_gradients import dense_parameters
 from sparring_torch.models import (
     DLRM,
     DLRM_DCN,
@@ -25,9 +25,9 @@ from sparring_torch.models import (
     TwoTower,
     TwoTowerTrainTask,
 )
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 KEYS = ["f1", "f3", "f2"]
 VALUES = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9, 1, 1])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding import Embedding
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.optim.optimizer import Optimizer
 
 IDS = torch.tensor([1, 2])
 

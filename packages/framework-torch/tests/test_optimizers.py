@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import native_updater
-from sparring_torch.block_step import BLOCK_BYTES
-from sparring_torch.embedding import Embedding
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.optimizer_probe import probe
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.optim import native_updater
+from sparring_torch.optim.block_step import BLOCK_BYTES
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.optim.optimizer_probe import probe
 
 DIM = 3
 

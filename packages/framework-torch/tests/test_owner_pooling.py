@@ -13,16 +13,16 @@ from torch import nn
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, TableSharding
 from sparring.errors import InvalidArgumentError
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 BATCH = 5
 TABLES = ("first", "second", "third")

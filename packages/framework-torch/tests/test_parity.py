@@ -17,8 +17,8 @@ from torch import Tensor
 from sparring.adapter import make_plugin_manager
 from sparring.contracts import StorageDescriptor, TableConfig
 from sparring.kernels.functions import initial_rows
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.optim.optimizer import Optimizer
 
 DIM = 5
 STEPS = {"cpu": 200, "emulated": 20}

@@ -13,11 +13,11 @@ import torch
 from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 NUM_STEPS = 100
 BATCH = 6

@@ -17,15 +17,15 @@ from sparring.adapter import ExchangeOptions, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 SOON, LONG = 20.0, 60.0
 """Seconds: how soon ranks must be told, and what they would wait if nobody did."""

@@ -17,8 +17,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from sparring import LocalGroup, TableConfig, open_storage
 from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import Embedding, Optimizer, rows_in_state, shared_rows
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch import Embedding, Optimizer, shared_rows
+from sparring_torch.state import rows_in_state
 
 from .saved_models import Model, optimizer_of, rows_of, train
 

@@ -16,7 +16,7 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective
 from sparring.errors import NonFiniteGradientError, UnsupportedError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     CombinedOptimizer,
     DistributedModelParallel,

@@ -11,8 +11,8 @@ import torch
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     DistributedModelParallel,
     Embedding,

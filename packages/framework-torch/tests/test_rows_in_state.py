@@ -25,15 +25,9 @@ from sparring.errors import (
     SnapshotError,
     UnsupportedError,
 )
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch import (
-    Embedding,
-    EmbeddingBag,
-    gather_state,
-    restore_state,
-    rows_in_state,
-    without_rows,
-)
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch import Embedding, EmbeddingBag, gather_state, restore_state, without_rows
+from sparring_torch.state import rows_in_state
 
 from .saved_models import NATIVES, Model, optimizer_of, rows_of, train
 

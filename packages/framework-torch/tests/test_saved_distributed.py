@@ -14,8 +14,8 @@ from torch import nn
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     CombinedOptimizer,
     DistributedModelParallel,

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from sparring import StepContainer
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import CombinedOptimizer, Embedding, Optimizer, distribute, restore
 from sparring_torch.torchrec import apply_optimizer_in_backward
 

@@ -17,7 +17,7 @@ from sparring import LocalGroup
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, Constant, Normal, TruncatedNormal, Uniform, Zeros
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Optimizer, torchrec
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
 from sparring_torch.torchrec.names import WORDS

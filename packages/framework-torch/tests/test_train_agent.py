@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from sparring.adapter import StepContainer
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.table_configs import EmbeddingBagConfig
+from sparring_torch.lookup.row_gradients import dense_parameters
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig
+from sparring_torch.optim.optimizer import Optimizer
 
 DIM = 2
 IDS = torch.tensor([3, 4, 3])

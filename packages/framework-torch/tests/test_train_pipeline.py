@@ -17,14 +17,19 @@ from sparring import LocalGroup, MemoryStorage
 from sparring.adapter import StepContainer
 from sparring.contracts import Collective, TableConfig
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.train_pipeline import TrainPipeline
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 NUM_BATCHES = 9
 BATCH = 5

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch import Embedding, distribute, distribution_report, restore
-from sparring_torch.table_module import TableModule
+from sparring_torch.modules.table_module import TableModule
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 
 

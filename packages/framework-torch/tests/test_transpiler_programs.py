@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparring_torch import distribute, restore
-from sparring_torch.table_module import table_modules
+from sparring_torch.modules.table_module import table_modules
 
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 

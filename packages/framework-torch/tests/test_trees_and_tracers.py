@@ -23,7 +23,7 @@ from sparring_torch import (
     KeyedTensor,
     Optimizer,
 )
-from sparring_torch.table_module import TableModule
+from sparring_torch.modules.table_module import TableModule
 
 
 def batch(*keys: str) -> KeyedJaggedTensor:

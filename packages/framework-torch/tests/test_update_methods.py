@@ -18,12 +18,12 @@ from sparring.errors import (
     PluginError,
     UnsupportedError,
 )
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
 
 STORAGES = ["hkv", "memory"]
 DIM, NUM_IDS = 6, 30

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from sparring.runtime import pool as execution
-from sparring_testing import update_references as references
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_testing.references import update_references as references
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import EmbeddingBagConfig, PoolingType
+from sparring_torch.optim.optimizer import Optimizer
 
 Array = npt.NDArray[np.float64]
 

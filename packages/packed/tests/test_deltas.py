@@ -15,7 +15,7 @@ import pytest
 
 import sparring_packed
 from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
-from sparring.contracts.column_block import ColumnBlock
+from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,

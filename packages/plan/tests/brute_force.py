@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring_plan.planning.costs import Ints, Options, Span
+from sparring_plan.planning.costs.costs import Ints, Options, Span
 from sparring_plan.planning.inputs import KINDS, PlanInputs
-from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.search.placement import Placement
 
 __all__ = ["best_by_brute_force", "placements_of", "random_inputs"]
 

@@ -14,12 +14,12 @@ from sparring import make_plugin_manager
 from sparring.errors import ConfigError
 from sparring_cli import read_document
 from sparring_cli.application import main
-from sparring_plan.planning import calibrate, step_timings, storage_timings
-from sparring_plan.planning.calibrate import write_calibration
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.calibration import calibrate, step_timings, storage_timings
+from sparring_plan.planning.calibration.calibrate import write_calibration
+from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
 from sparring_plan.planning.planner import make_plan, placement_of
-from sparring_plan.planning.storage_timings import MeasuredStorage, storage_costs
 from sparring_plan.simulation.plan_step import simulate_plan
 
 INPUTS = """

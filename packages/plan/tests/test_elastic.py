@@ -27,8 +27,8 @@ from sparring.contracts import (
     TableConfig,
     Uniform,
 )
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = [
     TableConfig("user", 4, initializer=Uniform(-1, 1), seed=5),

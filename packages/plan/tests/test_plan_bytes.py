@@ -13,12 +13,12 @@ from sparring import ExchangeOptions, LocalGroup, StepContainer, hyper_from, res
 from sparring.adapter import BagLookup, look_up_bags
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
 from sparring_plan.planning.planner import make_plan, placement_of
 from sparring_plan.simulation.traffic import traffic_of
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 SAMPLES, CHUNK_ROWS = 1024, 512
 TABLES = {"a": (16, 6), "b": (8, 3), "c": (32, 2)}

@@ -15,8 +15,8 @@ import pytest
 from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgumentError
 from sparring_cli import read_document
 from sparring_cli.application import main
-from sparring_plan.planning.calibrate import write_calibration
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.calibration.calibrate import write_calibration
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import (
     Calibration,
     MachineCosts,
@@ -24,8 +24,8 @@ from sparring_plan.planning.inputs import (
     StepCosts,
     read_inputs,
 )
-from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.planning.search.placement import Placement
 from sparring_plan.report.page import plan_report, write_report
 from sparring_plan.simulation import plan_step, ranking
 from sparring_plan.simulation.cluster import Cluster

@@ -13,8 +13,8 @@ from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.planner import make_plan
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 _NUM_ROWS, _STEP_KEYS = 60_000, 2_000
 _RANKS = 2

@@ -16,11 +16,11 @@ from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_cli import read_document
 from sparring_cli.application import main
-from sparring_plan.planning.costs import RESOURCES, Span, option_costs
+from sparring_plan.planning.costs.costs import RESOURCES, Span, option_costs
+from sparring_plan.planning.costs.unique_keys import unique_keys
 from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.unique_keys import unique_keys
 from sparring_plan.planning.ways_out import ways_out
 
 from .brute_force import random_inputs

@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 
 from sparring_cli import read_document
-from sparring_plan.planning import bound as bound_module
-from sparring_plan.planning.bound import aggregate_bound, highs, linear_bound, threshold_bound
-from sparring_plan.planning.costs import Options, option_costs
-from sparring_plan.planning.exact import prove
+from sparring_plan.planning.costs.costs import Options, option_costs
 from sparring_plan.planning.inputs import Calibration
-from sparring_plan.planning.placement import place_all
-from sparring_plan.planning.pruning import reduce_options
-from sparring_plan.planning.search import search
+from sparring_plan.planning.search import bound as bound_module
+from sparring_plan.planning.search.bound import (
+    aggregate_bound,
+    highs,
+    linear_bound,
+    threshold_bound,
+)
+from sparring_plan.planning.search.exact import prove
+from sparring_plan.planning.search.placement import place_all
+from sparring_plan.planning.search.pruning import reduce_options
+from sparring_plan.planning.search.search import search
 
 from .brute_force import best_by_brute_force, random_inputs
 
@@ -36,7 +41,7 @@ def test_bound_best_and_plan_stand_in_this_order(
         pytest.skip("needs the extra highspy")
     if not with_highs:
         monkeypatch.setattr(bound_module, "highs", lambda: None)
-        monkeypatch.setattr("sparring_plan.planning.exact.highs", lambda: None)
+        monkeypatch.setattr("sparring_plan.planning.search.exact.highs", lambda: None)
     ratios = []
     for seed in range(24):
         options = option_costs(random_inputs(seed), calibration)

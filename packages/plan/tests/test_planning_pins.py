@@ -10,11 +10,11 @@ import pytest
 
 from sparring_cli import Document, read_document
 from sparring_cli.application import main
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration
-from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import Plan, read_plan
-from sparring_plan.planning.search import search
+from sparring_plan.planning.search.placement import Placement
+from sparring_plan.planning.search.search import search
 
 from .brute_force import best_by_brute_force, placements_of, random_inputs
 

@@ -15,8 +15,12 @@ from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_cli import read_document
 from sparring_cli.application import main
-from sparring_plan.planning import storages as storages_module
-from sparring_plan.planning.costs import RESOURCES, Options, option_costs
+from sparring_plan.planning.costs import storages as storages_module
+from sparring_plan.planning.costs.costs import RESOURCES, Options, option_costs
+from sparring_plan.planning.costs.sketch import Sketch, column_ids, sketch_ids
+from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.tier_hits import TierHits
+from sparring_plan.planning.costs.unique_keys import zipf_bins
 from sparring_plan.planning.inputs import (
     Calibration,
     Growth,
@@ -27,10 +31,6 @@ from sparring_plan.planning.inputs import (
 )
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.sketch import Sketch, column_ids, sketch_ids
-from sparring_plan.planning.storages import storage_models
-from sparring_plan.planning.tier_hits import TierHits
-from sparring_plan.planning.unique_keys import zipf_bins
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -23,8 +23,8 @@ from sparring_serve import (
     ServingConfig,
     ShardReplicas,
 )
-from sparring_serve import packed_tables as packed_tables_module
-from sparring_serve.packed_tables import open_packed_tables
+from sparring_serve.tables import packed as packed_tables_module
+from sparring_serve.tables.packed import open_packed_tables
 
 LONG = ClientConfig(deadline_seconds=9.0)
 KEYS = np.arange(50, dtype=np.int64)

@@ -48,7 +48,7 @@ def learning(folder: Path, **parameters: Any) -> ServingConfig:
 
 def write(folder: Path) -> None:
     """Writes a full serving snapshot with a quantized table, a delta over it, and a save of a service."""
-    from sparring_serve.publisher import PublisherOptions, publish_newest
+    from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 
     runs, served = str(folder / "runs"), str(folder / "served")
     with StepContainer() as container:
@@ -82,7 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_delta_over_a_full_serving_snapshot_is_served(folder: Path) -> None:
     pytest.importorskip("sparring_packed", reason="needs sparring-packed")
-    from sparring_serve.packed_tables import open_packed_tables
+    from sparring_serve.tables.packed import open_packed_tables
 
     config = ServingConfig(snapshots=str(folder / "served"), server=ServerConfig(poll_seconds=3600))
     asked = np.concatenate([KEYS, ADDED, [99]])

@@ -40,13 +40,13 @@ from sparring_serve import (
     ShardReplicas,
 )
 from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS
-from sparring_serve.publisher import PublisherOptions, publish_newest
-from sparring_serve.tables import VersionGoneError
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
+from sparring_serve.tables.contract import VersionGoneError
 
 pytest.importorskip("sparring_packed")
 
 from sparring_packed import read_manifest
-from sparring_serve.packed_tables import open_packed_tables
+from sparring_serve.tables.packed import open_packed_tables
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 8)
 KEYS = np.arange(500, dtype=np.int64)

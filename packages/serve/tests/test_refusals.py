@@ -23,7 +23,7 @@ from sparring_serve import (
     ServingConfig,
     ShardReplicas,
 )
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
@@ -102,7 +102,7 @@ def test_a_version_of_other_tables_is_refused_and_the_old_one_served(
     tmp_path: Any, changed: TableConfig, said: str
 ) -> None:
     pytest.importorskip("sparring_packed")
-    from sparring_serve.packed_tables import open_packed_tables
+    from sparring_serve.tables.packed import open_packed_tables
 
     def publish(table: TableConfig, step: int) -> None:
         with StepContainer() as container:

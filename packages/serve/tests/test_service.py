@@ -16,8 +16,8 @@ from sparring.contracts import TableConfig
 from sparring_serve import LookupService, Place, ShardReplicas
 from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.recent_ids import RecentIds
 from sparring_serve.refusal import Refusal, Status
+from sparring_serve.tables.recent_ids import RecentIds
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import Missing, PullAnswer, PullRequest, RowDtype, TableIds

@@ -16,7 +16,7 @@ import yaml
 from sparring import ScanChunk, SnapshotWriter, TableDescription
 from sparring.contracts import TableConfig
 from sparring_serve.cli.serve import EXIT_STUCK
-from sparring_serve.publisher import PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server import call_watch
 from sparring_serve.server.call_watch import CallWatch
 from sparring_serve.wire.fields import encode
@@ -80,7 +80,7 @@ def test_calls_without_a_deadline_are_overdue_after_ten_minutes(
 SERVER = """
 import sys, threading
 from sparring_cli.application import main
-from sparring_serve.packed_tables import PackedServingTables
+from sparring_serve.tables.packed import PackedServingTables
 from sparring_serve.server import call_watch
 
 call_watch._GRACE_SECONDS = 0.5

@@ -13,7 +13,7 @@ import pytest
 from sparring import EventLoop, open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring_testing.guard import overrides_kit
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 needs_hkv = pytest.mark.skipif(
     find_spec("sparring_hkv") is None, reason="sparring-hkv is not installed"

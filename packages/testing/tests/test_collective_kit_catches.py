@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalCollective, LocalGroup, _Receiving
-from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.errors import PeerFailure
-from sparring_testing import deadlines
-from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.collectives.collective_tests import CollectiveTests
 from sparring_testing.guard import find_violations
+from sparring_testing.processes import deadlines
 
 pytestmark = pytest.mark.alone
 

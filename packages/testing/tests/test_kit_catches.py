@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import hypothesis
 import pytest
 
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage, estimate_memory_bytes
-from sparring_testing import machine
-from sparring_testing.capabilities import Estimate
-from sparring_testing.lifecycle import ReopenStorage
-from sparring_testing.row_handles import RowHandleTests
-from sparring_testing.samples import MakeStorage
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.native.row_handles import RowHandleTests
+from sparring_testing.references.samples import MakeStorage
+from sparring_testing.storages import machine
+from sparring_testing.storages.capabilities import Estimate
+from sparring_testing.storages.lifecycle import ReopenStorage
+from sparring_testing.storages.storage_tests import StorageTests
 
 from .kit_breaks import BREAKS
 from .kit_breaks.row_handles import KeepsHandles

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sparring.contracts.capabilities import Capabilities
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage.capabilities import Capabilities
+from sparring.contracts.storage.storage import Storage
 from sparring.storage.memory import MemoryOptions
-from sparring_testing.framework_tests import FrameworkTests
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.frameworks.framework_tests import FrameworkTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 ROOT = Path(__file__).parents[3]
 TEMPLATE = ROOT / "packages/_template"

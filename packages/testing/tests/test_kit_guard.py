@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparring_testing.guard import find_violations, overrides_kit
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.storages.storage_tests import StorageTests
 
 pytest_plugins = ["pytester"]
 

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.native import NativeStorage, capsule_of
-from sparring_testing.samples import MakeStorage
-from sparring_testing.storage_tests import StorageTests
+from sparring_testing.references.samples import MakeStorage
+from sparring_testing.storages.storage_tests import StorageTests
 
 
 class TestMemoryThroughTheNativeBorder(StorageTests):

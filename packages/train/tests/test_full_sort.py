@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_train import full_sort as module
-from sparring_train.full_sort import full_sort
-from sparring_train.ranking import Jagged, ranking_quality
+from sparring_train.quality import full_sort as module
+from sparring_train.quality.full_sort import full_sort
+from sparring_train.quality.rankings import Jagged, ranking_quality
 
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 if not library.library_path().exists():

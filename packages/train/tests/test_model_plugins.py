@@ -11,9 +11,9 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.plugins.distributions import PluginSource
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/bring-data-or-a-model.md").read_text()
 

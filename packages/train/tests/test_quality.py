@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.errors import InvalidArgumentError
-from sparring_train.quality import (
+from sparring_train.quality.predictions import (
     CollectedPredictions,
     MeanLogLoss,
     RootMeanSquareError,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring_testing.rank_threads import run_ranks
-from sparring_train.data.columns import Column, ColumnBatch
-from sparring_train.ranks import Ranks
+from sparring.contracts.ranks.collective import Collective
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.run.ranks import Ranks
 
 
 def batch_of(size: int) -> ColumnBatch:

@@ -23,7 +23,7 @@ class HkvStorage(NativeStorage):
     Args:
         table: what the rows are.
         options: bounds and policy; None takes the defaults.
-        validate: see `sparring.contracts.storage.Storage`.
+        validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
         InvalidArgumentError: `memory_bytes` does not hold a single row.

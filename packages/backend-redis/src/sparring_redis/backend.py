@@ -23,8 +23,8 @@ from sparring.contracts import (
     Storage,
     TableConfig,
 )
-from sparring_redis.client_factory import open_client
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.client_factory import open_client
+from sparring_redis.connections.deadline import Deadline
 from sparring_redis.description import agree_on_buckets, description_slot, found_label
 from sparring_redis.eviction import check_that_rows_stay
 from sparring_redis.layout import Layout
@@ -51,7 +51,7 @@ class RedisStorage(Storage):
 
     What a retry may do
         `find` reads. `upsert` assigns whole rows: a second time it assigns the same bytes, and an
-        older assignment cannot come after a newer one (`sparring_redis.server`). So both are sent
+        older assignment cannot come after a newer one (`sparring_redis.connections.server`). So both are sent
         again, within the deadline, when a reply is lost. `erase` counts what existed, and a second
         time would count less, so it is not: it raises, and may be called again.
 
@@ -64,7 +64,7 @@ class RedisStorage(Storage):
         table: what the rows are.
         options: where Redis is.
         shard: the part that this rank keeps; None: all.
-        validate: see `sparring.contracts.storage.Storage`.
+        validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
         InvalidArgumentError: the table is stored there with other rows; a password cannot be read; the

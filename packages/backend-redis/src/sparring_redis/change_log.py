@@ -13,9 +13,9 @@ from typing import Any
 from redis.crc import key_slot
 
 from sparring.contracts import ChangeLog
-from sparring_redis.client import Command
-from sparring_redis.client_factory import open_client
-from sparring_redis.connection import packed
+from sparring_redis.connections.client import Command
+from sparring_redis.connections.client_factory import open_client
+from sparring_redis.connections.connection import packed
 from sparring_redis.options import RedisOptions
 
 __all__ = ["RedisChangeLog"]

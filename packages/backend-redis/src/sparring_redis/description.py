@@ -11,9 +11,9 @@ from redis.crc import key_slot
 from sparring import conversion_command
 from sparring.contracts import CONVERT_HELP, TableConfig
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
-from sparring_redis.client import Client, Command
-from sparring_redis.connection import packed
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.client import Client, Command
+from sparring_redis.connections.connection import packed
+from sparring_redis.connections.deadline import Deadline
 from sparring_redis.options import RedisOptions
 
 __all__ = ["FORMAT", "agree_on_buckets", "description_slot", "found_label"]

@@ -9,9 +9,9 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from sparring.errors import InvalidArgumentError
-from sparring_redis.client import Client, Command
-from sparring_redis.connection import packed
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.client import Client, Command
+from sparring_redis.connections.connection import packed
+from sparring_redis.connections.deadline import Deadline
 
 __all__ = ["check_that_rows_stay"]
 

@@ -34,8 +34,8 @@ from redis.crc import key_slot
 from sparring import partition
 from sparring.contracts import NUM_PARTITIONS, Columns, Keys, Rows, TableConfig
 from sparring.errors import CorruptDataError
-from sparring_redis.client import Command
-from sparring_redis.connection import packed
+from sparring_redis.connections.client import Command
+from sparring_redis.connections.connection import packed
 
 __all__ = ["Deal", "Layout"]
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from sparring.contracts import SECRET_GIVEN, Options, WholeNumber
 from sparring.errors import InvalidArgumentError
-from sparring_redis.place import Place, place_of
+from sparring_redis.connections.place import Place, place_of
 
 __all__ = ["Mode", "RedisOptions", "RedisRendezvousOptions", "RedisServerOptions"]
 

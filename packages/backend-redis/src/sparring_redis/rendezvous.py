@@ -23,10 +23,10 @@ from redis.crc import key_slot
 from sparring import EnvironmentOptions, membership_from
 from sparring.contracts import Membership, Rendezvous
 from sparring.errors import DeadlineError, InvalidArgumentError
-from sparring_redis.client import Command
-from sparring_redis.client_factory import open_client
-from sparring_redis.connection import packed
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.client import Command
+from sparring_redis.connections.client_factory import open_client
+from sparring_redis.connections.connection import packed
+from sparring_redis.connections.deadline import Deadline
 from sparring_redis.options import RedisRendezvousOptions
 
 __all__ = ["RedisRendezvous"]

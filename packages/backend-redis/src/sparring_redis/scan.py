@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparring.contracts import Keys, Rows
-from sparring_redis.client import Client
-from sparring_redis.deadline import Deadline
+from sparring_redis.connections.client import Client
+from sparring_redis.connections.deadline import Deadline
 from sparring_redis.layout import Layout
 from sparring_redis.ownership import Ownership
 

@@ -27,7 +27,7 @@ class RocksdbStorage(NativeStorage):
     Args:
         table: what the rows are.
         options: where they lie, and how.
-        validate: see `sparring.contracts.storage.Storage`.
+        validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
         InvalidArgumentError: the table was made with rows of another kind (dim, dtype, optimizer's

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import EMBEDDING_PARTS, State
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring_cli.application import main
 

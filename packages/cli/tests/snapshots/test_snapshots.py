@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.contracts.results import ScanChunk
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import ScanChunk
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import SnapshotError
 from sparring.kernels import functions as kernels
 from sparring.snapshot.format.manifest import TableDescription

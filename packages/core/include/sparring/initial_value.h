@@ -316,7 +316,7 @@ bool initial_kind_named(const Text& name, InitialKind* kind) {
   return true;
 }
 
-// A table's initializer; sparring/contracts/initializers.py describes the kinds and their parameters.
+// A table's initializer; sparring/contracts/tables/initializers.py describes the kinds and their parameters.
 struct Initializer {
   InitialKind kind;
   double first;   // constant: the value; uniform: low; normal: the mean

@@ -1,4 +1,4 @@
-// sparring._native.AdmissionFilter; see sparring/contracts/admission.py.
+// sparring._native.AdmissionFilter; see sparring/contracts/tables/admission.py.
 #include "kernels/admission.h"
 
 #include <pybind11/numpy.h>

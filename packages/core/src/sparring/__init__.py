@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sparring._version import __version__
     from sparring.collective.coordinator import Coordinator
     from sparring.collective.local import LocalGroup
-    from sparring.contracts.capabilities import Capabilities
     from sparring.contracts.checkpoint import (
         EMBEDDING_PARTS,
         Loaded,
@@ -24,8 +23,12 @@ if TYPE_CHECKING:
         SaveOptions,
         State,
     )
-    from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-    from sparring.contracts.initializers import (
+    from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
+    from sparring.contracts.storage.capabilities import Capabilities
+    from sparring.contracts.storage.results import Columns, Evicted, FindResult, ScanChunk
+    from sparring.contracts.storage.storage import Storage, interrupted_load, read_note, write_note
+    from sparring.contracts.storage.tiers import TierCounters
+    from sparring.contracts.tables.initializers import (
         Constant,
         Initializer,
         Normal,
@@ -34,18 +37,15 @@ if TYPE_CHECKING:
         Xavier,
         Zeros,
     )
-    from sparring.contracts.results import Columns, Evicted, FindResult, ScanChunk
-    from sparring.contracts.storage import Storage, interrupted_load, read_note, write_note
-    from sparring.contracts.table import TableConfig
-    from sparring.contracts.tiers import TierCounters
-    from sparring.engine.automatic_plan import automatic_plan, workload_of
+    from sparring.contracts.tables.table import TableConfig
     from sparring.engine.checkpoint.container_state import state_without_keys
     from sparring.engine.container import StepContainer
-    from sparring.engine.job_bootstrap import AUTO, join_job, resolved_backends
+    from sparring.engine.job.automatic_plan import automatic_plan, workload_of
+    from sparring.engine.job.bootstrap import AUTO, join_job, resolved_backends
     from sparring.engine.resource_manager import ResourceManager
     from sparring.engine.step import Step
-    from sparring.engine.storage_choice import StorageChoice
-    from sparring.engine.table_entry import TableEntry
+    from sparring.engine.tables.entry import TableEntry
+    from sparring.engine.tables.storage_choice import StorageChoice
     from sparring.errors import SparringError
     from sparring.exchange.headers import header_bytes
     from sparring.exchange.link import ExchangeCounters, Link, MessageKind
@@ -108,27 +108,27 @@ _name = names_from(
         "sparring._version": "__version__",
         "sparring.collective.coordinator": "Coordinator",
         "sparring.collective.local": "LocalGroup",
-        "sparring.contracts.capabilities": "Capabilities",
+        "sparring.contracts.storage.capabilities": "Capabilities",
         "sparring.contracts.checkpoint": "EMBEDDING_PARTS Loaded Retention SaveOptions Saved State",
-        "sparring.contracts.initializers": (
+        "sparring.contracts.tables.initializers": (
             "Constant Initializer Normal TruncatedNormal Uniform Xavier Zeros"
         ),
-        "sparring.contracts.results": "Columns Evicted FindResult ScanChunk",
-        "sparring.contracts.storage": "Storage interrupted_load read_note write_note",
-        "sparring.contracts.table": "TableConfig",
-        "sparring.engine.automatic_plan": "automatic_plan workload_of",
+        "sparring.contracts.storage.results": "Columns Evicted FindResult ScanChunk",
+        "sparring.contracts.storage.storage": "Storage interrupted_load read_note write_note",
+        "sparring.contracts.tables.table": "TableConfig",
+        "sparring.engine.job.automatic_plan": "automatic_plan workload_of",
         "sparring.engine.checkpoint.container_state": "state_without_keys",
         "sparring.engine.container": "StepContainer",
-        "sparring.engine.job_bootstrap": "AUTO join_job resolved_backends",
+        "sparring.engine.job.bootstrap": "AUTO join_job resolved_backends",
         "sparring.engine.resource_manager": "ResourceManager",
         "sparring.engine.step": "Step",
-        "sparring.engine.storage_choice": "StorageChoice",
-        "sparring.engine.table_entry": "TableEntry",
+        "sparring.engine.tables.storage_choice": "StorageChoice",
+        "sparring.engine.tables.entry": "TableEntry",
         "sparring.errors": "SparringError",
         "sparring.exchange.headers": "header_bytes",
         "sparring.exchange.link": "ExchangeCounters Link MessageKind",
         "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
-        "sparring.contracts.exchange_options": "ExchangeOptions WireDtype",
+        "sparring.contracts.ranks.exchange_options": "ExchangeOptions WireDtype",
         "sparring.exchange.pull": "MOST_FINDS",
         "sparring.exchange.routing": "chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
@@ -164,7 +164,7 @@ _name = names_from(
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
         "sparring.storage.open": "found_table open_storage",
-        "sparring.contracts.tiers": "TierCounters",
+        "sparring.contracts.storage.tiers": "TierCounters",
         "sparring.storage.update": "update_rows",
         "sparring.updates.builtin": "BUILTIN_METHODS NativeMethod",
         "sparring.updates.resolve": "hyper_from resolve_method",

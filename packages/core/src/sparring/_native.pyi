@@ -332,7 +332,7 @@ class BlockedBloom:
     @property
     def memory_bytes(self) -> int: ...
 
-# ---- native/bindings/admission.cc: see sparring.contracts.admission
+# ---- native/bindings/admission.cc: see sparring.contracts.tables.admission
 
 class AdmissionFilter:
     @staticmethod

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sparring.adapter.model_shapes import check_factors
-from sparring.contracts.admission import Frequency
-from sparring.contracts.expiry import Expiry
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.table import TableConfig
-from sparring.engine.table_group import shared_settings
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.expiry import Expiry
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
+from sparring.engine.tables.group import shared_settings
 from sparring.errors import InvalidArgumentError
 
 

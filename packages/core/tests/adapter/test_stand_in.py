@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from sparring.adapter.stand_in import is_rounding, rounds_alike
-from sparring.contracts.hyperparameters import MomentumHyper, SgdHyper
+from sparring.contracts.tables.hyperparameters import MomentumHyper, SgdHyper
 from sparring.updates.builtin import Momentum, Sgd
 
 Rows = npt.NDArray[Any]

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.results import Evicted, ScanChunk
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.results import Evicted, ScanChunk
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import make_plugin_manager
@@ -34,7 +34,7 @@ from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 NUM_ROWS = 40_000

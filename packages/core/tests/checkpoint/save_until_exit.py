@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.runtime import events
-from sparring_testing.faulty_disk import faulty_disk
+from sparring_testing.faults.faulty_disk import faulty_disk
 
 TABLES = [TableConfig(name, 4) for name in ("item", "user", "tag", "day", "zone")]
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
-from sparring.engine.write_log import WriteLog
+from sparring.engine.tables.storage_choice import StorageChoice
+from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InternalError, SnapshotError, SnapshotIOError
 from sparring.snapshot import retention
 from sparring.snapshot.chain import count_rows

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sparring import _native
-from sparring.contracts.results import ScanChunk
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import ScanChunk
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint import copy_on_write as freezing
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
-from sparring.engine.write_log import WriteLog
+from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InvalidArgumentError
 from sparring.storage.open import open_storage
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.deadlines import in_time
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(20)
 SECONDS = 20.0

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.collective import Collective
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.kernels.functions import partition
 from sparring.snapshot.chain import merged_chunks
@@ -25,7 +25,7 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.storage.load import restore
 from sparring.storage.update import update_rows
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_ranks
 
 from .test_save_on_ranks import Job
 

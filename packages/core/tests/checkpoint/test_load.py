@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
 from sparring.contracts.checkpoint import State
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.results import Evicted, Keys, Rows, Scores
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     ClosedError,
     DeadlineError,

@@ -16,7 +16,7 @@ import pytest
 
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.reader import open_snapshot
-from sparring_testing.rank_launchers import gloo_environment, importing, needs_gloo
+from sparring_testing.processes.rank_launchers import gloo_environment, importing, needs_gloo
 
 from . import load_until_end
 from .load_until_end import NUM_ROWS, TABLE, write_snapshot

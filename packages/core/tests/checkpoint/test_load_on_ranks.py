@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from sparring.collective import coordinator
-from sparring.contracts.collective import Collective
-from sparring.contracts.results import Evicted
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.results import Evicted
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     InterruptedLoadError,
     PeerFailure,
@@ -25,10 +25,10 @@ from sparring.errors import (
 )
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.deadlines import in_time
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_train.ranks import Ranks
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_train.run.ranks import Ranks
 
 KEYS = np.arange(2_000)
 WORLD_SIZE, BROKEN = 3, 1

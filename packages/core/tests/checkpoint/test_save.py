@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency, Probability
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency, Probability
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     ClosedError,
     DeadlineError,
@@ -302,7 +302,7 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         step(container, 0)
         full = str(tmp_path / "full")
         container.save(full, options=SaveOptions(is_base=True))
-        monkeypatch.setattr("sparring.engine.write_log.CHANGED_BYTES", 100)
+        monkeypatch.setattr("sparring.engine.tables.write_log.CHANGED_BYTES", 100)
         step(container, 1)
         saved = container.save(str(tmp_path / "next"), base=full)
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.collective import Collective
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
@@ -28,7 +28,7 @@ from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_ranks
 
 from ..snapshot.snapshot_samples import make_chunk, save, small_files
 

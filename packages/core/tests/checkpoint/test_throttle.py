@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint import copy_on_write as freezing
 from sparring.engine.checkpoint import save_manager
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget, UndoRows
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle
-from sparring.engine.write_log import WriteLog
+from sparring.engine.tables.write_log import WriteLog
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import open_snapshot

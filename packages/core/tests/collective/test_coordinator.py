@@ -9,7 +9,7 @@ import pytest
 from sparring.collective import coordinator
 from sparring.collective.coordinator import Coordinator
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
+from sparring.contracts.ranks.collective import Collective
 from sparring.errors import (
     CapacityError,
     InvalidArgumentError,
@@ -17,7 +17,7 @@ from sparring.errors import (
     SnapshotError,
     SparringError,
 )
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_ranks
 
 WORLD_SIZE, BROKEN = 3, 1
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective, Reduction
+from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_ranks
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -79,7 +79,7 @@ def test_a_sent_buffer_may_be_overwritten_once_the_work_is_done() -> None:
 
 
 def test_silence_ends_at_the_deadline_naming_rank_operation_and_step() -> None:
-    from sparring.contracts.collective import WorkContext
+    from sparring.contracts.ranks.collective import WorkContext
 
     collective = LocalGroup(2, deadline_seconds=0.05).join(0)
     collective.context = WorkContext("pull", table="user", step=7)

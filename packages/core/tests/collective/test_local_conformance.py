@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.collectives.collective_tests import CollectiveTests
 
 pytestmark = pytest.mark.alone
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sparring.contracts.collective import MAX_DIMENSIONS, NUM_TAGS, Collective
 from sparring.contracts.options import Options
+from sparring.contracts.ranks.collective import MAX_DIMENSIONS, NUM_TAGS, Collective
 from sparring.rendezvous.environment import EnvironmentOptions
-from sparring_testing.collective_tests import CollectiveTests
+from sparring_testing.collectives.collective_tests import CollectiveTests
 
 REFERENCE = (Path(__file__).parents[4] / "docs/reference/collectives.md").read_text()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.initializers import (
+from sparring.contracts.tables.initializers import (
     Constant,
     Initializer,
     Normal,
@@ -15,7 +15,7 @@ from sparring.contracts.initializers import (
     Uniform,
     Xavier,
 )
-from sparring.contracts.table import DTYPES, TableConfig
+from sparring.contracts.tables.table import DTYPES, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 

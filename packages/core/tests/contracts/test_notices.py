@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.contracts.notices import NO_RANK, Failure, Inquiry, Notice, NoticeKind
+from sparring.contracts.ranks.notices import NO_RANK, Failure, Inquiry, Notice, NoticeKind
 
 
 def answer(inquiry: Inquiry, source: int, waits_for: int) -> None:

@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from sparring.contracts.admission import ADMISSIONS, Bloom, Frequency
-from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.expiry import Expiry, expiry_from
-from sparring.contracts.initializers import INITIALIZERS, Normal, TruncatedNormal, Uniform, Zeros
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.settings import choice_of, fields_of
+from sparring.contracts.tables.admission import ADMISSIONS, Bloom, Frequency
+from sparring.contracts.tables.expiry import Expiry, expiry_from
+from sparring.contracts.tables.initializers import (
+    INITIALIZERS,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Zeros,
+)
 from sparring.errors import InvalidArgumentError
 
 WRONG: dict[str, tuple[Any, str]] = {

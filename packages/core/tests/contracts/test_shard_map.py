@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.contracts.rendezvous import Membership
-from sparring.contracts.shard_map import NUM_PARTITIONS, ShardMap
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.ranks.shard_map import NUM_PARTITIONS, ShardMap
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring.rendezvous.environment import SingleRendezvous
 

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pytest
 
 from sparring import _native
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import DTYPES, TableConfig
-from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.tables.hyperparameters import HyperParameters
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import DTYPES, TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring.storage.convert import copy_embeddings
@@ -27,8 +27,8 @@ from sparring.storage.native import capsule_of
 from sparring.storage.open import open_storage
 from sparring.updates.builtin import BUILTIN_METHODS
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 HALVES = ["float16", "bfloat16"]
 MEMORY = StorageChoice("memory")

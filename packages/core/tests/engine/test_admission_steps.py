@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency, Probability
-from sparring.contracts.collective import Collective
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency, Probability
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.open import open_storage
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 ZEROS = {"initializer": "zeros", "dtype": "float64"}
 TABLE = TableConfig("t", 2, admission=Frequency(2), **ZEROS)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     InterruptedLoadError,

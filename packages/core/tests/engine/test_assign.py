@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.collective import Collective
-from sparring.contracts.table import TableConfig
-from sparring.engine import assign as assigning
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables import assign as assigning
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.reader import open_snapshot
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 
 def rows_of(keys: Any, offset: float = 0.0) -> Any:

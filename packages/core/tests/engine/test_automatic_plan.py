@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency
-from sparring.contracts.collective import Collective
 from sparring.contracts.descriptors import API_VERSION, PlannerDescriptor
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.layout import ShardingPlan, TableSharding
 from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
-from sparring.contracts.rendezvous import Membership
-from sparring.contracts.table import TableConfig
-from sparring.engine.automatic_plan import automatic_plan, plan_of_job, workload_of
-from sparring.engine.job_bootstrap import Job
-from sparring.engine.storage_choice import StorageChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.tables.admission import Bloom, Frequency
+from sparring.contracts.tables.table import TableConfig
+from sparring.engine.job.automatic_plan import automatic_plan, plan_of_job, workload_of
+from sparring.engine.job.bootstrap import Job
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, PluginError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import PluginManager, make_plugin_manager
 from sparring.storage.open import open_storage
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = (TableWorkload(TableConfig("user", 4)), TableWorkload(TableConfig("shop", 2)))
 

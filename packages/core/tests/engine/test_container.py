@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     ClosedError,
@@ -24,8 +24,8 @@ from sparring.errors import (
 )
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4, "float64", Uniform(-1, 1))
 MEMORY = StorageChoice("memory")

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.collective import Collective
-from sparring.contracts.expiry import Expiry, expiry_from
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.expiry import Expiry, expiry_from
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring.snapshot.chain import count_rows, merged_chunks
 from sparring.snapshot.reader import open_snapshot
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 DAY = 86_400.0
 STACK = StorageChoice(
@@ -98,7 +98,7 @@ def test_a_long_limit_is_looked_at_now_and_then() -> None:
 
 
 def test_days_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
     with container_of({"after_days": 2}) as made:
         left = []
         for day, ids in enumerate(([1, 2], [2], [3], [3], [3])):
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path)
 
 
 def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
     url = str(tmp_path / "s")
     with container_of({"after_days": 2}) as made:
         train(made, [1])
@@ -192,7 +192,7 @@ def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.Monk
 def test_times_of_steps_that_were_taken_back_count_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.engine.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
     url = str(tmp_path / "s")
     with container_of(None) as made:
         train(made, [1])

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.tables.hyperparameters import HyperParameters
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import InvalidArgumentError, PartialStepError, PeerFailure
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 IDS = np.arange(40)
 SOON, LONG = 20.0, 60.0

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.results import Columns
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import ClosedError
 from sparring.storage.memory import MemoryStorage

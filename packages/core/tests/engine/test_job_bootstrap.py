@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparring.engine.job_bootstrap import join_job, resolved_backends
+from sparring.engine.job.bootstrap import join_job, resolved_backends
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.plugins.registry import PluginManager, make_plugin_manager
 from sparring.runtime import pool as execution

@@ -21,10 +21,14 @@ from typing import Any
 import pytest
 
 from sparring.plugins.registry import DISABLE_VARIABLE
-from sparring_testing.deadlines import in_time
-from sparring_testing.isolated_links import INTERFACE, IsolatedLinks, why_links_cannot_be_isolated
-from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
-from sparring_testing.rank_launchers import gloo_environment, importing, needs_gloo
+from sparring_testing.faults.isolated_links import (
+    INTERFACE,
+    IsolatedLinks,
+    why_links_cannot_be_isolated,
+)
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.rank_launchers import gloo_environment, importing, needs_gloo
 
 from . import train_until_failure
 from .train_until_failure import STEPS_TO_START, rows_after

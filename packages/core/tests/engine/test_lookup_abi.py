@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from sparring import _native
-from sparring.contracts.results import Evicted
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Evicted
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import ClosedError, InterruptedLoadError, SnapshotDamagedError
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.memory_budget import bytes_text
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.job.memory_budget import bytes_text
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = TableConfig("small", 4), TableConfig("large", 16)
 BUDGET = 200_000

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply import gradients
 from sparring.engine.container import StepContainer
 from sparring.errors import DeviceMemoryError, SparringError
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(6)
 BROKEN = 1

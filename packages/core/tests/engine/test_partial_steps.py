@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply import function as by_function
 from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
 from sparring.engine.container import StepContainer

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     InvalidArgumentError,
     NonFiniteGradientError,
@@ -28,7 +28,7 @@ from sparring.errors import (
 from sparring.exchange.link import MessageKind
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = (
     TableConfig("user", 4, initializer=Uniform(-1, 1)),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sparring.collective import coordinator
-from sparring.contracts.collective import Collective
-from sparring.contracts.results import Evicted
-from sparring.contracts.storage import write_note
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.storage import write_note
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     InterruptedLoadError,
     InvalidArgumentError,
@@ -28,9 +28,9 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.reader import open_snapshot
 from sparring.storage.load import begin_load, end_load
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.deadlines import in_time
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("user", 4)
 KEYS = np.arange(2_000)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.registry import make_plugin_manager
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 CHOICE = StorageChoice("tiered", {"path": "rows/{rank}-of-{world_size}/{table}"})
 
@@ -58,7 +58,7 @@ def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
 
 def test_a_container_looks_for_installed_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Mock(wraps=make_plugin_manager)
-    monkeypatch.setattr("sparring.engine.tables.make_plugin_manager", looks)
+    monkeypatch.setattr("sparring.engine.tables.tables.make_plugin_manager", looks)
     with StepContainer() as container:
         for name in ("user", "item", "city"):
             container.declare(TableConfig(name, 4), StorageChoice("memory"))

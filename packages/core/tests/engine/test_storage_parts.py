@@ -12,12 +12,12 @@ import pytest
 
 from sparring import LocalGroup, StepContainer
 from sparring.contracts import Capabilities, TableConfig
-from sparring.contracts.storage import interrupted_load
+from sparring.contracts.storage.storage import interrupted_load
 from sparring.errors import SparringError
 from sparring.storage.convert import copy_embeddings
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(100)

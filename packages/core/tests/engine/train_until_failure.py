@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import PeerFailure
 from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["rows_after"]
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.updates.resolve import hyper_from, resolve_method
 
 TABLES = (

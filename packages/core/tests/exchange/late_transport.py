@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.collective import Collective, Work
+from sparring.contracts.ranks.collective import Collective, Work
 from sparring.errors import PeerFailure
 
 

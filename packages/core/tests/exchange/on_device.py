@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.exchange.messages import OwnedGradients, Pulled, PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange
 

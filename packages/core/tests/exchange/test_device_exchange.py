@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalCollective, LocalGroup
-from sparring.contracts.collective import Collective, Work
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import ArraySource
-from sparring.contracts.layout import Layout
-from sparring.contracts.results import Columns
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import ArraySource
+from sparring.contracts.ranks.collective import Collective, Work
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.layout import Layout
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import (
     DeviceError,
@@ -34,7 +34,7 @@ from sparring.exchange.ring import RingExchange
 from sparring.plugins.registry import make_plugin_manager
 from sparring.runtime.trace import Trace
 from sparring.storage.open import open_storage
-from sparring_testing.deadlines import in_time
+from sparring_testing.processes.deadlines import in_time
 
 from .on_device import OnDevice, wanted
 

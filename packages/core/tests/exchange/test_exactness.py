@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring_testing.devices import why_unavailable
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
 from .late_transport import LateGroup

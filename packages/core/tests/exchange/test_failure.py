@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalCollective
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     CapacityError,
     ClosedError,
@@ -36,8 +36,8 @@ from sparring.exchange.link import ExchangeCounters, Link, MessageKind, tag_of
 from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .late_transport import LateGroup
 
@@ -121,7 +121,7 @@ def test_ranks_that_were_set_up_differently_are_refused_at_start(
 
 def test_another_version_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = iter(["1.0", "1.1"])
-    monkeypatch.setattr("sparring.engine.job_fingerprint._version", lambda: next(versions))
+    monkeypatch.setattr("sparring.engine.job.fingerprint._version", lambda: next(versions))
 
     def body(collective: Collective) -> str:
         return str(error_of(lambda: container_of(collective).lookup("item", np.arange(3))))

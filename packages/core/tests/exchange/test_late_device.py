@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalCollective, LocalGroup
-from sparring.contracts.collective import Collective, Work
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.results import Columns
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective, Work
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.exchange.messages import PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.results import Columns
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.headers import Header, HeaderInbox, Phase, digest_of, exchange_headers
 from sparring.exchange.ring import RingExchange

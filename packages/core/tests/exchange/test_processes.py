@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring_testing.rank_launchers import BACKENDS, ranks_over
-from sparring_testing.rank_processes import RankProcesses
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring_testing.processes.rank_launchers import BACKENDS, ranks_over
+from sparring_testing.processes.rank_processes import RankProcesses
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.link import MessageKind
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 SMALL = TableConfig("small", 4, initializer=Uniform(-1, 1), placement="replicated")
 HALF = TableConfig("half", 3, "bfloat16", initializer=Uniform(-1, 1), placement="replicated")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.results import Columns
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.ring import RingExchange
@@ -26,7 +26,7 @@ from sparring.exchange.session import (
 )
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_ranks
 
 TABLE = TableConfig("item", 3, "float64", state_width=1)
 WORLD_SIZES = pytest.mark.parametrize("world_size", [1, 2, 3, 4])

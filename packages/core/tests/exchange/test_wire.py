@@ -10,22 +10,22 @@ import pytest
 
 from sparring import _native
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import OPERATION_TAG, Collective
-from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.results import Columns
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import OPERATION_TAG, Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.exchange.headers import header_bytes
 from sparring.exchange.messages import Codec, PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 RANDOM = np.random.default_rng(5)
 

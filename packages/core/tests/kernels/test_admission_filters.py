@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.contracts.admission import Admission, Bloom, Frequency, Probability, admission_from
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.admission import (
+    Admission,
+    Bloom,
+    Frequency,
+    Probability,
+    admission_from,
+)
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.admission_filters import make_filter
 

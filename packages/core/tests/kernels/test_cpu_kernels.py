@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import ArraySource
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice, UpdateMethod
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import ArraySource
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod
+from sparring.contracts.tables.hyperparameters import HyperParameters
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
 from sparring.plugins.registry import make_plugin_manager

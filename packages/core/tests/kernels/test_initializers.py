@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring import _native
-from sparring.contracts.initializers import (
+from sparring.contracts.tables.initializers import (
     INITIALIZERS,
     Constant,
     Initializer,
@@ -27,7 +27,7 @@ from sparring.contracts.initializers import (
     Zeros,
     initializer_from,
 )
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from sparring import _native
-from sparring.contracts.kernels import Rounding
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernels import Rounding
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 

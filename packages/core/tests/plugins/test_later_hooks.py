@@ -15,7 +15,7 @@ from sparring.contracts.hookspecs import hookimpl, hookspec
 from sparring.errors import PluginError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import DISABLE_VARIABLE, PluginManager, make_plugin_manager
-from sparring_testing.plugin_site import Site
+from sparring_testing.processes.plugin_site import Site
 
 TRAINER = """
     from sparring.contracts import CommandDescriptor, hookimpl

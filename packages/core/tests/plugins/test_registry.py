@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from sparring.contracts.descriptors import API_VERSION, Descriptor, StorageDescriptor
+from sparring.contracts.device.kernels import ArraySource
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.kernels import ArraySource
 from sparring.contracts.options import NoOptions
-from sparring.contracts.rendezvous import Membership
+from sparring.contracts.ranks.rendezvous import Membership
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registered import KINDS
 from sparring.plugins.registry import DISABLE_VARIABLE, PluginManager, make_plugin_manager
-from sparring_testing.plugin_site import Site, storage_plugin
+from sparring_testing.processes.plugin_site import Site, storage_plugin
 
 
 @pytest.fixture

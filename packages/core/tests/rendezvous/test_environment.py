@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from sparring.contracts.rendezvous import Membership
-from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.plugins.option_checks import checked_options
 from sparring.plugins.registry import make_plugin_manager
@@ -18,7 +18,7 @@ from sparring.rendezvous.environment import (
     EnvironmentRendezvous,
     membership_from,
 )
-from sparring_testing.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}

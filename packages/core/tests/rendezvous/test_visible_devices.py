@@ -6,12 +6,12 @@ import pytest
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.descriptors import KernelsDescriptor
+from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.rendezvous import Membership
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice, storage_device
+from sparring.engine.tables.storage_choice import StorageChoice, storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import ArraySource, Dedup, Route
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import ArraySource, Dedup, Route
 from sparring.kernels.cpu import CpuKernels
 from sparring.runtime.streams import Streams
 

@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency, Probability
-from sparring.contracts.collective import Collective
-from sparring.contracts.expiry import Expiry
-from sparring.contracts.layout import TableSharding
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.layout import TableSharding
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency, Probability
+from sparring.contracts.tables.expiry import Expiry
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import StepContainer
 from sparring.engine.state import NonFinite
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import DIM, batch_of, joined, opened, stored, train
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import DIM, batch_of, joined, opened, stored, train
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 

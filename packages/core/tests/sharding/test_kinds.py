@@ -9,11 +9,11 @@ import pytest
 
 from sparring.contracts.descriptors import API_VERSION, ShardingKindDescriptor
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager

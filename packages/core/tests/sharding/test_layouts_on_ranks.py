@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.layout import TableSharding
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.layout import TableSharding
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 Rows = dict[int, bytes]
 

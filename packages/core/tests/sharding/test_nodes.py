@@ -7,14 +7,14 @@ from contextlib import suppress
 
 import pytest
 
-from sparring.contracts.layout import ShardingPlan, TableSharding
-from sparring.contracts.rendezvous import Membership
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, membership_from
 from sparring.sharding.layouts import Layouts
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("user", 4)
 

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.initializers import Uniform
-from sparring.contracts.layout import TableSharding
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.layout import TableSharding
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import StepContainer
-from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
+from sparring.engine.lookup.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.state import NonFinite
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.kernels.functions import partition, pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 Rows = dict[int, bytes]
 Batch = tuple[Any, Any, Any]

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
-from sparring.contracts.collective import Collective
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Frequency
 from sparring.engine.container import StepContainer
-from sparring.engine.pooled import BagLookup, bag_weight_gradients, look_up_bags
+from sparring.engine.lookup.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.state import NonFinite
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import pool, pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import DIM, KINDS, batch_of, joined, opened, stored
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, batch_of, joined, opened, stored
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 STEPS = 5

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.layout import TableSharding
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.layout import TableSharding
+from sparring.contracts.storage.updates import MethodChoice
 from sparring.engine.container import StepContainer
-from sparring.engine.pooled import BagLookup, look_up_bags
+from sparring.engine.lookup.pooled import BagLookup, look_up_bags
 from sparring.kernels.functions import pool_backward
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import DIM, KINDS, joined, opened, stored
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, joined, opened, stored
 
 STEPS, WORLD_SIZE, BAGS, PER_BAG = 50, 3, 6, 4
 CASES = [

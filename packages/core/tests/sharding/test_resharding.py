@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.collective import Collective
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.expiry import Expiry
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.expiry import Expiry
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.container_state import state_without_keys
 from sparring.engine.container import StepContainer
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
@@ -27,8 +27,8 @@ from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import compact
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
 
 MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
 NUM_STEPS = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.results import ScanChunk
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import ScanChunk
+from sparring.contracts.tables.table import TableConfig
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError, SnapshotError
 from sparring.kernels import functions as kernels
 from sparring.snapshot import chain as merging

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.container_state import state_without_keys
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
 from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.erase import ErasedSnapshots, erase_from_snapshots

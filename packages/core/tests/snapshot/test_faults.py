@@ -17,7 +17,7 @@ from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
-from sparring_testing.faulty_disk import faulty_disk
+from sparring_testing.faults.faulty_disk import faulty_disk
 
 from .snapshot_samples import ITEM, chunks_of, make_chunk, rows_by_key, save, small_files
 

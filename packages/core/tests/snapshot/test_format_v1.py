@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Bloom, Frequency
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Bloom, Frequency
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
 from sparring.snapshot.format.manifest import text_hash
 from sparring.snapshot.reader import open_snapshot
 from sparring.updates.resolve import hyper_from, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 FOLDER = Path(__file__).parent / "format_v1"
 

@@ -14,9 +14,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.collective import Collective
+from sparring.contracts.ranks.collective import Collective
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,
@@ -29,8 +29,8 @@ from sparring.snapshot.reader import open_place, open_snapshot
 from sparring.snapshot.retention import compact, latest_snapshot, list_snapshots, retain
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
-from sparring_testing.rank_threads import run_ranks
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .snapshot_samples import ITEM, make_chunk, rows_by_key, save, small_files
 

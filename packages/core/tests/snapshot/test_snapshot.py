@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from sparring.contracts.results import ScanChunk
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import ScanChunk
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import (
     ClosedError,
     DeadlineError,

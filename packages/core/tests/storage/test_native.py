@@ -17,7 +17,7 @@ import pytest
 
 import sparring
 from sparring import _native
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import (
     CapacityError,
     ClosedError,
@@ -31,7 +31,7 @@ from sparring.errors import (
 )
 from sparring.storage.native import NativeStorage, capsule_of
 from sparring.storage.open import open_storage
-from sparring_testing.plugin_site import Site
+from sparring_testing.processes.plugin_site import Site
 
 FROZEN = Path(__file__).parent / "abi" / "v1"
 PRESENT = Path(__file__).parents[2] / "include" / "sparring" / "storage_abi.h"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.plugins.registry import make_plugin_manager
 from sparring.storage.open import open_storage
-from sparring_testing.plugin_site import Site, storage_plugin
+from sparring_testing.processes.plugin_site import Site, storage_plugin
 
 TABLE = TableConfig("users", dim=4)
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.samples import contents
+from sparring_testing.references.samples import contents
 
 TABLE = TableConfig("t", 5).with_state(0, "sgd")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.tables.table import TableConfig
 from sparring.updates.builtin import BUILTIN_METHODS, keras_method
 from sparring.updates.resolve import hyper_from
 

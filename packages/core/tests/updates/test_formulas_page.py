@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.updates import UpdateRows
+from sparring.contracts.storage.updates import UpdateRows
 from sparring.updates.builtin import BUILTIN_METHODS, KERAS_HYPER
 from sparring.updates.resolve import hyper_from, resolve_method
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.contracts.hyperparameters import HyperParameters
+from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.updates.builtin import BUILTIN_METHODS
 
 PAGE = (Path(__file__).parents[4] / "docs/reference/updates.md").read_text()

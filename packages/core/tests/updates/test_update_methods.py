@@ -10,16 +10,16 @@ import numpy.typing as npt
 import pytest
 
 from sparring import _native
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
+from sparring.contracts.tables.hyperparameters import HyperParameters
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS, clip_gradients, keras_method
 from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
-from sparring_testing.update_references import REFERENCES, clipped
+from sparring_testing.references.update_references import REFERENCES, clipped
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "sgd": [{"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.02}],

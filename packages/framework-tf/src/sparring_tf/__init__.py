@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 from sparring_tf.registration import register_with_tensorflow
 
 if TYPE_CHECKING:
-    from sparring_tf.anchors import trained_table
-    from sparring_tf.dense_ranks import broadcast, gather_over_ranks
-    from sparring_tf.early_stopping import EarlyStopping
-    from sparring_tf.embedding import Embedding
-    from sparring_tf.embedding_bag import EmbeddingBag
-    from sparring_tf.embedding_collection import EmbeddingCollection
-    from sparring_tf.exchanged_lookup import own_errors
     from sparring_tf.keras_rs.distributed_embedding import DistributedEmbedding
-    from sparring_tf.loss_scaling import LossScaleOptimizer
-    from sparring_tf.model_files import save_model
-    from sparring_tf.models import DLRM, DeepFM, MatrixFactorization, TwoTower
-    from sparring_tf.optimizer import Optimizer
+    from sparring_tf.layers.embedding import Embedding
+    from sparring_tf.layers.embedding_bag import EmbeddingBag
+    from sparring_tf.layers.embedding_collection import EmbeddingCollection
+    from sparring_tf.layers.models import DLRM, DeepFM, MatrixFactorization, TwoTower
+    from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+    from sparring_tf.lookup.exchanged_lookup import own_errors
+    from sparring_tf.optim.dense_ranks import broadcast, gather_over_ranks
+    from sparring_tf.optim.loss_scaling import LossScaleOptimizer
+    from sparring_tf.optim.optimizer import Optimizer
     from sparring_tf.program.bundle import load_program
     from sparring_tf.program.export import export_program
     from sparring_tf.program.library import ProgramError
-    from sparring_tf.saved_state import gather_state, restore_state
-    from sparring_tf.table_configs import FeatureConfig, TableConfig
+    from sparring_tf.saving.anchors import trained_table
+    from sparring_tf.saving.early_stopping import EarlyStopping
+    from sparring_tf.saving.model_files import save_model
+    from sparring_tf.saving.saved_state import gather_state, restore_state
     from sparring_tf.transpiler.program import distribute, distribution_report, restore
 
 __version__ = "0.1.0"
@@ -65,32 +65,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DLRM": "models",
-    "DeepFM": "models",
+    "DLRM": "layers.models",
+    "DeepFM": "layers.models",
     "DistributedEmbedding": "keras_rs.distributed_embedding",
-    "EarlyStopping": "early_stopping",
-    "Embedding": "embedding",
-    "EmbeddingBag": "embedding_bag",
-    "EmbeddingCollection": "embedding_collection",
-    "FeatureConfig": "table_configs",
-    "LossScaleOptimizer": "loss_scaling",
-    "MatrixFactorization": "models",
-    "Optimizer": "optimizer",
+    "EarlyStopping": "saving.early_stopping",
+    "Embedding": "layers.embedding",
+    "EmbeddingBag": "layers.embedding_bag",
+    "EmbeddingCollection": "layers.embedding_collection",
+    "FeatureConfig": "layers.table_configs",
+    "LossScaleOptimizer": "optim.loss_scaling",
+    "MatrixFactorization": "layers.models",
+    "Optimizer": "optim.optimizer",
     "ProgramError": "program.library",
-    "TableConfig": "table_configs",
-    "TwoTower": "models",
-    "broadcast": "dense_ranks",
+    "TableConfig": "layers.table_configs",
+    "TwoTower": "layers.models",
+    "broadcast": "optim.dense_ranks",
     "distribute": "transpiler.program",
     "distribution_report": "transpiler.program",
     "export_program": "program.export",
-    "gather_over_ranks": "dense_ranks",
-    "gather_state": "saved_state",
+    "gather_over_ranks": "optim.dense_ranks",
+    "gather_state": "saving.saved_state",
     "load_program": "program.bundle",
-    "own_errors": "exchanged_lookup",
+    "own_errors": "lookup.exchanged_lookup",
     "restore": "transpiler.program",
-    "restore_state": "saved_state",
-    "save_model": "model_files",
-    "trained_table": "anchors",
+    "restore_state": "saving.saved_state",
+    "save_model": "saving.model_files",
+    "trained_table": "saving.anchors",
 }
 
 

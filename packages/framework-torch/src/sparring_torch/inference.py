@@ -28,9 +28,9 @@ from sparring.adapter import (
 )
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.table_module import agents_of, table_modules
-from sparring_torch.train_agent import TrainAgent
+from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.modules.table_module import agents_of, table_modules
 
 __all__ = ["inference_module", "quantize_embeddings"]
 

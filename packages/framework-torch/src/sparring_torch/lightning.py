@@ -12,7 +12,7 @@ from typing import Any
 
 from sparring import Retention, SaveOptions, list_snapshots, open_snapshot
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_torch.table_module import agents_of
+from sparring_torch.modules.table_module import agents_of
 
 __all__ = ["SnapshotCallback"]
 

@@ -33,7 +33,7 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
 
 @hookimpl
 def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
-    from sparring_torch.distributed_options import TorchCollectiveOptions
+    from sparring_torch.distributed.options import TorchCollectiveOptions
 
     return [
         CollectiveDescriptor(
@@ -49,7 +49,7 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
 
 @hookimpl
 def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
-    from sparring_torch.distributed_options import TorchRendezvousOptions
+    from sparring_torch.distributed.options import TorchRendezvousOptions
 
     return [
         RendezvousDescriptor(
@@ -70,12 +70,12 @@ def _why_unavailable() -> str | None:
 
 
 def _join(membership: Membership, options: Any, deadline_seconds: float) -> Collective:
-    from sparring_torch.collective import join_torch
+    from sparring_torch.distributed.collective import join_torch
 
     return join_torch(membership, options, deadline_seconds)
 
 
 def _meet(options: Any) -> Rendezvous:
-    from sparring_torch.rendezvous import TorchRendezvous
+    from sparring_torch.distributed.rendezvous import TorchRendezvous
 
     return TorchRendezvous(options)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_plan.planning.costs.sketch import Sketch, sketch_ids
     from sparring_plan.planning.plan import Plan, read_plan
-    from sparring_plan.planning.sketch import Sketch, sketch_ids
 
 __all__ = ["Plan", "Sketch", "read_plan", "sketch_ids"]
 
@@ -19,6 +19,7 @@ __all__ = ["Plan", "Sketch", "read_plan", "sketch_ids"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'sparring_plan' has no attribute {name!r}")
-    from sparring_plan.planning import plan, sketch
+    from sparring_plan.planning import plan
+    from sparring_plan.planning.costs import sketch
 
     return getattr(sketch if name in sketch.__all__ else plan, name)

@@ -11,12 +11,12 @@ from rich.table import Table
 from sparring.errors import ConfigError
 from sparring_cli import context_of, make_console
 from sparring_plan.kubernetes_command import kubernetes
-from sparring_plan.planning.costs import RESOURCES
+from sparring_plan.planning.costs.costs import RESOURCES
+from sparring_plan.planning.costs.sketch import column_ids, sketch_ids
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
 from sparring_plan.planning.planner import alternatives, check_plan, cost_of_pins, make_plan
-from sparring_plan.planning.sketch import column_ids, sketch_ids
 from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
@@ -175,7 +175,11 @@ def calibrate(
     ] = None,
 ) -> None:
     """Measure this machine for the planner: storages, messages, links, memory, the dense model."""
-    from sparring_plan.planning.calibrate import CalibrateOptions, measure, write_calibration
+    from sparring_plan.planning.calibration.calibrate import (
+        CalibrateOptions,
+        measure,
+        write_calibration,
+    )
 
     options = CalibrateOptions(path, url, model)
     measured = measure(options, context_of(context).plugin_manager)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         TlsFiles,
         read_serving_config,
     )
+    from sparring_serve.declaration import ParametersConfig, TableDeclaration
     from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
-    from sparring_serve.parameters.declaration import ParametersConfig, TableDeclaration
     from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.pushing import (
         Pushed,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, Place
-    from sparring_serve.shard_ranges import ShardReplicas
-    from sparring_serve.tables import ServingTables, VersionGoneError
+    from sparring_serve.tables.contract import ServingTables, VersionGoneError
+    from sparring_serve.tables.shard_ranges import ShardReplicas
 
 __all__ = [
     "TableDeclaration",
@@ -93,7 +93,7 @@ _HOMES = {
     "LookupServer": "server.lookup_server",
     "LookupService": "service",
     "ParameterClient": "parameters.client",
-    "ParametersConfig": "parameters.declaration",
+    "ParametersConfig": "declaration",
     "Place": "service",
     "PushFailedError": "parameters.pushing",
     "Pushed": "parameters.pushing",
@@ -105,15 +105,15 @@ _HOMES = {
     "ServiceSnapshot": "parameters.pushing",
     "ServingConfig": "config",
     "ServingMetrics": "metrics",
-    "ServingTables": "tables",
-    "ShardReplicas": "shard_ranges",
+    "ServingTables": "tables.contract",
+    "ShardReplicas": "tables.shard_ranges",
     "ShardRestartedError": "client.failures",
     "StaleRowsError": "client.failures",
-    "TableDeclaration": "parameters.declaration",
+    "TableDeclaration": "declaration",
     "TablePush": "parameters.pushing",
     "TlsFiles": "config",
     "Token": "parameters.push_window",
-    "VersionGoneError": "tables",
+    "VersionGoneError": "tables.contract",
     "open_parameter_server": "parameters.server",
     "open_server": "server.lookup_server",
     "read_serving_config": "config",

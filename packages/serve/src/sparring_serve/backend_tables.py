@@ -23,8 +23,8 @@ from sparring import (
 )
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_cli import DocumentModel
-from sparring_serve.parameters.declaration import StorageDeclaration
-from sparring_serve.tables import (
+from sparring_serve.declaration import StorageDeclaration
+from sparring_serve.tables.contract import (
     Found,
     Ids,
     Looked,

@@ -13,8 +13,8 @@ from sparring.contracts import ByteCount, LocalPath, passwords_in
 from sparring.errors import ConfigError
 from sparring_cli import DocumentModel, read_document
 from sparring_serve.backend_tables import BackendTableDeclaration
-from sparring_serve.parameters.declaration import ParametersConfig
-from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.declaration import ParametersConfig
+from sparring_serve.tables.shard_ranges import ShardReplicas
 
 __all__ = [
     "ClientConfig",

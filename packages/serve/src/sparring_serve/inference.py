@@ -14,7 +14,7 @@ import numpy as np
 
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import LookupService, checked_ids, decoded
-from sparring_serve.tables import Ids
+from sparring_serve.tables.contract import Ids
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RowDtype
 from sparring_serve.wire.open_inference import (

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from sparring.contracts import Admission, Expiry, Initializer
 from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
-from sparring_serve.parameters.declaration import (
+from sparring_serve.declaration import (
     ParametersConfig,
     StorageDeclaration,
     TableDeclaration,

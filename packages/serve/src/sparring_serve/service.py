@@ -17,8 +17,7 @@ from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.release import release
-from sparring_serve.shard_ranges import ShardReplicas
-from sparring_serve.tables import (
+from sparring_serve.tables.contract import (
     Found,
     Ids,
     Looked,
@@ -27,6 +26,7 @@ from sparring_serve.tables import (
     TableShape,
     VersionGoneError,
 )
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import (
     DescribeAnswer,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import StorageIOError
 from sparring.storage.memory import MemoryOptions, MemoryStorage

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.contracts.results import Columns
+from sparring.contracts.storage.results import Columns
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 

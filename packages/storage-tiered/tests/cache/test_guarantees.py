@@ -14,15 +14,15 @@ import pytest
 
 from sparring import partition
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.results import Keys
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.storage.results import Keys
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import StorageIOError
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tiered import ChangePublisher, FolderLog
 
 from .publishing import TABLE, ReadOnly, Trainer, open_reader, rows_of

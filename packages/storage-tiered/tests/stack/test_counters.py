@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.admission import Frequency
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.admission import Frequency
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.runtime.events import EventLoop
 from sparring.storage.memory import MemoryOptions, MemoryStorage

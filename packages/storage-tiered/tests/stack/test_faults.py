@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 )
 
 from sparring import _native
-from sparring.contracts.results import Keys
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.results import Keys
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.kernels import functions as kernels
 from sparring.runtime.events import BackgroundError, EventLoop

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import StorageIOError
 from sparring.runtime.events import EventLoop

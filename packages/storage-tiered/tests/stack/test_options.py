@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.storage.open import open_storage
 from sparring_tiered import TieredOptions, TierOptions

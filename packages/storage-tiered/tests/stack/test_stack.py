@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import (
     CapacityError,
     ClosedError,

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from sparring.collective.local import LocalGroup
-from sparring.contracts.collective import Collective
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring_testing.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tiered import TieredOptions, TieredStorage
 
 from ..faulty_storage import FaultyStorage

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.storage import Storage, write_note
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.storage import Storage, write_note
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError, ClosedError, DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError, EventLoop
 from sparring.storage.memory import MemoryOptions, MemoryStorage

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.contracts.results import Columns
+from sparring.contracts.storage.results import Columns
 from sparring_tiered.stack import write_buffer
 from sparring_tiered.stack.write_buffer import WriteBuffer
 

@@ -39,14 +39,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_testing.collective_tests import CollectiveTests
-    from sparring_testing.dataset_tests import DatasetRequest, DatasetTests
-    from sparring_testing.framework_tests import FrameworkTests
+    from sparring_testing.collectives.collective_tests import CollectiveTests
+    from sparring_testing.collectives.sharding_kind_tests import ShardingKindTests
+    from sparring_testing.frameworks.dataset_tests import DatasetRequest, DatasetTests
+    from sparring_testing.frameworks.framework_tests import FrameworkTests
+    from sparring_testing.frameworks.model_kind_tests import ModelKindTests
     from sparring_testing.guard import overrides_kit
-    from sparring_testing.model_kind_tests import ModelKindTests
-    from sparring_testing.rank_processes import RankProcesses
-    from sparring_testing.sharding_kind_tests import ShardingKindTests
-    from sparring_testing.storage_tests import StorageTests
+    from sparring_testing.processes.rank_processes import RankProcesses
+    from sparring_testing.storages.storage_tests import StorageTests
 
 __all__ = [
     "CollectiveTests",
@@ -67,16 +67,11 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from sparring_testing import (
-            collective_tests,
-            dataset_tests,
-            framework_tests,
-            guard,
-            model_kind_tests,
-            rank_processes,
-            sharding_kind_tests,
-            storage_tests,
-        )
+        from sparring_testing import guard
+        from sparring_testing.collectives import collective_tests, sharding_kind_tests
+        from sparring_testing.frameworks import dataset_tests, framework_tests, model_kind_tests
+        from sparring_testing.processes import rank_processes
+        from sparring_testing.storages import storage_tests
     except ModuleNotFoundError as error:
         if error.name not in ("pytest", "hypothesis"):
             raise

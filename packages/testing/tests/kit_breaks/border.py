@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.storage.native import export_storage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
 from sparring.errors import CapacityError
 from sparring.storage.memory import MemoryStorage
 

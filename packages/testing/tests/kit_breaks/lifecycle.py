@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.storage import write_note
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.storage import write_note
 from sparring.errors import ClosedError
 from sparring.storage.memory import MemoryStorage
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, Evicted, FindResult, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, Evicted, FindResult, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, KeepsArrays, caught_by, put

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, FindResult, Keys, Rows
+from sparring.contracts.storage.results import Columns, FindResult, Keys, Rows
 from sparring.errors import InvalidArgumentError
 from sparring.storage.memory import MemoryStorage
 

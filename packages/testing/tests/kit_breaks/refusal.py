@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.capabilities import Capabilities
-from sparring.contracts.results import Columns, Evicted, FindResult, Rows, ScanChunk, Scores
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.capabilities import Capabilities
+from sparring.contracts.storage.results import Columns, Evicted, FindResult, Rows, ScanChunk, Scores
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 

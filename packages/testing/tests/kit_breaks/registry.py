@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 
 Found = npt.NDArray[np.bool_]

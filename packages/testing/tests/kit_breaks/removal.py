@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparring.contracts.results import Evicted, Keys, Rows, Scores
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.storage import Storage
 from sparring.storage.memory import MemoryStorage
 
 from .registry import caught_by, put

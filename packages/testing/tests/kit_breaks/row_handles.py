@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.native import export_storage
-from sparring_testing.storage_abi import (
+from sparring_testing.native.storage_abi import (
     CAPSULE,
     ROW_HANDLES,
     CStorage,

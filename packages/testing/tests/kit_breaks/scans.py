@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparring.contracts.results import Columns, ScanChunk
+from sparring.contracts.storage.results import Columns, ScanChunk
 from sparring.storage.memory import MemoryStorage
 
 from .registry import caught_by

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, KeepsArrays, caught_by

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, caught_by, put

@@ -12,19 +12,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_train.config.kinds import DataSection, ModelSection, Ranking
-    from sparring_train.config.loader import load_config, parse_config
-    from sparring_train.config.printer import config_as_yaml
+    from sparring_train.columns import Column, ColumnBatch, Feature, Schema
+    from sparring_train.config.reading.loader import load_config, parse_config
+    from sparring_train.config.reading.printer import config_as_yaml
     from sparring_train.config.run import CollectiveConfig, RendezvousConfig, RunConfig
-    from sparring_train.data.columns import Column, ColumnBatch, Feature, Schema
+    from sparring_train.config.sections.kinds import DataSection, ModelSection, Ranking
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.data.table.strings import strings_of
     from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
     from sparring_train.loop.saved_model import evaluated
     from sparring_train.metrics_files.writer import MetricsWriter
     from sparring_train.registered_kinds import trainer_of
-    from sparring_train.result import TrainResult
-    from sparring_train.saved_run import opened_run
+    from sparring_train.run.result import TrainResult
+    from sparring_train.run.saved_run import opened_run
 
 __all__ = [
     "CollectiveConfig",
@@ -56,28 +56,28 @@ __all__ = [
 
 _HOMES = {
     "CollectiveConfig": "config.run",
-    "Column": "data.columns",
-    "ColumnBatch": "data.columns",
+    "Column": "columns",
+    "ColumnBatch": "columns",
     "DataDescriptor": "hookspecs",
-    "DataSection": "config.kinds",
+    "DataSection": "config.sections.kinds",
     "Dataset": "data.dataset",
-    "Feature": "data.columns",
+    "Feature": "columns",
     "LabelRange": "data.dataset",
     "MetricsWriter": "metrics_files.writer",
     "ModelDescriptor": "hookspecs",
     "ModelRequest": "hookspecs",
-    "ModelSection": "config.kinds",
+    "ModelSection": "config.sections.kinds",
     "OpenRequest": "data.dataset",
-    "Ranking": "config.kinds",
+    "Ranking": "config.sections.kinds",
     "RendezvousConfig": "config.run",
     "RunConfig": "config.run",
-    "Schema": "data.columns",
-    "TrainResult": "result",
-    "config_as_yaml": "config.printer",
+    "Schema": "columns",
+    "TrainResult": "run.result",
+    "config_as_yaml": "config.reading.printer",
     "evaluated": "loop.saved_model",
-    "load_config": "config.loader",
-    "opened_run": "saved_run",
-    "parse_config": "config.loader",
+    "load_config": "config.reading.loader",
+    "opened_run": "run.saved_run",
+    "parse_config": "config.reading.loader",
     "strings_of": "data.table.strings",
     "trainer_of": "registered_kinds",
 }

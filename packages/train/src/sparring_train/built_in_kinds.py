@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparring.contracts import API_VERSION
-from sparring_train.config.data import SyntheticCriteoData
-from sparring_train.config.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
-from sparring_train.config.ranking_models import SequenceModel, TwoTowersModel
-from sparring_train.config.table import TableData
+from sparring_train.config.sections.data import SyntheticCriteoData
+from sparring_train.config.sections.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
+from sparring_train.config.sections.ranking_models import SequenceModel, TwoTowersModel
+from sparring_train.config.sections.table import TableData
 from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
 from sparring_train.lazy_import import lazy_import
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError
-from sparring_train.config.own_model import OwnModel
+from sparring_train.config.sections.own_model import OwnModel
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.named_classes import create, find_class
 from sparring_train.registered_kinds import model_kinds

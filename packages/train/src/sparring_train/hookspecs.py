@@ -19,11 +19,11 @@ from sparring.contracts import Descriptor, hookspec
 if TYPE_CHECKING:
     from sparring import PluginManager, StepContainer, StorageChoice
     from sparring.contracts import TableConfig
-    from sparring_train.config.kinds import DataSection, ModelSection
+    from sparring_train.columns import ColumnBatch, Schema
     from sparring_train.config.run import RunConfig
-    from sparring_train.data.columns import ColumnBatch, Schema
+    from sparring_train.config.sections.kinds import DataSection, ModelSection
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
-    from sparring_train.result import Progress, TrainResult
+    from sparring_train.run.result import Progress, TrainResult
 
 __all__ = [
     "DataDescriptor",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.errors import UnsupportedError
 from sparring_serve import Quality
-from sparring_train.config.kinds import METRICS
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import StorageConfig
+from sparring_train.config.sections.kinds import METRICS
 from sparring_train.hookspecs import SavedModel
 from sparring_train.loop.saved_model import evaluated
 from sparring_train.registered_kinds import trainer_of

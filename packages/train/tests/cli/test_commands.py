@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from sparring_cli.application import main
-from sparring_testing.plugin_site import Site
-from sparring_train.config.loader import parse_config
+from sparring_testing.processes.plugin_site import Site
+from sparring_train.config.reading.loader import parse_config
 
 RATINGS = """\
 framework: acme
@@ -32,7 +32,7 @@ FRAMEWORK = """
     from sparring import errors
     from sparring.contracts import FrameworkDescriptor, hookimpl
     from sparring_train.hookspecs import TrainerDescriptor
-    from sparring_train.result import TrainResult
+    from sparring_train.run.result import TrainResult
 
     def train(config, plugin_manager, progress):
         plugin_manager.storage(config.storage.backend)

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from sparring_cli.application import main
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from sparring_cli.application import main
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.table import look as looking
 from sparring_train.data.table import sample as sampling
 from sparring_train.data.table import sample_csv

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from sparring_train.cli.progress import BarProgress, LineProgress, make_progress
-from sparring_train.result import Progress
+from sparring_train.run.result import Progress
 
 
 class Clock:

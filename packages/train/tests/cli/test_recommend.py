@@ -15,7 +15,7 @@ pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring import hash_strings, latest_snapshot, make_plugin_manager
 from sparring_cli.application import main
-from sparring_train.saved_run import opened_run
+from sparring_train.run.saved_run import opened_run
 
 BASE = """
 seed: 1

@@ -17,8 +17,8 @@ pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring import Snapshot, hash_strings, latest_snapshot, make_plugin_manager
 from sparring_cli.application import main
-from sparring_train import item_index
-from sparring_train.saved_run import opened_run, run_of
+from sparring_train.recommend import item_index
+from sparring_train.run.saved_run import opened_run, run_of
 
 CLICKS = """
 seed: 1

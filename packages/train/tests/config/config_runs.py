@@ -16,7 +16,6 @@ import torch
 from pydantic import BaseModel
 
 from sparring.collective.local import LocalCollective, LocalGroup
-from sparring.contracts.collective import Collective, Work
 from sparring.contracts.descriptors import (
     CollectiveDescriptor,
     FrameworkDescriptor,
@@ -24,7 +23,8 @@ from sparring.contracts.descriptors import (
 )
 from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.options import Options
-from sparring.contracts.rendezvous import Membership
+from sparring.contracts.ranks.collective import Collective, Work
+from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.settings import fields_of
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
@@ -33,13 +33,13 @@ from sparring.snapshot.chain import merged_chunks
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.retention import latest_snapshot
 from sparring_cli import shape_of
-from sparring_testing.thread_rendezvous import ThreadRendezvous
-from sparring_train.config.loader import parse_config
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.hookspecs import TrainerDescriptor
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..data.visits import VisitsPlugin
 

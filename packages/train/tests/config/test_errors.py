@@ -16,7 +16,7 @@ from sparring.contracts import INITIALIZERS
 from sparring.errors import ConfigError
 from sparring.plugins.distributions import PluginSource
 from sparring_cli import CONFIG_LIMITS, Problem
-from sparring_train.config.loader import load_config, parse_config
+from sparring_train.config.reading.loader import load_config, parse_config
 
 RATINGS = """\
 data:

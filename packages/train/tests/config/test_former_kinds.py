@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sparring.errors import ConfigError
-from sparring_train.config.former_kinds import current_sections
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.former_kinds import current_sections
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run_type import run_type
-from sparring_train.same_run import described_run
+from sparring_train.run.same_run import described_run
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 FORMER: dict[str, tuple[str, dict[str, Any]]] = {

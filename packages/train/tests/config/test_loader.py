@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparring.contracts.admission import Bloom, Frequency
-from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.initializers import Normal, Uniform, Zeros
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
+from sparring.contracts.tables.admission import Bloom, Frequency
+from sparring.contracts.tables.initializers import Normal, Uniform, Zeros
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import ConfigError
 from sparring_cli import resolve_path
-from sparring_train.config.loader import load_config, parse_config
-from sparring_train.config.printer import config_as_yaml
+from sparring_train.config.reading.loader import load_config, parse_config
+from sparring_train.config.reading.printer import config_as_yaml
 from sparring_train.config.run_type import run_type
-from sparring_train.config.tables import TablesConfig
+from sparring_train.config.sections.tables import TablesConfig
 
 RATINGS = """\
 data:

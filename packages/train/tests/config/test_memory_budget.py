@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sparring.errors import ConfigError
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 
 CONFIG = """
 data: {kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}

@@ -9,8 +9,8 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring_cli.application import main
-from sparring_train.config.loader import load_config, parse_config
-from sparring_train.config.printer import config_as_yaml
+from sparring_train.config.reading.loader import load_config, parse_config
+from sparring_train.config.reading.printer import config_as_yaml
 
 TEXT = """
 data: {kind: table, path: day_0.tsv, label: clicked, categorical: [user]}

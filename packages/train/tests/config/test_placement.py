@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparring.contracts import TableConfig
-from sparring_train.config.tables import TablesConfig
+from sparring_train.config.sections.tables import TablesConfig
 
 
 def test_a_configuration_places_all_tables_and_single_ones() -> None:

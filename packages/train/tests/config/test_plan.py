@@ -8,7 +8,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.errors import ConfigError
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_plan", reason="needs sparring-plan")

@@ -9,7 +9,7 @@ import pytest
 
 from sparring.contracts import fields_of
 from sparring_cli import shape_of
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.reference import reference_page
 from sparring_train.config.run_type import run_type
 

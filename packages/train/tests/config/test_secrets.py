@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring.runtime.secrets import secrets_in
 from sparring.storage.open import open_storage
 from sparring_cli.application import main
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import StorageConfig
 from sparring_train.config.run_type import run_type
 

@@ -6,7 +6,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.errors import ConfigError
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 
 CONFIG = """\
 data: {{kind: table, path: ratings.csv, label: rating, categorical: [user, item], required: [user, item]}}

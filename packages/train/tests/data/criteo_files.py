@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, parquet
 
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.data.batches import concatenate
 from sparring_train.data.click_log import ClickLog
 from sparring_train.data.criteo_format import COLUMNS

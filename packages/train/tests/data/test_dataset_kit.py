@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sparring_testing import DatasetRequest, DatasetTests
-from sparring_train.config.data import SyntheticCriteoData
-from sparring_train.config.table import TableData
+from sparring_train.columns import ColumnBatch
+from sparring_train.config.sections.data import SyntheticCriteoData
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.clicks import SyntheticClickDataset
-from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import PlantedModel
 from sparring_train.data.table.dataset import open_table

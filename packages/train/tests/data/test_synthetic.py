@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from sparring.errors import InvalidArgumentError
-from sparring_train.config.data import SyntheticCriteoData
-from sparring_train.config.table import TableData
+from sparring_train.columns import ColumnBatch
+from sparring_train.config.sections.data import SyntheticCriteoData
+from sparring_train.config.sections.table import TableData
 from sparring_train.data import clicks
 from sparring_train.data.batches import ClickBatch
 from sparring_train.data.click_log import ClickLog
-from sparring_train.data.columns import ColumnBatch
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import CHUNK_ROWS, PlantedModel
 from sparring_train.data.table.dataset import open_table
-from sparring_train.quality import auc
+from sparring_train.quality.predictions import auc
 
 from .criteo_files import click_section, synthetic_log, write_synthetic
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sparring.contracts import hookimpl
-from sparring_train.config.kinds import DataSection
-from sparring_train.data.columns import Column, ColumnBatch, Feature, Schema
+from sparring_train.columns import Column, ColumnBatch, Feature, Schema
+from sparring_train.config.sections.kinds import DataSection
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.hookspecs import DataDescriptor
 

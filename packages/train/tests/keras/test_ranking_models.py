@@ -32,7 +32,7 @@ from sparring_train.keras import tasks as keras_tasks
 from sparring_train.keras import trainer as keras_trainer
 from sparring_train.pytorch import column_task as torch_tasks
 from sparring_train.pytorch import trainer as torch_trainer
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 from ..data.visits import VisitsPlugin
 

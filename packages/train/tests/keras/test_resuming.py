@@ -21,7 +21,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 CLICKS: dict[str, Any] = {
     "seed": 1,

@@ -22,9 +22,9 @@ from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradient
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.keras.tasks import ColumnTask
-from sparring_train.ranks import Ranks
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.ranks import Ranks
+from sparring_train.run.result import SilentProgress, TrainResult
 
 
 def config(**sections: Any) -> dict[str, Any]:

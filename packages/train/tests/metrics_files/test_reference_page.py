@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sparring.contracts.tiers import TierCounters
+from sparring.contracts.storage.tiers import TierCounters
 from sparring.engine.checkpoint.save_manager import SaveCounters
-from sparring.engine.prefetch_thread import PrefetchCounters
+from sparring.engine.lookup.prefetch_thread import PrefetchCounters
 from sparring.engine.state import StepCounters
 from sparring.exchange.link import ExchangeCounters, WireBytes
-from sparring_train import quality as metrics
-from sparring_train.result import TrainResult
+from sparring_train.quality import predictions as metrics
+from sparring_train.run.result import TrainResult
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs/reference/metrics.md"

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -36,10 +36,10 @@ from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.rank_launchers import importing
-from sparring_testing.rank_threads import run_ranks
+from sparring_testing.processes.rank_launchers import importing
+from sparring_testing.processes.rank_threads import run_ranks
 from sparring_tiered import TieredStorage
-from sparring_train.config.metrics import MetricsConfig
+from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.metrics_files.json_lines import JsonLines
 from sparring_train.metrics_files.writer import MetricsWriter

@@ -17,7 +17,7 @@ from sparring.adapter import make_plugin_manager
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 CPU: dict[str, Any] = {"backend": "hkv"}
 

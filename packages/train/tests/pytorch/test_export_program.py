@@ -14,8 +14,8 @@ import torch
 from sparring import StepContainer, make_plugin_manager
 from sparring_cli.application import main
 from sparring_torch import load_program
-from sparring_train.config.loader import parse_config
-from sparring_train.data.columns import Column, ColumnBatch
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.pytorch.column_task import ColumnTask
 
 sparring_packed: Any = pytest.importorskip(

@@ -13,7 +13,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring_testing import ModelKindTests
-from sparring_testing.model_kind_tests import Trainings
+from sparring_testing.frameworks.model_kind_tests import Trainings
 
 OPTIMIZER = {"sparse": {"name": "sgd", "lr": 1.0}, "dense": {"name": "sgd", "lr": 0.1}}
 

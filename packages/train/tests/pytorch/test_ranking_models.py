@@ -15,12 +15,12 @@ pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
 
 from sparring.collective.local import LocalGroup
-from sparring_train.config.kinds import Ranking
-from sparring_train.data.columns import Column, ColumnBatch
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.config.sections.kinds import Ranking
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.loop.ranking_evaluation import RankingEvaluation
 from sparring_train.loop.step_items import ItemCounts, StepItems
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 from ..config.config_runs import VISITS, Runs
 from ..data.visits import VisitsData, VisitsDataset

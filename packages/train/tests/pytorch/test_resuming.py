@@ -32,7 +32,7 @@ from sparring_train.loop.column_source import ColumnSource
 from sparring_train.pytorch import trainer as torch_training
 from sparring_train.pytorch.trainer import train
 from sparring_train.report.run_data import SnapshotOfRun, read_report
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 CLICKS: dict[str, Any] = {
     "seed": 1,

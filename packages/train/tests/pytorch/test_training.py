@@ -33,15 +33,15 @@ from sparring.errors import (
 from sparring.runtime import pool as execution
 from sparring.snapshot.retention import latest_snapshot
 from sparring_cli.application import main
-from sparring_train.config.data import SyntheticCriteoData
 from sparring_train.config.run_type import run_type
+from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.data.planted_model import PlantedModel
 from sparring_train.pytorch import trainer
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.trainer import native_optimizer, train
-from sparring_train.ranks import Ranks
 from sparring_train.report.run_data import read_report
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.ranks import Ranks
+from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..data.criteo_files import click_section, write_synthetic
 

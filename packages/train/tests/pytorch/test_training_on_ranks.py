@@ -21,10 +21,10 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 from sparring import make_plugin_manager
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import trainer_of
 from sparring_train.report.run_data import read_report
-from sparring_train.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..config.config_runs import RATINGS as SMALL_RATINGS
 from ..config.config_runs import Runs

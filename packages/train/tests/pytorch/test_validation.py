@@ -21,9 +21,9 @@ from sparring.errors import DataError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
-from sparring_train.ranks import Ranks
-from sparring_train.result import SilentProgress, TrainResult
-from sparring_train.saved_run import opened_run
+from sparring_train.run.ranks import Ranks
+from sparring_train.run.result import SilentProgress, TrainResult
+from sparring_train.run.saved_run import opened_run
 
 CLICKS: dict[str, Any] = {
     "seed": 1,

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring_testing.rank_threads import run_ranks
-from sparring_train.data.columns import Column, ColumnBatch
-from sparring_train.quality import NumberQuality
-from sparring_train.ranks import Ranks
+from sparring.contracts.ranks.collective import Collective
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.quality.predictions import NumberQuality
 from sparring_train.report.baselines import Baselines
 from sparring_train.report.page import write_report
 from sparring_train.report.run_data import Baseline, Points, RunData, read_report
+from sparring_train.run.ranks import Ranks
 
 RANDOM = np.random.default_rng(4)
 

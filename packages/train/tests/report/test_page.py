@@ -18,7 +18,7 @@ from sparring.errors import DataError, InvalidArgumentError, PluginError
 from sparring_train.report.page import write_report
 from sparring_train.report.recorder import RecordingProgress, RunRecorder
 from sparring_train.report.run_data import Host, RunData, Slice, SnapshotOfRun, read_report
-from sparring_train.result import SilentProgress
+from sparring_train.run.result import SilentProgress
 
 pytest.importorskip("matplotlib", reason="a report needs matplotlib: sparring[report]")
 

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring.contracts.collective import Collective
-from sparring_testing.rank_threads import run_ranks
-from sparring_train.data.columns import Column, ColumnBatch
-from sparring_train.quality import BinaryQuality, NumberQuality, auc, log_loss, rmse
-from sparring_train.ranks import Ranks
+from sparring.contracts.ranks.collective import Collective
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.quality.predictions import BinaryQuality, NumberQuality, auc, log_loss, rmse
 from sparring_train.report.run_data import Slice
 from sparring_train.report.slices import SliceQuality
+from sparring_train.run.ranks import Ranks
 
 NAMES = ["new ids", "known ids", "rare ids", "ids in between", "frequent ids"]
 

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from sparring import Closable
-from sparring_redis.connection import Access
+from sparring_redis.connections.connection import Access
+from sparring_redis.connections.topology import NUM_SLOTS
 from sparring_redis.testing.server import RedisServer
-from sparring_redis.topology import NUM_SLOTS
 
 __all__ = ["RedisCluster"]
 

@@ -17,9 +17,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from sparring import Closable
-from sparring_redis.connection import Access, Link
-from sparring_redis.deadline import Deadline
-from sparring_redis.place import Address
+from sparring_redis.connections.connection import Access, Link
+from sparring_redis.connections.deadline import Deadline
+from sparring_redis.connections.place import Address
 
 __all__ = ["RedisServer", "free_port", "redis_server_missing"]
 

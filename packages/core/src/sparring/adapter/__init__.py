@@ -48,30 +48,29 @@ if TYPE_CHECKING:
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
     from sparring.contracts.checkpoint import SaveOptions, State
-    from sparring.contracts.exchange_options import ExchangeOptions
+    from sparring.contracts.ranks.exchange_options import ExchangeOptions
     from sparring.engine.apply.gather import TableUpdate
     from sparring.engine.apply.gradients import sum_gradients
-    from sparring.engine.automatic_plan import PlanLike, made_plan, plan_of_job, workload_of
     from sparring.engine.container import StepContainer
     from sparring.engine.device_gradients import BagGradients, DeviceGradients
-    from sparring.engine.job_bootstrap import AUTO, join_job
-    from sparring.engine.lookup import Lookup, look_up, pulls_on_device, reporting
+    from sparring.engine.job.automatic_plan import PlanLike, made_plan, plan_of_job, workload_of
+    from sparring.engine.job.bootstrap import AUTO, join_job
+    from sparring.engine.lookup.lookup import Lookup, look_up, pulls_on_device, reporting
+    from sparring.engine.lookup.pooled import (
+        BagLookup,
+        PooledLookup,
+        bag_weight_gradients,
+        look_up_bags,
+    )
+    from sparring.engine.lookup.prefetch import Prefetch
     from sparring.engine.optimizer_state import (
         TableState,
         give_method_states,
         give_states,
         method_state,
     )
-    from sparring.engine.pooled import (
-        BagLookup,
-        PooledLookup,
-        bag_weight_gradients,
-        look_up_bags,
-    )
-    from sparring.engine.prefetch import Prefetch
     from sparring.engine.resource_manager import ResourceManager
-    from sparring.engine.storage_choice import StorageChoice, storage_device
-    from sparring.engine.table_group import (
+    from sparring.engine.tables.group import (
         StorageLike,
         TableDeclaration,
         TableGroup,
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
         non_finite_policy,
         shared_settings,
     )
+    from sparring.engine.tables.storage_choice import StorageChoice, storage_device
     from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter, growing_filter_bytes
     from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
@@ -113,21 +113,21 @@ __getattr__ = names_from(
         "sparring.engine.apply.gather": "TableUpdate",
         "sparring.engine.apply.gradients": "sum_gradients",
         "sparring.contracts.checkpoint": "SaveOptions State",
-        "sparring.engine.automatic_plan": "PlanLike made_plan plan_of_job workload_of",
+        "sparring.engine.job.automatic_plan": "PlanLike made_plan plan_of_job workload_of",
         "sparring.engine.container": "StepContainer",
         "sparring.engine.device_gradients": "BagGradients DeviceGradients",
-        "sparring.engine.job_bootstrap": "AUTO join_job",
-        "sparring.engine.lookup": "Lookup look_up pulls_on_device reporting",
+        "sparring.engine.job.bootstrap": "AUTO join_job",
+        "sparring.engine.lookup.lookup": "Lookup look_up pulls_on_device reporting",
         "sparring.engine.optimizer_state": "TableState give_method_states give_states method_state",
-        "sparring.engine.pooled": "BagLookup PooledLookup bag_weight_gradients look_up_bags",
-        "sparring.engine.prefetch": "Prefetch",
+        "sparring.engine.lookup.pooled": "BagLookup PooledLookup bag_weight_gradients look_up_bags",
+        "sparring.engine.lookup.prefetch": "Prefetch",
         "sparring.engine.resource_manager": "ResourceManager",
-        "sparring.engine.storage_choice": "StorageChoice storage_device",
-        "sparring.engine.table_group": (
+        "sparring.engine.tables.storage_choice": "StorageChoice storage_device",
+        "sparring.engine.tables.group": (
             "StorageLike TableDeclaration TableGroup declared given_storages joined_container "
             "non_finite_policy shared_settings"
         ),
-        "sparring.contracts.exchange_options": "ExchangeOptions",
+        "sparring.contracts.ranks.exchange_options": "ExchangeOptions",
         "sparring.kernels.bloom": "BloomFilter GrowingBloomFilter growing_filter_bytes",
         "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["check_factors"]

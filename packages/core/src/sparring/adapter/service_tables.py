@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage_optional import SupportsReplaceAll
-from sparring.engine.automatic_plan import PlanLike
+from sparring.contracts.storage.optional import SupportsReplaceAll
 from sparring.engine.container import StepContainer
-from sparring.engine.storage_choice import StorageChoice
-from sparring.engine.table_group import StorageLike
+from sparring.engine.job.automatic_plan import PlanLike
+from sparring.engine.tables.group import StorageLike
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.rendezvous.environment import EnvironmentOptions, membership_from
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.updates import UpdateMethod, UpdateRows
+from sparring.contracts.storage.updates import UpdateMethod, UpdateRows
+from sparring.contracts.tables.hyperparameters import HyperParameters
 
 __all__ = ["is_rounding", "rounds_alike"]
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sparring import errors
-from sparring.contracts.collective import Collective
+from sparring.contracts.ranks.collective import Collective
 from sparring.errors import (
     InternalError,
     InvalidArgumentError,

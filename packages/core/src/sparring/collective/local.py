@@ -7,8 +7,8 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from sparring.contracts.collective import Array, Collective, Work, WorkContext
-from sparring.contracts.notices import Failure, Inquiry, Notice, NoticeKind
+from sparring.contracts.ranks.collective import Array, Collective, Work, WorkContext
+from sparring.contracts.ranks.notices import Failure, Inquiry, Notice, NoticeKind
 from sparring.errors import InvalidArgumentError, PeerFailure, SparringError
 
 __all__ = ["LocalCollective", "LocalGroup"]

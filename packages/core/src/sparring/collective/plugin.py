@@ -10,8 +10,8 @@ from sparring.contracts.hookspecs import hookimpl
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from sparring.contracts.collective import Collective
-    from sparring.contracts.rendezvous import Membership
+    from sparring.contracts.ranks.collective import Collective
+    from sparring.contracts.ranks.rendezvous import Membership
 
 
 @hookimpl

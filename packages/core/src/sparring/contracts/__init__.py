@@ -10,30 +10,7 @@ from typing import TYPE_CHECKING
 from sparring._lazy import names_from
 
 if TYPE_CHECKING:
-    from sparring.contracts.admission import (
-        ADMISSIONS,
-        Admission,
-        AdmissionLike,
-        Bloom,
-        Frequency,
-        Probability,
-        admission_from,
-    )
-    from sparring.contracts.capabilities import Capabilities
-    from sparring.contracts.change_log import ChangeLog
     from sparring.contracts.checkpoint import SaveSeconds
-    from sparring.contracts.collective import (
-        NUM_TAGS,
-        Array,
-        Backoff,
-        BufferView,
-        Collective,
-        PolledWork,
-        Reduction,
-        Work,
-        WorkContext,
-        new_header,
-    )
     from sparring.contracts.descriptors import (
         API_VERSION,
         CollectiveDescriptor,
@@ -50,21 +27,7 @@ if TYPE_CHECKING:
         StorageDescriptor,
         UpdateMethodDescriptor,
     )
-    from sparring.contracts.expiry import Expiry, ExpiryLike, expiry_from
-    from sparring.contracts.hookspecs import hookimpl, hookspec
-    from sparring.contracts.hyperparameters import HyperParameters
-    from sparring.contracts.initializers import (
-        INITIALIZERS,
-        Constant,
-        Initializer,
-        Normal,
-        TruncatedNormal,
-        Uniform,
-        Xavier,
-        Zeros,
-        initializer_from,
-    )
-    from sparring.contracts.kernel_set import (
+    from sparring.contracts.device.kernel_set import (
         KernelSet,
         NumEvicted,
         StorageChange,
@@ -75,7 +38,7 @@ if TYPE_CHECKING:
         TableBags,
         TableSums,
     )
-    from sparring.contracts.kernels import (
+    from sparring.contracts.device.kernels import (
         ArraySource,
         Dedup,
         DeviceArray,
@@ -84,16 +47,7 @@ if TYPE_CHECKING:
         Rounding,
         Route,
     )
-    from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
-    from sparring.contracts.notices import (
-        NO_RANK,
-        NOTICE_TAG,
-        Failure,
-        Inquiry,
-        Notice,
-        NoticeKind,
-        empty_notice,
-    )
+    from sparring.contracts.hookspecs import hookimpl, hookspec
     from sparring.contracts.options import (
         ByteCount,
         LocalPath,
@@ -103,22 +57,34 @@ if TYPE_CHECKING:
         is_path,
     )
     from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
-    from sparring.contracts.rendezvous import Membership, Rendezvous
-    from sparring.contracts.results import (
-        Columns,
-        Evicted,
-        FindResult,
-        Keys,
-        Rows,
-        ScanChunk,
-        Scores,
-        check_columns,
-        check_keys,
+    from sparring.contracts.ranks.collective import (
+        NUM_TAGS,
+        Array,
+        Backoff,
+        BufferView,
+        Collective,
+        PolledWork,
+        Reduction,
+        Work,
+        WorkContext,
+        new_header,
     )
+    from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan, TableSharding
+    from sparring.contracts.ranks.notices import (
+        NO_RANK,
+        NOTICE_TAG,
+        Failure,
+        Inquiry,
+        Notice,
+        NoticeKind,
+        empty_notice,
+    )
+    from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
+    from sparring.contracts.ranks.shard_map import NUM_PARTITIONS, Shard, ShardMap
     from sparring.contracts.settings import choice_of, fields_of, kind_of
-    from sparring.contracts.shard_map import NUM_PARTITIONS, Shard, ShardMap
-    from sparring.contracts.storage import Storage, closed_error, read_note, write_note
-    from sparring.contracts.storage_optional import (
+    from sparring.contracts.storage.capabilities import Capabilities
+    from sparring.contracts.storage.change_log import ChangeLog
+    from sparring.contracts.storage.optional import (
         Background,
         SupportsBackground,
         SupportsCapsule,
@@ -130,9 +96,43 @@ if TYPE_CHECKING:
         SupportsReplaceAll,
         SupportsRestore,
     )
-    from sparring.contracts.table import CONVERT_HELP, DTYPES, TableConfig
-    from sparring.contracts.tiers import SupportsTiers, TierCounters
-    from sparring.contracts.updates import MethodChoice, UpdateMethod, UpdateRows
+    from sparring.contracts.storage.results import (
+        Columns,
+        Evicted,
+        FindResult,
+        Keys,
+        Rows,
+        ScanChunk,
+        Scores,
+        check_columns,
+        check_keys,
+    )
+    from sparring.contracts.storage.storage import Storage, closed_error, read_note, write_note
+    from sparring.contracts.storage.tiers import SupportsTiers, TierCounters
+    from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
+    from sparring.contracts.tables.admission import (
+        ADMISSIONS,
+        Admission,
+        AdmissionLike,
+        Bloom,
+        Frequency,
+        Probability,
+        admission_from,
+    )
+    from sparring.contracts.tables.expiry import Expiry, ExpiryLike, expiry_from
+    from sparring.contracts.tables.hyperparameters import HyperParameters
+    from sparring.contracts.tables.initializers import (
+        INITIALIZERS,
+        Constant,
+        Initializer,
+        Normal,
+        TruncatedNormal,
+        Uniform,
+        Xavier,
+        Zeros,
+        initializer_from,
+    )
+    from sparring.contracts.tables.table import CONVERT_HELP, DTYPES, TableConfig
     from sparring.runtime.lifecycle import Closable, ProcessGuard, call_each
     from sparring.runtime.secrets import (
         SECRET_GIVEN,
@@ -145,13 +145,13 @@ if TYPE_CHECKING:
 __getattr__ = names_from(
     globals(),
     {
-        "sparring.contracts.admission": (
+        "sparring.contracts.tables.admission": (
             "ADMISSIONS Admission AdmissionLike Bloom Frequency Probability admission_from"
         ),
-        "sparring.contracts.capabilities": "Capabilities",
-        "sparring.contracts.change_log": "ChangeLog",
+        "sparring.contracts.storage.capabilities": "Capabilities",
+        "sparring.contracts.storage.change_log": "ChangeLog",
         "sparring.contracts.checkpoint": "SaveSeconds",
-        "sparring.contracts.collective": (
+        "sparring.contracts.ranks.collective": (
             "Array Backoff BufferView Collective NUM_TAGS PolledWork Reduction Work WorkContext "
             "new_header"
         ),
@@ -160,28 +160,28 @@ __getattr__ = names_from(
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem PlannerDescriptor "
             "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
-        "sparring.contracts.expiry": "Expiry ExpiryLike expiry_from",
+        "sparring.contracts.tables.expiry": "Expiry ExpiryLike expiry_from",
         "sparring.contracts.hookspecs": "hookimpl hookspec",
-        "sparring.contracts.hyperparameters": "HyperParameters",
-        "sparring.contracts.initializers": (
+        "sparring.contracts.tables.hyperparameters": "HyperParameters",
+        "sparring.contracts.tables.initializers": (
             "Constant INITIALIZERS Initializer Normal TruncatedNormal Uniform Xavier Zeros "
             "initializer_from"
         ),
-        "sparring.contracts.kernel_set": (
+        "sparring.contracts.device.kernel_set": (
             "KernelSet NumEvicted StorageChange StorageKernels StorageLookup StorageUpdate StoredRows "
             "TableBags TableSums"
         ),
-        "sparring.contracts.kernels": (
+        "sparring.contracts.device.kernels": (
             "ArraySource Dedup DeviceArray Indices Pooling Rounding Route"
         ),
-        "sparring.contracts.layout": "Layout LayoutRequest ShardingPlan TableSharding",
-        "sparring.contracts.notices": (
+        "sparring.contracts.ranks.layout": "Layout LayoutRequest ShardingPlan TableSharding",
+        "sparring.contracts.ranks.notices": (
             "Failure Inquiry NOTICE_TAG NO_RANK Notice NoticeKind empty_notice"
         ),
         "sparring.contracts.options": "ByteCount LocalPath NoOptions Options WholeNumber is_path",
         "sparring.contracts.planner": "FeatureWorkload MadePlan PlanRequest TableWorkload",
-        "sparring.contracts.rendezvous": "Membership Rendezvous",
-        "sparring.contracts.results": (
+        "sparring.contracts.ranks.rendezvous": "Membership Rendezvous",
+        "sparring.contracts.storage.results": (
             "Columns Evicted FindResult Keys Rows ScanChunk Scores check_columns check_keys"
         ),
         "sparring.runtime.lifecycle": "Closable ProcessGuard call_each",
@@ -189,15 +189,15 @@ __getattr__ = names_from(
             "SECRET_GIVEN SecretFound may_show_secret passwords_in secrets_in"
         ),
         "sparring.contracts.settings": "choice_of fields_of kind_of",
-        "sparring.contracts.shard_map": "NUM_PARTITIONS Shard ShardMap",
-        "sparring.contracts.storage": "Storage closed_error read_note write_note",
-        "sparring.contracts.storage_optional": (
+        "sparring.contracts.ranks.shard_map": "NUM_PARTITIONS Shard ShardMap",
+        "sparring.contracts.storage.storage": "Storage closed_error read_note write_note",
+        "sparring.contracts.storage.optional": (
             "Background SupportsBackground SupportsCapsule SupportsCopy SupportsFirstTier "
             "SupportsNotes SupportsPush SupportsPurge SupportsReplaceAll SupportsRestore"
         ),
-        "sparring.contracts.table": "CONVERT_HELP DTYPES TableConfig",
-        "sparring.contracts.tiers": "SupportsTiers TierCounters",
-        "sparring.contracts.updates": "MethodChoice UpdateMethod UpdateRows",
+        "sparring.contracts.tables.table": "CONVERT_HELP DTYPES TableConfig",
+        "sparring.contracts.storage.tiers": "SupportsTiers TierCounters",
+        "sparring.contracts.storage.updates": "MethodChoice UpdateMethod UpdateRows",
     },
 )
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from sparring.contracts.options import NoOptions, Options
 
 if TYPE_CHECKING:
-    from sparring.contracts.change_log import ChangeLog
-    from sparring.contracts.collective import BufferView, Collective
-    from sparring.contracts.kernel_set import KernelSet
-    from sparring.contracts.kernels import ArraySource
-    from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
+    from sparring.contracts.device.kernel_set import KernelSet
+    from sparring.contracts.device.kernels import ArraySource
     from sparring.contracts.planner import MadePlan, PlanRequest
-    from sparring.contracts.rendezvous import Membership, Rendezvous
-    from sparring.contracts.shard_map import Shard
-    from sparring.contracts.storage import Storage
-    from sparring.contracts.table import TableConfig
-    from sparring.contracts.updates import UpdateMethod
+    from sparring.contracts.ranks.collective import BufferView, Collective
+    from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan
+    from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
+    from sparring.contracts.ranks.shard_map import Shard
+    from sparring.contracts.storage.change_log import ChangeLog
+    from sparring.contracts.storage.storage import Storage
+    from sparring.contracts.storage.updates import UpdateMethod
+    from sparring.contracts.tables.table import TableConfig
 
 __all__ = [
     "API_VERSION",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparring.contracts.layout import ShardingPlan
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.layout import ShardingPlan
+from sparring.contracts.tables.table import TableConfig
 
 __all__ = ["FeatureWorkload", "MadePlan", "PlanRequest", "TableWorkload"]
 

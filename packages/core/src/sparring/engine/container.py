@@ -27,38 +27,38 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.collective.local import LocalGroup
 from sparring.contracts.checkpoint import Loaded, Saved, SaveOptions, State
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.exchange_options import ExchangeOptions
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.layout import Layout, ShardingPlan, TableSharding, Transfer
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
-from sparring.contracts.tiers import TierCounters
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
+from sparring.contracts.ranks.layout import Layout, ShardingPlan, TableSharding, Transfer
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.storage.tiers import TierCounters
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import Update
 from sparring.engine.apply.methods import apply_methods
-from sparring.engine.assign import assign
 from sparring.engine.checkpoint.flush import flush
 from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load import load
 from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save import save
 from sparring.engine.checkpoint.save_manager import SaveManager
-from sparring.engine.expiry import note_step
-from sparring.engine.job_fingerprint import JobFingerprint
-from sparring.engine.lookup import Lookup, look_up
+from sparring.engine.job.fingerprint import JobFingerprint
+from sparring.engine.lookup.lookup import Lookup, look_up
+from sparring.engine.lookup.prefetch import Prefetch
+from sparring.engine.lookup.prefetch_thread import PrefetchThread
+from sparring.engine.lookup.transfer import transfer_of
 from sparring.engine.optimizer_state import check_state, drop_state, set_state
-from sparring.engine.prefetch import Prefetch
-from sparring.engine.prefetch_thread import PrefetchThread
 from sparring.engine.resource_manager import ResourceManager
 from sparring.engine.state import EngineState, NonFinite, Purpose, place_of, quiesce
 from sparring.engine.step import Step
-from sparring.engine.storage_choice import StorageChoice
-from sparring.engine.table_entry import TableEntry
-from sparring.engine.tables import Tables
-from sparring.engine.transfer import transfer_of
+from sparring.engine.tables.assign import assign
+from sparring.engine.tables.entry import TableEntry
+from sparring.engine.tables.expiry import note_step
+from sparring.engine.tables.storage_choice import StorageChoice
+from sparring.engine.tables.tables import Tables
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.rendezvous.environment import SingleRendezvous

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import Dedup, DeviceArray, Pooling
-from sparring.contracts.results import Keys, Rows
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import Dedup, DeviceArray, Pooling
+from sparring.contracts.storage.results import Keys, Rows
 
 __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 

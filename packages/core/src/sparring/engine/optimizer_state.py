@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage, interrupted_load
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import UpdateMethod, why_coupled
-from sparring.engine.column_blocks import check_method
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage, interrupted_load
+from sparring.contracts.storage.updates import UpdateMethod, why_coupled
+from sparring.contracts.tables.hyperparameters import HyperParameters
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.state import EngineState, Purpose, quiesce
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables.column_blocks import check_method
+from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring.storage.convert import copy_embeddings
 

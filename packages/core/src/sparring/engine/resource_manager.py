@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys, Rows
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Keys, Rows
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring.exchange.bags import AskedBags

@@ -18,15 +18,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sparring.contracts.collective import Collective, Reduction
-from sparring.contracts.rendezvous import Membership, Rendezvous
-from sparring.contracts.shard_map import ShardMap
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
+from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save_manager import SaveManager
-from sparring.engine.prefetch_thread import PrefetchThread, RunningPrefetch
+from sparring.engine.lookup.prefetch_thread import PrefetchThread, RunningPrefetch
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.tables import Tables
+from sparring.engine.tables.tables import Tables
 from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.events import EventLoop

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import as_array, check_keys
-from sparring.engine.lookup import Lookup
+from sparring.contracts.storage.results import as_array, check_keys
+from sparring.engine.lookup.lookup import Lookup
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.exchange_options import WireDtype
-from sparring.contracts.results import Rows
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.exchange_options import WireDtype
+from sparring.contracts.storage.results import Rows
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.exchange.answers import Answers, Question, Service
 from sparring.exchange.bags import (
     STATUS_BYTES,

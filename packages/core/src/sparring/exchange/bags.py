@@ -33,9 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Columns, Keys, Rows
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Columns, Keys, Rows
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.exchange.messages import KEY_BYTES, Codec, find_rows, padded
 from sparring.kernels.cpu import HOST
 from sparring.kernels.functions import decode

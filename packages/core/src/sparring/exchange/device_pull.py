@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparring.contracts.kernels import DeviceArray
+from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import PeerFailure
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
 from sparring.exchange.link import MessageKind

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from sparring.contracts.kernels import DeviceArray
+from sparring.contracts.device.kernels import DeviceArray
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
 from sparring.exchange.link import MessageKind
 from sparring.exchange.messages import OwnedGradients, PushRequest

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import DeviceArray
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import padded

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.collective.coordinator import Coordinator
-from sparring.contracts.collective import Collective, Work
+from sparring.contracts.ranks.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.link import Link, MessageKind, tag_of
 

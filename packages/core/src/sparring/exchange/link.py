@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.collective import Collective, Work, WorkContext
+from sparring.contracts.ranks.collective import Collective, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring.runtime.threads import SerialExecutor
 from sparring.runtime.trace import Trace

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.exchange_options import WireDtype
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import DeviceArray
-from sparring.contracts.results import Columns, Keys, Rows
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray
+from sparring.contracts.ranks.exchange_options import WireDtype
+from sparring.contracts.storage.results import Columns, Keys, Rows
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.routing import Chunk, Routed
 from sparring.kernels import functions as kernels

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Rows
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Rows
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.exchange.bag_rounds import (
     AddBags,
     Gradients,

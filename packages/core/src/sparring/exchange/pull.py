@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys
+from sparring.contracts.storage.results import Keys
 from sparring.errors import PeerFailure
 from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
 from sparring.exchange.messages import (

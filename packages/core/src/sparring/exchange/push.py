@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Columns, Keys, Rows
+from sparring.contracts.storage.results import Columns, Keys, Rows
 from sparring.exchange.answers import Answers, Question, Service
 from sparring.exchange.link import Buffers, Link, MessageKind
 from sparring.exchange.messages import (

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys, Rows
+from sparring.contracts.storage.results import Keys, Rows
 from sparring.exchange.link import Link, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.contracts.collective import Collective
-from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import DeviceArray
-from sparring.contracts.results import Columns, Keys, Rows
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.storage.results import Columns, Keys, Rows
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import (
     DeviceError,
     InvalidArgumentError,

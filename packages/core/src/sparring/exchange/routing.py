@@ -20,8 +20,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernels import ArrayKernels, DeviceArray
-from sparring.contracts.results import Keys
+from sparring.contracts.device.kernels import ArrayKernels, DeviceArray
+from sparring.contracts.storage.results import Keys
 
 __all__ = [
     "Chunk",

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.collective import Collective, WorkContext
-from sparring.contracts.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.shard_map import ShardMap
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.collective import Collective, WorkContext
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
+from sparring.contracts.ranks.shard_map import ShardMap
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.headers import (
     Header,

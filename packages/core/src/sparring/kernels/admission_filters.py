@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring import _native
-from sparring.contracts.admission import Admission, Bloom, Frequency, Probability
+from sparring.contracts.tables.admission import Admission, Bloom, Frequency, Probability
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sparring.contracts.results import Keys
-    from sparring.contracts.table import TableConfig
+    from sparring.contracts.storage.results import Keys
+    from sparring.contracts.tables.table import TableConfig
 
 __all__ = ["Decision", "decide_unseen", "make_filter", "native_filter"]
 

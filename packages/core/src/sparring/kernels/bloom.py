@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys
+from sparring.contracts.storage.results import Keys
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["BloomFilter", "GrowingBloomFilter", "growing_filter_bytes"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring import _native
-from sparring.contracts.kernel_set import (
+from sparring.contracts.device.kernel_set import (
     KernelSet,
     NumEvicted,
     StorageChange,
@@ -19,8 +19,15 @@ from sparring.contracts.kernel_set import (
     StorageUpdate,
     StoredRows,
 )
-from sparring.contracts.kernels import ArraySource, Dedup, DeviceArray, Pooling, Rounding, Route
-from sparring.contracts.results import Columns
+from sparring.contracts.device.kernels import (
+    ArraySource,
+    Dedup,
+    DeviceArray,
+    Pooling,
+    Rounding,
+    Route,
+)
+from sparring.contracts.storage.results import Columns
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
 
@@ -28,9 +35,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from sparring._native import InitializerSpec
-    from sparring.contracts.storage import Storage
-    from sparring.contracts.table import TableConfig
-    from sparring.contracts.updates import MethodChoice
+    from sparring.contracts.storage.storage import Storage
+    from sparring.contracts.storage.updates import MethodChoice
+    from sparring.contracts.tables.table import TableConfig
 
 __all__ = ["HOST", "CpuKernels"]
 

@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring._native import GradientAccumulator, InitializerSpec, set_simd_level, simd_level
-from sparring.contracts.initializers import Initializer
-from sparring.contracts.kernels import Dedup, Indices, Pooling, Rounding, Route
-from sparring.contracts.results import as_array, is_whole
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernels import Dedup, Indices, Pooling, Rounding, Route
+from sparring.contracts.storage.results import as_array, is_whole
+from sparring.contracts.tables.initializers import Initializer
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
@@ -268,7 +268,7 @@ def initialize(
 ) -> None:
     """Fills the rows of keys that were not found: the initial embedding, then the state.
 
-    Rows are of any dtype of a table, laid out as `sparring.contracts.table` says.
+    Rows are of any dtype of a table, laid out as `sparring.contracts.tables.table` says.
 
     The embedding is a pure function of the table's seed and name, the key and the column:
     ``include/sparring/initial_value.h`` defines its bits, which are part of the format.

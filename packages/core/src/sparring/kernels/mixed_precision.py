@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.kernels import DeviceArray, Rounding
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray, Rounding
+from sparring.contracts.tables.table import TableConfig
 
 __all__ = ["computing_rows", "stored_rows"]
 

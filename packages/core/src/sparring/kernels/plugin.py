@@ -9,8 +9,8 @@ from sparring.contracts.descriptors import API_VERSION, KernelsDescriptor
 from sparring.contracts.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from sparring.contracts.kernel_set import KernelSet
-    from sparring.contracts.kernels import ArraySource
+    from sparring.contracts.device.kernel_set import KernelSet
+    from sparring.contracts.device.kernels import ArraySource
 
 
 @hookimpl

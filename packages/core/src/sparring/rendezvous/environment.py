@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from sparring.contracts.options import Options
-from sparring.contracts.rendezvous import Membership, Rendezvous
+from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 
 __all__ = [

@@ -9,7 +9,7 @@ from sparring.contracts.descriptors import API_VERSION, RendezvousDescriptor
 from sparring.contracts.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from sparring.contracts.rendezvous import Rendezvous
+    from sparring.contracts.ranks.rendezvous import Rendezvous
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparring.errors import SparringError
 
 if TYPE_CHECKING:
-    from sparring.contracts.rendezvous import Membership
+    from sparring.contracts.ranks.rendezvous import Membership
     from sparring.plugins.registry import PluginManager
 
 __all__ = ["own_gpu", "visible_number"]

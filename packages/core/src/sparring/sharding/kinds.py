@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from sparring.contracts.layout import Layout, LayoutRequest
-from sparring.contracts.shard_map import NUM_PARTITIONS
+from sparring.contracts.ranks.layout import Layout, LayoutRequest
+from sparring.contracts.ranks.shard_map import NUM_PARTITIONS
 from sparring.errors import InvalidArgumentError
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparring.contracts.layout import Layout, LayoutRequest, ShardingPlan
-from sparring.contracts.rendezvous import Rendezvous
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan
+from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.registry import PluginManager
 from sparring.runtime.suggestions import suggestion

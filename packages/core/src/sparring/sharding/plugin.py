@@ -9,7 +9,7 @@ from sparring.contracts.descriptors import API_VERSION, ShardingKindDescriptor
 from sparring.contracts.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from sparring.contracts.layout import Layout, LayoutRequest
+    from sparring.contracts.ranks.layout import Layout, LayoutRequest
 
 
 @hookimpl

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.results import Keys, ScanChunk
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.results import Keys, ScanChunk
 from sparring.errors import InvalidArgumentError
 from sparring.runtime.threads import read_ahead
 from sparring.snapshot.format.manifest import (

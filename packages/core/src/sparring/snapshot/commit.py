@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from sparring.contracts.results import is_whole
+from sparring.contracts.storage.results import is_whole
 from sparring.errors import DeadlineError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.snapshot.format.manifest import (
     MANIFEST_BYTES,

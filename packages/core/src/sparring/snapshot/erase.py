@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.results import Keys, ScanChunk, check_keys
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.results import Keys, ScanChunk, check_keys
 from sparring.errors import SnapshotError
 from sparring.kernels.functions import partition
 from sparring.snapshot.format.data_file import SnapshotState

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import ScanChunk
+from sparring.contracts.storage.results import ScanChunk
 from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys, Rows, Scores
+from sparring.contracts.storage.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
 from sparring.runtime.threads import Threads
 from sparring.snapshot.format.data_file import DataFile, Segment

@@ -21,8 +21,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.results import Keys, ScanChunk, check_keys, check_rows, check_scores
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.results import Keys, ScanChunk, check_keys, check_rows, check_scores
 from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (

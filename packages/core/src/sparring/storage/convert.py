@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Columns
-from sparring.contracts.storage import Storage, read_note, write_note
-from sparring.contracts.storage_optional import LOAD_NOTE, PART_NOTE
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.optional import LOAD_NOTE, PART_NOTE
+from sparring.contracts.storage.results import Columns
+from sparring.contracts.storage.storage import Storage, read_note, write_note
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["conversion_command", "copy_embeddings"]

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 import numpy.typing as npt
 
-from sparring.contracts import results as arguments
-from sparring.contracts.results import Evicted
-from sparring.contracts.storage import Storage, write_note
-from sparring.contracts.storage_optional import LOAD_NOTE, SupportsRestore, watched
+from sparring.contracts.storage import results as arguments
+from sparring.contracts.storage.optional import LOAD_NOTE, SupportsRestore, watched
+from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.storage import Storage, write_note
 from sparring.runtime.lifecycle import call_each
 
 __all__ = ["StoragesAtWork", "begin_load", "end_load", "restore"]

@@ -29,11 +29,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from sparring.contracts.capabilities import Capabilities
 from sparring.contracts.options import Options, WholeNumber
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.capabilities import Capabilities
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError
 
 __all__ = ["MemoryOptions", "MemoryStorage", "estimate_memory_bytes"]

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native, errors
-from sparring.contracts import results as arguments
-from sparring.contracts.capabilities import Capabilities
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.storage import Storage, closed_error
-from sparring.contracts.storage_optional import SupportsCapsule, SupportsFirstTier
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage import results as arguments
+from sparring.contracts.storage.capabilities import Capabilities
+from sparring.contracts.storage.optional import SupportsCapsule, SupportsFirstTier
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.storage import Storage, closed_error
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, VersionError
 from sparring.plugins.distributions import distribution_of
 

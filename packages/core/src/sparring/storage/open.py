@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparring.contracts.storage import Storage
-from sparring.contracts.table import CONVERT_HELP, TableConfig
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import CONVERT_HELP, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
 from sparring.plugins.option_checks import checked_options
 from sparring.storage.convert import conversion_command
@@ -14,7 +14,7 @@ from sparring.storage.convert import conversion_command
 if TYPE_CHECKING:
     from sparring.contracts.descriptors import InnerStorage, StorageDescriptor
     from sparring.contracts.options import Options
-    from sparring.contracts.shard_map import Shard
+    from sparring.contracts.ranks.shard_map import Shard
     from sparring.plugins.registry import PluginManager
 
 __all__ = ["found_table", "inner_storages", "open_storage"]

@@ -9,8 +9,8 @@ from sparring.contracts.descriptors import API_VERSION, StorageDescriptor
 from sparring.contracts.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from sparring.contracts.storage import Storage
-    from sparring.contracts.table import TableConfig
+    from sparring.contracts.storage.storage import Storage
+    from sparring.contracts.tables.table import TableConfig
 
 
 @hookimpl

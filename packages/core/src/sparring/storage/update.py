@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Evicted, Keys, as_array, check_keys
-from sparring.contracts.storage import Storage
-from sparring.contracts.storage_optional import Write, check_written, watched
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.optional import Write, check_written, watched
+from sparring.contracts.storage.results import Evicted, Keys, as_array, check_keys
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.kernels import functions as kernels
 from sparring.storage.native import capsule_of
 
 if TYPE_CHECKING:
-    from sparring.contracts.updates import MethodChoice
+    from sparring.contracts.storage.updates import MethodChoice
 
 __all__ = ["fused_evicted", "update_rows"]
 

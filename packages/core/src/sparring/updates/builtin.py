@@ -13,7 +13,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sparring import _native
-from sparring.contracts.hyperparameters import (
+from sparring.contracts.storage.results import Rows
+from sparring.contracts.storage.updates import UpdateMethod, UpdateRows
+from sparring.contracts.tables.hyperparameters import (
     AdagradHyper,
     AdamHyper,
     FtrlHyper,
@@ -26,8 +28,6 @@ from sparring.contracts.hyperparameters import (
     SgdHyper,
     SparseAdamHyper,
 )
-from sparring.contracts.results import Rows
-from sparring.contracts.updates import UpdateMethod, UpdateRows
 
 __all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "keras_method"]
 

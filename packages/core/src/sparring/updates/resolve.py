@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from sparring.contracts.hyperparameters import HyperParameters
-from sparring.contracts.updates import UpdateMethod
+from sparring.contracts.storage.updates import UpdateMethod
+from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.runtime.suggestions import closest_name, suggestion
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from sparring.errors import UnsupportedError
-from sparring_tf.embedding_collection import EmbeddingCollection, features_from_plain
-from sparring_tf.keras_names import refuse_options
 from sparring_tf.keras_rs.feature_structures import FeatureStructure, features_of
+from sparring_tf.layers.embedding_collection import EmbeddingCollection, features_from_plain
+from sparring_tf.layers.keras_names import refuse_options
 
 __all__ = ["DistributedEmbedding"]
 

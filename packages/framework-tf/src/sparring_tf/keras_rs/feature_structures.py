@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparring.errors import InvalidArgumentError
-from sparring_tf.table_configs import FeatureConfig
+from sparring_tf.layers.table_configs import FeatureConfig
 
 __all__ = ["FeatureStructure", "features_of"]
 

@@ -16,10 +16,10 @@ from tensorflow.python.saved_model import loader_impl
 
 from sparring.adapter import c_reader, new_bundle, program_binding
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.anchors import trained_table
 from sparring_tf.program.bundle import PROGRAM, SIGNATURE
 from sparring_tf.program.library import operators, reading_library
 from sparring_tf.program.lookups import traced_for
+from sparring_tf.saving.anchors import trained_table
 
 __all__ = ["export_program"]
 

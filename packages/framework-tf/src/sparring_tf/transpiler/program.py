@@ -21,7 +21,7 @@ from sparring.adapter import (
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding, take_weight
 from sparring_tf.transpiler.scan import Scan, children, scan, single_steps
 from sparring_tf.transpiler.service import served_optimizer

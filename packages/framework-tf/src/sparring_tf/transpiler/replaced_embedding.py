@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sparring.errors import UnsupportedError
-from sparring_tf.embedding import Embedding
+from sparring_tf.layers.embedding import Embedding
 
 __all__ = ["ReplacedEmbedding", "take_weight"]
 

@@ -15,9 +15,9 @@ from sparring.adapter import (
     own_methods,
 )
 from sparring.errors import SparringError
-from sparring_tf.keras_shadow import check_row_by_row
-from sparring_tf.optimizer import Optimizer
-from sparring_tf.table_layer import TableLayer
+from sparring_tf.layers.table_layer import TableLayer
+from sparring_tf.optim.keras_shadow import check_row_by_row
+from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.transpiler.service import served_refusal
 
 __all__ = ["Scan", "children", "scan", "single_steps"]

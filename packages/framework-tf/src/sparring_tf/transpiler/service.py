@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from sparring_tf.known_optimizers import known_optimizer
-from sparring_tf.optimizer import Optimizer
+from sparring_tf.optim.known_optimizers import known_optimizer
+from sparring_tf.optim.optimizer import Optimizer
 
 __all__ = ["served_optimizer", "served_refusal"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models.layers import MLP, DenseArch, one_dim
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 
 __all__ = ["Batch", "DeepFM", "SparseArch"]
 

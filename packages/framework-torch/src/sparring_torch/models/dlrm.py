@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models.clicks import Batch, SparseArch
 from sparring_torch.models.crossnet import LowRankCrossNet
 from sparring_torch.models.interactions import (
@@ -20,6 +19,7 @@ from sparring_torch.models.interactions import (
     InteractionProjectionArch,
 )
 from sparring_torch.models.layers import DenseArch, OverArch
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 
 __all__ = ["DLRM", "DLRMTrain", "DLRM_DCN", "DLRM_Projection"]
 

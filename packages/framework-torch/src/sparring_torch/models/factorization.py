@@ -14,7 +14,7 @@ from sparring.adapter import (
     shared_settings,
 )
 from sparring.contracts import TableConfig
-from sparring_torch.embedding import Embedding
+from sparring_torch.modules.embedding import Embedding
 
 __all__ = ["MatrixFactorization"]
 

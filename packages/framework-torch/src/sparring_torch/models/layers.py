@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.table_configs import table_features
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import table_features
 
 __all__ = ["MLP", "DenseArch", "OverArch", "one_dim"]
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models.clicks import Batch
 from sparring_torch.models.layers import MLP
-from sparring_torch.table_configs import table_features
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.table_configs import table_features
 
 __all__ = ["TwoTower", "TwoTowerTrainTask"]
 

@@ -17,15 +17,15 @@ from torch.fx import Graph, Node
 
 from sparring.adapter import c_reader, new_bundle, program_binding
 from sparring.errors import UnsupportedError
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
-from sparring_torch.lookup_ops import LookupModule, module_of_site
+from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.lookup.lookup_ops import LookupModule, module_of_site
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_module import table_modules
 from sparring_torch.program.bundle import PROGRAM
 from sparring_torch.program.library import LIBRARY, load_library
-from sparring_torch.table_module import table_modules
 
 __all__ = ["export_program"]
 

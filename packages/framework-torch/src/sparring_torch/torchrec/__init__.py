@@ -6,13 +6,10 @@ A name without a counterpart can be imported, and raises with what to write in i
 import torch as _torch
 
 from sparring import ExchangeOptions
-from sparring_torch.combined_optimizer import CombinedOptimizer
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
 from sparring_torch.inference import quantize_embeddings
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.models import (
     DLRM,
     DLRM_DCN,
@@ -34,12 +31,15 @@ from sparring_torch.models import (
     VectorCrossNet,
 )
 from sparring_torch.models import DeepFM as SimpleDeepFMNN
-from sparring_torch.table_configs import (
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_configs import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
 )
+from sparring_torch.optim.combined_optimizer import CombinedOptimizer
 from sparring_torch.torchrec.clipping import GradientClipping, GradientClippingOptimizer
 from sparring_torch.torchrec.datasets import (
     CAT_FEATURE_COUNT,

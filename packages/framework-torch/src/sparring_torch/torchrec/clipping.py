@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.combined_optimizer import CombinedOptimizer, OptimizerOfParts
-from sparring_torch.optimizer import Optimizer
+from sparring_torch.optim.combined_optimizer import CombinedOptimizer, OptimizerOfParts
+from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.torchrec.in_backward import InBackwardOptimizer
 
 __all__ = ["GradientClipping", "GradientClippingOptimizer"]

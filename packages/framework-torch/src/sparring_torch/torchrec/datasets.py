@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.models import Batch
 
 __all__ = [

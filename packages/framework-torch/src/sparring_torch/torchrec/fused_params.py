@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.table_module import TableModule
+from sparring_torch.modules.table_module import TableModule
 from sparring_torch.torchrec.in_backward import apply_optimizer_in_backward
 
 __all__ = ["EmbOptimType", "apply_fused_params", "check_fused_params"]

@@ -15,11 +15,11 @@ from torch.autograd import Variable
 
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_tensor import KeyedTensor
-from sparring_torch.optimizer import Optimizer, method_of
-from sparring_torch.row_gradients import Anchor
-from sparring_torch.table_module import TableModule, table_modules, untraced
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_tensor import KeyedTensor
+from sparring_torch.lookup.row_gradients import Anchor
+from sparring_torch.modules.table_module import TableModule, table_modules, untraced
+from sparring_torch.optim.optimizer import Optimizer, method_of
 
 __all__ = [
     "InBackwardOptimizer",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.row_gradients import Anchor
+from sparring_torch.lookup.row_gradients import Anchor
 
 __all__ = ["KeyedOptimizer", "KeyedOptimizerWrapper"]
 

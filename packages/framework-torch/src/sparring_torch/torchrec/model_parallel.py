@@ -12,10 +12,11 @@ from torch import nn
 from sparring import contracts
 from sparring.adapter import PlanLike, StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_torch import distributed_model_parallel
-from sparring_torch.combined_optimizer import CombinedOptimizer
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.table_module import TableModule, agents_of
+from sparring_torch.distributed import distributed_model_parallel
+from sparring_torch.lookup.row_gradients import dense_parameters
+from sparring_torch.modules.table_module import TableModule, agents_of
+from sparring_torch.optim.combined_optimizer import CombinedOptimizer
+from sparring_torch.pipeline.train_pipeline import In, Out, TrainPipeline
 from sparring_torch.torchrec.fused_params import apply_fused_params
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
 from sparring_torch.torchrec.names import ENV, PLAN
@@ -25,7 +26,6 @@ from sparring_torch.torchrec.sharding_plan import (
     check_sharders,
 )
 from sparring_torch.torchrec.wire import exchange_of
-from sparring_torch.train_pipeline import In, Out, TrainPipeline
 
 __all__ = ["DistributedModelParallel", "TrainPipelineSparseDist"]
 

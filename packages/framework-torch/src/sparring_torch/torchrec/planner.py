@@ -28,8 +28,8 @@ from sparring.contracts import (
     TableWorkload,
 )
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
-from sparring_torch.table_module import TableModule, table_modules
-from sparring_torch.table_workloads import workloads_of
+from sparring_torch.modules.table_module import TableModule, table_modules
+from sparring_torch.modules.table_workloads import workloads_of
 from sparring_torch.torchrec.reservations import (
     FixedPercentageStorageReservation,
     host_memory_bytes,

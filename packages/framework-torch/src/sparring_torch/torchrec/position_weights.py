@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged_tensor import JaggedTensor
-from sparring_torch.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["PositionWeightedModule", "PositionWeightedModuleCollection"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.keyed_tensor import KeyedTensor
+from sparring_torch.jagged.keyed_tensor import KeyedTensor
 
 __all__ = ["KTRegroupAsDict"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.row_gradients import dense_parameters
+from sparring_torch.lookup.row_gradients import dense_parameters
 
 __all__ = [
     "FixedPercentageStorageReservation",

@@ -13,8 +13,8 @@ from torch import nn
 from sparring import ExchangeOptions, contracts
 from sparring.contracts import TableSharding
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
 from sparring_torch.torchrec.fused_params import check_fused_params
 from sparring_torch.torchrec.names import SHARDERS
 

@@ -22,10 +22,13 @@ from sparring.adapter import (
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
-from sparring_torch.cut_tensors import cut_as
-from sparring_torch.distributed_model_parallel import DistributedModelParallel, check_dense
-from sparring_torch.row_gradients import dense_parameters
-from sparring_torch.table_module import TableModule
+from sparring_torch.distributed.distributed_model_parallel import (
+    DistributedModelParallel,
+    check_dense,
+)
+from sparring_torch.lookup.row_gradients import dense_parameters
+from sparring_torch.modules.table_module import TableModule
+from sparring_torch.state.cut_tensors import cut_as
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
 from sparring_torch.transpiler.replaced_module import ReplacedModule, put_module
 from sparring_torch.transpiler.row_optimizer import group_places, row_optimizer

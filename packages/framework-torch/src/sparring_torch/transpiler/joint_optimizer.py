@@ -9,11 +9,11 @@ import torch
 
 from sparring.adapter import DistributionReport, StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.combined_optimizer import OptimizerOfParts
-from sparring_torch.cut_tensors import cut_state
-from sparring_torch.known_optimizers import KnownOptimizer
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.row_gradients import Anchor
+from sparring_torch.lookup.row_gradients import Anchor
+from sparring_torch.optim.combined_optimizer import OptimizerOfParts
+from sparring_torch.optim.known_optimizers import KnownOptimizer
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.state.cut_tensors import cut_state
 from sparring_torch.transpiler.service import hyper_of
 
 __all__ = ["JointOptimizer"]

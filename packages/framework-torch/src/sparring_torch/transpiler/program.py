@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sparring.adapter import DistributionReport, PlanLike, StorageLike
 from sparring.errors import InvalidArgumentError
-from sparring_torch.distributed_model_parallel import DistributedModelParallel
-from sparring_torch.table_module import TableModule
+from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
+from sparring_torch.modules.table_module import TableModule
 from sparring_torch.transpiler.distribution import Distribution, DistributionOptions, Optimizers
 from sparring_torch.transpiler.replaced_module import ReplacedModule, put_module
 

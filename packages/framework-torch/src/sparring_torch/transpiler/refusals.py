@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sparring.errors import SparringError
-from sparring_torch.optimizer_probe import probe
-from sparring_torch.sparse_adam import over_rows
+from sparring_torch.optim.optimizer_probe import probe
+from sparring_torch.optim.sparse_adam import over_rows
 from sparring_torch.transpiler.replacements import Kind
 from sparring_torch.transpiler.service import method_of
 

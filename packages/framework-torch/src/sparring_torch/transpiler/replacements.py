@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from sparring.adapter import StorageLike, own_methods
 from sparring.errors import InvalidArgumentError
-from sparring_torch.embedding import Embedding
-from sparring_torch.embedding_bag import EmbeddingBag
-from sparring_torch.ids import tensor_of
-from sparring_torch.table_module import TableModule
+from sparring_torch.jagged.ids import tensor_of
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_bag import EmbeddingBag
+from sparring_torch.modules.table_module import TableModule
 
 __all__ = ["Kind", "kind_of"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from sparring.errors import UnsupportedError
-from sparring_torch.known_optimizers import KnownOptimizer
-from sparring_torch.optimizer import Optimizer
-from sparring_torch.sparse_adam import over_rows
-from sparring_torch.table_module import TableModule
+from sparring_torch.modules.table_module import TableModule
+from sparring_torch.optim.known_optimizers import KnownOptimizer
+from sparring_torch.optim.optimizer import Optimizer
+from sparring_torch.optim.sparse_adam import over_rows
 from sparring_torch.transpiler.refusals import hyperparameters_of
 from sparring_torch.transpiler.scan import Scan
 from sparring_torch.transpiler.service import form_of, hyper_of, method_of

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparring.adapter import DistributionReport, ModuleReport, Outcome
-from sparring_torch.table_module import TableModule
+from sparring_torch.modules.table_module import TableModule
 from sparring_torch.transpiler.refusals import RefusalFinder, optimizer_refusal
 from sparring_torch.transpiler.replacements import Kind, kind_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from sparring.errors import UnsupportedError
-from sparring_torch.known_optimizers import FusedForm, KnownOptimizer, known_optimizer
-from sparring_torch.optimizer_probe import probe
+from sparring_torch.optim.known_optimizers import FusedForm, KnownOptimizer, known_optimizer
+from sparring_torch.optim.optimizer_probe import probe
 
 __all__ = ["form_of", "hyper_of", "method_of"]
 

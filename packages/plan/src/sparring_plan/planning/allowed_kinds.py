@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from sparring.errors import InvalidArgumentError
-from sparring_plan.planning.costs import Options
+from sparring_plan.planning.costs.costs import Options
 
 __all__ = ["with_kinds"]
 

@@ -8,10 +8,10 @@ from datetime import date, timedelta
 
 import numpy as np
 
+from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.unique_keys import Floats
 from sparring_plan.planning.inputs import Calibration, PlanInputs
-from sparring_plan.planning.placement import Placement
-from sparring_plan.planning.storages import storage_models
-from sparring_plan.planning.unique_keys import Floats
+from sparring_plan.planning.search.placement import Placement
 
 __all__ = ["FullDay", "first_full_day"]
 

@@ -18,7 +18,7 @@ from sparring import resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
 from sparring_cli import Document, DocumentModel, read_document
-from sparring_plan.planning.sketch import Sketch, read_sketch
+from sparring_plan.planning.costs.sketch import Sketch, read_sketch
 
 __all__ = [
     "WHOLE_ROW_KINDS",

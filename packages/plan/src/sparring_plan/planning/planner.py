@@ -11,13 +11,13 @@ import numpy as np
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning.allowed_kinds import with_kinds
-from sparring_plan.planning.bound import aggregate_bound
-from sparring_plan.planning.costs import RESOURCES, Floats, Options, Shape, Span, option_costs
+from sparring_plan.planning.costs.costs import RESOURCES, Floats, Options, Shape, Span, option_costs
 from sparring_plan.planning.growth import first_full_day
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
-from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
-from sparring_plan.planning.search import Found, option_prices, search
+from sparring_plan.planning.search.bound import aggregate_bound
+from sparring_plan.planning.search.placement import Placement
+from sparring_plan.planning.search.search import Found, option_prices, search
 from sparring_plan.planning.ways_out import ways_out
 from sparring_plan.simulation.ranking import neighbours, rank_again, replayed_step
 

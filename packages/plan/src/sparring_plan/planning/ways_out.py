@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparring.errors import ConfigError
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
-from sparring_plan.planning.search import fits, search
+from sparring_plan.planning.search.search import fits, search
 
 __all__ = ["ways_out"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sparring.errors import DataError
-from sparring_plan.planning.costs import RESOURCES
+from sparring_plan.planning.costs.costs import RESOURCES
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.report.bars import COLOURS, Bar, columns, legend, rows

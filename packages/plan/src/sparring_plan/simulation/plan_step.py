@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparring_plan.planning.costs import RESOURCES
+from sparring_plan.planning.costs.costs import RESOURCES
 from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology
-from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.clock import covered_seconds
 from sparring_plan.simulation.cluster import Cluster, Group, Phase, Rank
 from sparring_plan.simulation.model import Network

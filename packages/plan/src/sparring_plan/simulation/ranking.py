@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sparring_plan.planning.inputs import Calibration, PlanInputs
-from sparring_plan.planning.placement import Placement
+from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.plan_step import PlanStep, is_replayed, simulate_plan
 
 __all__ = ["neighbours", "rank_again", "replayed_step"]

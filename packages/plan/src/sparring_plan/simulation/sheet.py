@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparring.errors import CapacityError, InvalidArgumentError
-from sparring_plan.planning.costs import option_costs
+from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
-from sparring_plan.planning.placement import Placement
 from sparring_plan.planning.plan import Plan
 from sparring_plan.planning.planner import check_plan, make_plan, placement_of
+from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.model import MOST_RANKS
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
 

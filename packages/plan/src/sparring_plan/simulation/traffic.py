@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import Codec, WireDtype, chunks_of, gradient_bytes, header_bytes
-from sparring_plan.planning.costs import Options, Shape
+from sparring_plan.planning.costs.costs import Options, Shape
+from sparring_plan.planning.costs.key_bins import key_bins
+from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.tier_hits import TierHits
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
-from sparring_plan.planning.key_bins import key_bins
-from sparring_plan.planning.placement import Placement
-from sparring_plan.planning.storages import storage_models
-from sparring_plan.planning.tier_hits import TierHits
+from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.model import Compute
 from sparring_plan.simulation.pooling import PooledTable, pooled_parts, pooled_push_parts
 from sparring_plan.simulation.ring import Parts, row_parts

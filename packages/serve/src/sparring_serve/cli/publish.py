@@ -11,8 +11,8 @@ import typer
 
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_cli import context_of, make_console, print_json, print_warning
-from sparring_serve.publisher import Published, PublisherOptions, publish_newest
-from sparring_serve.quality import QualityCheck
+from sparring_serve.publishing.publisher import Published, PublisherOptions, publish_newest
+from sparring_serve.publishing.quality import QualityCheck
 
 __all__ = ["add_publish"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.tables.shard_ranges import ShardReplicas
 
 __all__ = ["CallLimits", "Part", "ShardCall", "TableKeys", "divide"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sparring.errors import DeadlineError, InvalidArgumentError, SparringError, StorageIOError
 from sparring_serve.client.transport import Outcome
 from sparring_serve.release import release
-from sparring_serve.tables import VersionGoneError
+from sparring_serve.tables.contract import VersionGoneError
 
 __all__ = [
     "OF_REPLICA",

@@ -26,7 +26,7 @@ from sparring_serve.client.transport import (
 )
 from sparring_serve.config import ClientConfig, ServingConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.messages import Missing
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sparring_serve.client.arguments import checked_text, whole_ids, whole_numbe
 from sparring_serve.client.failures import ReplicasFailedError
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
 from sparring_serve.client.session import MOST_BEGINNINGS, Description, Session, Steps
-from sparring_serve.tables import VersionGoneError
+from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RecommendAnswer, RecommendRequest
 from sparring_serve.wire.rows import as_bytes, ids_of

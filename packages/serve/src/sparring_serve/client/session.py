@@ -38,8 +38,8 @@ from sparring_serve.client.rounds import (
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.shard_ranges import ShardReplicas
-from sparring_serve.tables import VersionGoneError
+from sparring_serve.tables.contract import VersionGoneError
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
     DescribeAnswer,

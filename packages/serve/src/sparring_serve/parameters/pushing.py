@@ -22,7 +22,7 @@ from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
-from sparring_serve.shard_ranges import ShardReplicas
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
     FlushAnswer,

@@ -20,7 +20,7 @@ from sparring import hyper_from
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
-from sparring_serve.parameters.declaration import TableDeclaration
+from sparring_serve.declaration import TableDeclaration
 from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue

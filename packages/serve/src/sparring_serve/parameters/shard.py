@@ -36,13 +36,13 @@ from sparring.errors import (
     SparringError,
     UnsupportedError,
 )
-from sparring_serve.parameters.declaration import ParametersConfig
+from sparring_serve.declaration import ParametersConfig
 from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import method_steps
 from sparring_serve.refusal import Refusal, Status
 from sparring_serve.service import Place
-from sparring_serve.tables import (
+from sparring_serve.tables.contract import (
     Ids,
     Looked,
     Scanned,

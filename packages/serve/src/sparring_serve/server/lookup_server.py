@@ -27,7 +27,7 @@ from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, Place
-from sparring_serve.tables import ServingTables
+from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
 
 __all__ = ["LookupServer", "open_server"]
@@ -232,7 +232,7 @@ def _opened_tables(config: ServingConfig, place: Place) -> ServingTables:
         from sparring_serve.backend_tables import open_backend_tables
 
         return open_backend_tables(config.tables)
-    from sparring_serve.packed_tables import open_packed_tables
+    from sparring_serve.tables.packed import open_packed_tables
 
     return open_packed_tables(config, place)
 

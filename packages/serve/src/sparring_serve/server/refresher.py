@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sparring import EventLoop
 from sparring.errors import SparringError
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.tables import ServingTables
+from sparring_serve.tables.contract import ServingTables
 
 __all__ = ["Refresher", "Refreshed"]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparring import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import SparringError
-from sparring_serve.tables import (
+from sparring_serve.tables.contract import (
     Found,
     Ids,
     Looked,

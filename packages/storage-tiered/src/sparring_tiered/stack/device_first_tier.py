@@ -10,7 +10,7 @@
     upsert  keys, to the host ──► the first tier's own upsert ──► evicted rows: into the write buffer
 
 Rows of the first tier never leave the device. Each call waits for it: the host has to know which
-rows come from below. `sparring.contracts.kernel_set.KernelSet` calls this.
+rows come from below. `sparring.contracts.device.kernel_set.KernelSet` calls this.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import typer
 
 from sparring_cli import context_of
 from sparring_train.cli.train import ConfigArgument, OverridesArgument
-from sparring_train.config.loader import load_config
-from sparring_train.config.printer import config_as_yaml
-from sparring_train.same_run import absolute_paths
+from sparring_train.config.reading.loader import load_config
+from sparring_train.config.reading.printer import config_as_yaml
+from sparring_train.run.same_run import absolute_paths
 
 __all__ = ["add_config"]
 

@@ -36,13 +36,13 @@ from sparring_cli import context_of
 from sparring_tiered import TieredStorage
 from sparring_train.cli.erase_search import Wanted, search_files
 from sparring_train.cli.train import OverridesArgument
-from sparring_train.config.loader import load_config
+from sparring_train.columns import Origin
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import Origin
-from sparring_train.run_storages import open_run_storages, place_name
-from sparring_train.same_run import ORIGINS, RUN
-from sparring_train.saved_run import run_of
-from sparring_train.snapshot_rows import keys_meant
+from sparring_train.run.same_run import ORIGINS, RUN
+from sparring_train.run.saved_run import run_of
+from sparring_train.run.snapshot_rows import keys_meant
+from sparring_train.run.storages import open_run_storages, place_name
 
 __all__ = ["add_erase"]
 

@@ -19,12 +19,12 @@ from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.loop.saved_model import evaluated
-from sparring_train.saved_run import opened_run
+from sparring_train.run.saved_run import opened_run
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from sparring_train.data.columns import Schema
+    from sparring_train.columns import Schema
 
 __all__ = ["SnapshotArgument", "add_evaluate", "add_predict"]
 

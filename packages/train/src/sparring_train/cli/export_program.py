@@ -11,7 +11,7 @@ from sparring.errors import SnapshotError, UnsupportedError
 from sparring_cli import context_of
 from sparring_train.cli.get import snapshot_at
 from sparring_train.cli.train import OverridesArgument
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import ProgramRequest
 from sparring_train.registered_kinds import trainer_of

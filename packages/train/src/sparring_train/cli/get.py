@@ -21,9 +21,9 @@ from sparring.contracts import TableConfig
 from sparring.errors import SnapshotError
 from sparring_cli import context_of, embedding_parts, print_json
 from sparring_train.cli.train import OverridesArgument
-from sparring_train.config.loader import load_config
-from sparring_train.run_storages import open_run_storages, place_name
-from sparring_train.snapshot_rows import keys_meant
+from sparring_train.config.reading.loader import load_config
+from sparring_train.run.snapshot_rows import keys_meant
+from sparring_train.run.storages import open_run_storages, place_name
 
 __all__ = ["add_get", "snapshot_at"]
 

@@ -20,10 +20,10 @@ from sparring_train.cli.init_ranking import (
 )
 from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, yaml_name
-from sparring_train.column_names import ITEMS, USERS, first_named
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.table.look import ColumnLook, Look, look_at
 from sparring_train.data.table.sample import ReadingOptions
+from sparring_train.recommend.column_names import ITEMS, USERS, first_named
 
 __all__ = ["add_init"]
 

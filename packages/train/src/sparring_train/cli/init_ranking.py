@@ -14,8 +14,8 @@ from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel
 from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
 from sparring_train.cli.init_words import yaml_name
-from sparring_train.column_names import ITEMS, SESSIONS, USERS, words_of
 from sparring_train.data.table.look import ColumnLook, Look
+from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, words_of
 
 __all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "ranked_columns", "ranking_lines"]
 

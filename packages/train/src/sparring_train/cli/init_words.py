@@ -11,9 +11,9 @@ from typing import Any, cast
 from sparring import closest_name
 from sparring.errors import ConfigError
 from sparring_cli import Place, Places, apply_override, parse_yaml
-from sparring_train.config.loader import parse_config
+from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
-from sparring_train.config.table import TableData
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.look import Role
 
 __all__ = ["ROLES", "Words", "apply_keys", "parse_words", "yaml_name"]

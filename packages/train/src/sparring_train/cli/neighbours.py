@@ -12,11 +12,11 @@ from sparring.errors import UnsupportedError
 from sparring_cli import context_of, make_console, print_json
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import snapshot_at
-from sparring_train.item_index import IndexOption, chooses_faiss
-from sparring_train.names_of_ids import names_of_ids
-from sparring_train.same_run import RUN
-from sparring_train.saved_run import run_of
-from sparring_train.snapshot_rows import embedding_of, embeddings, key_of
+from sparring_train.recommend.item_index import IndexOption, chooses_faiss
+from sparring_train.recommend.names_of_ids import names_of_ids
+from sparring_train.run.same_run import RUN
+from sparring_train.run.saved_run import run_of
+from sparring_train.run.snapshot_rows import embedding_of, embeddings, key_of
 
 __all__ = ["Best", "add_neighbours", "print_best"]
 

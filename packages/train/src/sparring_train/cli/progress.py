@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from sparring_train.logs import PROGRESS
+from sparring_train.run.logs import PROGRESS
 
 __all__ = ["BarProgress", "LineProgress", "LogProgress", "format_metrics", "make_progress"]
 
@@ -67,7 +67,7 @@ class _Meter:
 
 
 class BarProgress:
-    """A `sparring_train.result.Progress` on a terminal."""
+    """A `sparring_train.run.result.Progress` on a terminal."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class BarProgress:
 
 
 class LineProgress:
-    """A `sparring_train.result.Progress` for log files: at most one line of steps in an interval."""
+    """A `sparring_train.run.result.Progress` for log files: at most one line of steps in an interval."""
 
     def __init__(
         self, console: Console, log_interval_seconds: float, clock: Clock = time.monotonic

@@ -18,9 +18,9 @@ from sparring_train.cli.neighbours import Best, print_best
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
 from sparring_train.data.table.hexadecimal import numbers_of_hexadecimal
-from sparring_train.item_index import IndexOption
-from sparring_train.names_of_ids import names_of_ids
-from sparring_train.recommendations import (
+from sparring_train.recommend.item_index import IndexOption
+from sparring_train.recommend.names_of_ids import names_of_ids
+from sparring_train.recommend.recommendations import (
     Given,
     Recommended,
     Sides,
@@ -28,8 +28,8 @@ from sparring_train.recommendations import (
     seen_items,
     sides_of,
 )
-from sparring_train.saved_run import opened_run
-from sparring_train.snapshot_rows import embedding_of, keys_meant, keys_of
+from sparring_train.run.saved_run import opened_run
+from sparring_train.run.snapshot_rows import embedding_of, keys_meant, keys_of
 
 __all__ = ["add_recommend"]
 

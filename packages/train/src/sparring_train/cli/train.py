@@ -12,9 +12,9 @@ from rich.table import Table
 from sparring.errors import ConfigError, PluginError
 from sparring_cli import context_of, make_console, print_json, print_warning
 from sparring_train.cli.progress import make_progress
-from sparring_train.config.loader import load_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import trainer_of
-from sparring_train.result import TrainResult
+from sparring_train.run.result import TrainResult
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 

@@ -11,16 +11,16 @@ from pydantic_core import PydanticCustomError
 
 from sparring import ExchangeOptions, closest_name
 from sparring.contracts import LocalPath, TableConfig
-from sparring_train.config.change_notes import ChangeNotesConfig
-from sparring_train.config.kinds import METRICS, DataSection, ModelSection
-from sparring_train.config.logging import LoggingConfig
-from sparring_train.config.metrics import MetricsConfig
-from sparring_train.config.optimizer import OptimizerConfig
+from sparring_train.columns import Label
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
-from sparring_train.config.snapshots import SnapshotsConfig
-from sparring_train.config.tables import TablesConfig
-from sparring_train.config.training import TrainingConfig
-from sparring_train.data.columns import Label
+from sparring_train.config.sections.change_notes import ChangeNotesConfig
+from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSection
+from sparring_train.config.sections.logging import LoggingConfig
+from sparring_train.config.sections.metrics import MetricsConfig
+from sparring_train.config.sections.optimizer import OptimizerConfig
+from sparring_train.config.sections.snapshots import SnapshotsConfig
+from sparring_train.config.sections.tables import TablesConfig
+from sparring_train.config.sections.training import TrainingConfig
 
 __all__ = [
     "CollectiveConfig",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, create_model
 
 from sparring_train.config.names import OWN, one_of
-from sparring_train.config.own_model import OwnModel
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
+from sparring_train.config.sections.own_model import OwnModel
 from sparring_train.registered_kinds import data_kinds, model_kinds
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sparring_train.config.data import SyntheticCriteoData
+from sparring_train.columns import Column, ColumnBatch, Schema
+from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.data.batches import ClickBatch, rebatch
-from sparring_train.data.columns import Column, ColumnBatch, Schema
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.planted_model import PlantedModel
-from sparring_train.quality import auc, log_loss
+from sparring_train.quality.predictions import auc, log_loss
 
 __all__ = ["SyntheticClickDataset"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sparring_train.data.columns import ColumnBatch, Label, Schema
+from sparring_train.columns import ColumnBatch, Label, Schema
 
 __all__ = ["Dataset", "LabelRange", "OpenRequest"]
 

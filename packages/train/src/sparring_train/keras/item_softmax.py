@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sparring import StepContainer
 from sparring_tf import gather_over_ranks
-from sparring_train.config.kinds import Ranking
+from sparring_train.config.sections.kinds import Ranking
 from sparring_train.loop.step_items import ItemCounts, StepItems
 
 __all__ = ["ItemSoftmax", "compared"]

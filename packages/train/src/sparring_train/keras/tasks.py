@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from sparring import State, StepContainer
 from sparring_train.built_models import built_model
+from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.keras.embedding_tables import embeddings_of
 from sparring_train.keras.item_softmax import ItemSoftmax, compared
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.named_loss import check_losses, named_loss
 from sparring_train.loop.step_items import COUNTS, StepItems
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 if TYPE_CHECKING:
     from sparring import PluginManager

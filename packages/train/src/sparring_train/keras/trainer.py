@@ -23,8 +23,8 @@ from sparring_tf import (
     restore_state,
     trained_table,
 )
+from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.keras.tasks import ColumnTask
 from sparring_train.loop.column_source import ColumnSource
@@ -33,8 +33,8 @@ from sparring_train.loop.model import Trained
 from sparring_train.loop.saved_model import saved_model
 from sparring_train.named_classes import create
 from sparring_train.optimizer_names import method_or_native, native_class
-from sparring_train.ranks import Ranks
-from sparring_train.result import Progress, TrainResult
+from sparring_train.run.ranks import Ranks
+from sparring_train.run.result import Progress, TrainResult
 
 __all__ = ["export", "open_model", "train"]
 

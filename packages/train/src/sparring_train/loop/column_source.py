@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 from sparring import StepContainer, StorageChoice
 from sparring.errors import UnsupportedError
+from sparring_train.columns import ColumnBatch, Label, Schema
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch, Label, Schema
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
 from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, with_both
 from sparring_train.named_classes import create, find_class
-from sparring_train.quality import (
+from sparring_train.quality.predictions import (
     LOWER_IS_BETTER,
     BinaryQuality,
     JoinedQuality,
     NumberQuality,
     Quality,
 )
-from sparring_train.ranks import Ranks
 from sparring_train.registered_kinds import data_kinds
 from sparring_train.report.baselines import Baselines
 from sparring_train.report.slices import SliceQuality
+from sparring_train.run.ranks import Ranks
 
 if TYPE_CHECKING:
     from sparring import PluginManager

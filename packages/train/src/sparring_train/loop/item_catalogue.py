@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparring_train.data.columns import Column, ColumnBatch, Schema
+from sparring_train.columns import Column, ColumnBatch, Schema
 
 __all__ = ["ItemCatalogue", "with_features"]
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from sparring import State, StepContainer, locate
 from sparring.errors import ConfigError, SnapshotError
-from sparring_train.config.kinds import METRICS
 from sparring_train.config.run import RunConfig
-from sparring_train.config.snapshots import SnapshotsConfig
+from sparring_train.config.sections.kinds import METRICS
+from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.loop.best_step import BestStep
-from sparring_train.run_snapshots import RunSnapshots
+from sparring_train.run.snapshots import RunSnapshots
 
 __all__ = ["KeptBest", "best_step_of", "kept_best"]
 

@@ -24,20 +24,20 @@ from sparring import (
 )
 from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
-from sparring_train.job_plan import plan_of_run
-from sparring_train.logs import logs_written
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import KeptBest, best_step_of, kept_best
 from sparring_train.loop.model import Trainer
 from sparring_train.loop.run_metrics import metrics_written
 from sparring_train.loop.run_report import RunReport
-from sparring_train.ranks import Ranks, sum_over_ranks
 from sparring_train.report.host import peak_memory_bytes
-from sparring_train.result import Progress, SilentProgress, TrainResult
-from sparring_train.run_notes import RunNotes
-from sparring_train.run_snapshots import RunSnapshots
-from sparring_train.same_run import ORIGINS, check_same_origins
+from sparring_train.run.change_notes import RunNotes
+from sparring_train.run.job_plan import plan_of_run
+from sparring_train.run.logs import logs_written
+from sparring_train.run.ranks import Ranks, sum_over_ranks
+from sparring_train.run.result import Progress, SilentProgress, TrainResult
+from sparring_train.run.same_run import ORIGINS, check_same_origins
+from sparring_train.run.snapshots import RunSnapshots
 
 __all__ = ["run_training"]
 

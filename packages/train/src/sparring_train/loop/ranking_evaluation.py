@@ -10,14 +10,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.config.kinds import Ranking
-from sparring_train.data.columns import Column, ColumnBatch
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.config.sections.kinds import Ranking
 from sparring_train.data.dataset import Dataset
-from sparring_train.full_sort import full_sort
 from sparring_train.loop.item_catalogue import ItemCatalogue, with_features
 from sparring_train.loop.model import Predict
-from sparring_train.ranking import of_queries
-from sparring_train.ranks import Ranks
+from sparring_train.quality.full_sort import full_sort
+from sparring_train.quality.rankings import of_queries
+from sparring_train.run.ranks import Ranks
 
 __all__ = ["HeldOut", "RankingEvaluation", "with_both"]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sparring import Coordinator, StepContainer
 from sparring.errors import SparringError
-from sparring_train.config.metrics import MetricsConfig
+from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
 
 __all__ = ["metrics_written"]

@@ -11,9 +11,9 @@ from typing import Any
 from sparring import State, StepContainer, num_threads, open_snapshot, resolved_backends
 from sparring.errors import DataError, PluginError, SnapshotError
 from sparring_cli import installed_versions
-from sparring_train.config.printer import config_as_yaml
+from sparring_train.columns import ColumnBatch
+from sparring_train.config.reading.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch
 from sparring_train.loop.column_source import Observe
 from sparring_train.report.baselines import Baselines
 from sparring_train.report.host import inspect_host
@@ -21,7 +21,7 @@ from sparring_train.report.page import write_report
 from sparring_train.report.recorder import RecordingProgress, RunRecorder
 from sparring_train.report.run_data import REPORT, RunData, SnapshotOfRun, run_data
 from sparring_train.report.slices import SliceQuality
-from sparring_train.result import Progress, TrainResult
+from sparring_train.run.result import Progress, TrainResult
 
 __all__ = ["RunReport"]
 

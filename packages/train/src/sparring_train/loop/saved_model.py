@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from sparring import PluginManager, State, StepContainer, configure_pool, open_snapshot
 from sparring_train.config.run import RunConfig, StorageConfig
 from sparring_train.hookspecs import OpenedModel
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 __all__ = ["evaluated", "saved_model"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import State
-from sparring_train.data.columns import ColumnBatch
-from sparring_train.ranks import Ranks
+from sparring_train.columns import ColumnBatch
+from sparring_train.run.ranks import Ranks
 
 __all__ = ["COUNTS", "ItemCounts", "StepItems"]
 

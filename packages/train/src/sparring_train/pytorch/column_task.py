@@ -15,8 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from sparring import State, StepContainer
 from sparring_torch import KeyedJaggedTensor, tables_device
 from sparring_train.built_models import built_model
+from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch, Schema
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.named_loss import check_losses, named_loss
@@ -24,7 +24,7 @@ from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
 from sparring_train.pytorch.embedding_tables import embedding_bags
 from sparring_train.pytorch.item_softmax import ItemSoftmax
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 if TYPE_CHECKING:
     from sparring import PluginManager

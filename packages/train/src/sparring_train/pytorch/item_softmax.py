@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sparring_train.config.kinds import Ranking
+from sparring_train.config.sections.kinds import Ranking
 from sparring_train.loop.step_items import ItemCounts, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
-from sparring_train.ranks import Ranks
+from sparring_train.run.ranks import Ranks
 
 __all__ = ["ItemSoftmax"]
 

@@ -24,8 +24,8 @@ from sparring_torch import (
     restore_random_state,
     restore_state,
 )
+from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
-from sparring_train.data.columns import ColumnBatch
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
@@ -35,8 +35,8 @@ from sparring_train.named_classes import create
 from sparring_train.optimizer_names import method_or_native, native_class
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
-from sparring_train.ranks import Ranks
-from sparring_train.result import Progress, TrainResult
+from sparring_train.run.ranks import Ranks
+from sparring_train.run.result import Progress, TrainResult
 
 __all__ = ["export", "native_optimizer", "open_model", "train"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.data.columns import Column, ColumnBatch
-from sparring_train.quality import Quality
-from sparring_train.ranks import Ranks
+from sparring_train.columns import Column, ColumnBatch
+from sparring_train.quality.predictions import Quality
 from sparring_train.report.run_data import Baseline
+from sparring_train.run.ranks import Ranks
 
 __all__ = ["Baselines"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 from sparring_train.report.run_data import Points
-from sparring_train.result import Progress
+from sparring_train.run.result import Progress
 
 __all__ = ["RecordingProgress", "RunRecorder"]
 

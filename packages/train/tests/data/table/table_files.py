@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow
 from pyarrow import csv, parquet
 
-from sparring_train.config.table import TableData
-from sparring_train.data.columns import ColumnBatch, Label
+from sparring_train.columns import ColumnBatch, Label
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.table.dataset import open_table
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train.data.columns import Label
+from sparring_train.columns import Label
 from sparring_train.data.table import csv_rows
 from sparring_train.data.table.look import look_at
 

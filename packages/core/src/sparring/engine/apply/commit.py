@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparring.contracts.storage import Storage
-from sparring.engine.memory_budget import check_memory
+from sparring.contracts.storage.storage import Storage
+from sparring.engine.job.memory_budget import check_memory
 from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables.entry import TableEntry
 from sparring.errors import CapacityError, DeviceError, InvalidArgumentError, PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import decide_unseen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparring.contracts.kernel_set import KernelSet
+from sparring.contracts.device.kernel_set import KernelSet
 from sparring.engine.apply.commit import agreed, committing
 from sparring.engine.apply.gather import (
     Gathered,
@@ -22,8 +22,8 @@ from sparring.engine.apply.gradients import (
 )
 from sparring.engine.apply.whole_updates import block_shape, whole_updates
 from sparring.engine.apply.write import write_rows
-from sparring.engine.column_blocks import table_names
 from sparring.engine.state import EngineState
+from sparring.engine.tables.column_blocks import table_names
 from sparring.kernels.cpu import HOST
 
 __all__ = ["apply_update"]

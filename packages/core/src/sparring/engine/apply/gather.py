@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.results import Keys, Rows
-from sparring.contracts.table import TableConfig
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.storage.results import Keys, Rows
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.commit import check_room
-from sparring.engine.column_blocks import fill_new_rows
 from sparring.engine.state import EngineState
+from sparring.engine.tables.column_blocks import fill_new_rows
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision, decide_unseen
 from sparring.kernels.mixed_precision import computing_rows
@@ -29,7 +29,7 @@ class TableUpdate:
     """Rows and gradients of one table for an update, which changes `rows` in place.
 
     Arrays are NumPy's; or, where a framework handed in its own on a device, those of the framework
-    there, as `sparring.contracts.kernels.DeviceArray`.
+    there, as `sparring.contracts.device.kernels.DeviceArray`.
     """
 
     table: TableConfig

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparring.collective.coordinator import Coordinator
-from sparring.contracts.collective import Reduction
-from sparring.contracts.exchange_options import WireDtype
-from sparring.contracts.kernel_set import KernelSet, TableBags
-from sparring.engine.column_blocks import divided_gradients
+from sparring.contracts.device.kernel_set import KernelSet, TableBags
+from sparring.contracts.ranks.collective import Reduction
+from sparring.contracts.ranks.exchange_options import WireDtype
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
-from sparring.engine.pooled import take_bag_gradients
+from sparring.engine.lookup.pooled import take_bag_gradients
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
+from sparring.engine.tables.column_blocks import divided_gradients
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
 from sparring.kernels.cpu import HOST

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparring import _native
-from sparring.contracts.kernel_set import KernelSet
-from sparring.contracts.updates import MethodChoice, UpdateRows
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.storage.updates import MethodChoice, UpdateRows
 from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
 from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows, num_kept
 from sparring.engine.apply.gradients import (
@@ -18,10 +18,10 @@ from sparring.engine.apply.gradients import (
 )
 from sparring.engine.apply.pushed import push_gradients, take_pushed
 from sparring.engine.apply.write import write_fused, write_methods, write_rows
-from sparring.engine.column_blocks import choices_of_parts, table_names
 from sparring.engine.device_gradients import DeviceGradients
-from sparring.engine.memory_budget import check_memory
+from sparring.engine.job.memory_budget import check_memory
 from sparring.engine.state import EngineState
+from sparring.engine.tables.column_blocks import choices_of_parts, table_names
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels.cpu import HOST
 from sparring.updates.builtin import NativeMethod, clip_gradients

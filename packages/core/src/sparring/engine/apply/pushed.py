@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.storage.updates import MethodChoice
 from sparring.engine.apply.gradients import own_gradients
 from sparring.engine.state import EngineState
 from sparring.kernels.cpu import HOST

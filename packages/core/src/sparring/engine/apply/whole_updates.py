@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparring.contracts.table import TableConfig
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
-from sparring.engine.tables import Tables
+from sparring.engine.tables.tables import Tables
 
 __all__ = ["block_shape", "whole_updates"]
 

@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.kernel_set import KernelSet, NumEvicted, StorageChange, StorageUpdate
-from sparring.contracts.kernels import DeviceArray
-from sparring.contracts.results import Evicted, Rows
-from sparring.contracts.table import TableConfig
-from sparring.contracts.updates import MethodChoice
+from sparring.contracts.device.kernel_set import KernelSet, NumEvicted, StorageChange, StorageUpdate
+from sparring.contracts.device.kernels import DeviceArray
+from sparring.contracts.storage.results import Evicted, Rows
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import Gathered, TableUpdate
 from sparring.engine.apply.gradients import by_device
-from sparring.engine.column_blocks import rounded_rows
 from sparring.engine.state import EngineState
+from sparring.engine.tables.column_blocks import rounded_rows
 from sparring.errors import PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.admission import Bloom, Frequency, Probability
 from sparring.contracts.checkpoint import State
-from sparring.contracts.results import Keys
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Keys
+from sparring.contracts.tables.admission import Bloom, Frequency, Probability
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.state import EngineState
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables.entry import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import native_filter
 from sparring.snapshot.erase import ERASURE

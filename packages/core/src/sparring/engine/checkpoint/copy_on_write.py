@@ -32,11 +32,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
-from sparring.contracts.shard_map import NUM_PARTITIONS
-from sparring.contracts.storage import Storage
-from sparring.contracts.storage_optional import SupportsCopy
-from sparring.contracts.table import TableConfig
+from sparring.contracts.ranks.shard_map import NUM_PARTITIONS
+from sparring.contracts.storage.optional import SupportsCopy
+from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InternalError, InvalidArgumentError
 from sparring.snapshot.format.manifest import no_pause
 from sparring.snapshot.row_router import returned_memory

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sparring.contracts.storage import Storage
+from sparring.contracts.storage.storage import Storage
 from sparring.errors import SparringError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each

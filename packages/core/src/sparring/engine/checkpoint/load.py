@@ -11,11 +11,11 @@ import numpy as np
 from sparring import _native
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.checkpoint import Loaded, State
-from sparring.contracts.results import Rows
-from sparring.contracts.table import TableConfig
+from sparring.contracts.storage.results import Rows
+from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
 from sparring.engine.state import EngineState, Purpose, quiesce
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.runtime.pool import Task
 from sparring.snapshot.chain import merged_chunks

@@ -15,7 +15,7 @@ from sparring.engine.checkpoint.container_state import OWN_STATES, container_sta
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.table_entry import TableEntry
+from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.runtime import pool
 from sparring.snapshot.format.manifest import TableDescription

@@ -21,10 +21,10 @@ from functools import partial
 
 from sparring import _native
 from sparring.contracts.checkpoint import Retention, Saved, State
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.results import Keys, ScanChunk
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.results import Keys, ScanChunk
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
-from sparring.engine.write_log import WriteLog
+from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import DeadlineError, SnapshotError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.pool import Task

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.results import Keys, Rows, Scores
+from sparring.contracts.storage.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes, without_repeats
 from sparring.snapshot.place.place import WriteFile, writing

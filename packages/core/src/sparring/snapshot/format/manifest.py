@@ -22,9 +22,9 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sparring._version import __version__
-from sparring.contracts.column_block import ColumnBlock
-from sparring.contracts.initializers import Initializer
-from sparring.contracts.table import DTYPES, TableConfig
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.tables.initializers import Initializer
+from sparring.contracts.tables.table import DTYPES, TableConfig
 from sparring.errors import InvalidArgumentError
 
 __all__ = [

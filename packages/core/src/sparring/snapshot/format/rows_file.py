@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
-from sparring.contracts.results import Keys, ScanChunk
+from sparring.contracts.storage.results import Keys, ScanChunk
 from sparring.snapshot.format.data_file import (
     DTYPE_CODES,
     Header,

@@ -2,7 +2,7 @@
 
 Every file is opened relative to the descriptor of its folder, follows no link and must be a
 regular file. Whatever touches the disk is a function of `os`, called as such: that is where
-`sparring_testing.faulty_disk` lets it fail.
+`sparring_testing.faults.faulty_disk` lets it fail.
 """
 
 from __future__ import annotations

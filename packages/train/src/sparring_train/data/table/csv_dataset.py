@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
-from sparring_train.data.columns import ColumnBatch, Schema
+from sparring_train.columns import ColumnBatch, Schema
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange, OpenRequest
 from sparring_train.data.split import Part
 from sparring_train.data.table.csv_rows import CsvRows

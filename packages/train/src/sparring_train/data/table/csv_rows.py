@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
-from sparring_train.data.columns import Origin
+from sparring_train.columns import Origin
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_values import (
     NO_NUMBER,
     TEXTS,

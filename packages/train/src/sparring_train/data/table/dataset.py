@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sparring.errors import DataError
-from sparring_train.config.table import HistoryConfig, TableData
-from sparring_train.data.columns import ColumnBatch
+from sparring_train.columns import ColumnBatch
+from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.table.csv_dataset import CsvDataset
 from sparring_train.data.table.csv_rows import CsvRows

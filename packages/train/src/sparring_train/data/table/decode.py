@@ -14,8 +14,8 @@ from pyarrow import types
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
-from sparring_train.data.columns import Column, ColumnBatch, Feature, Label
+from sparring_train.columns import Column, ColumnBatch, Feature, Label
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.hexadecimal import HEXADECIMAL, numbers_of_hexadecimal
 
 __all__ = [

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import DataError
-from sparring_train.config.table import HistoryConfig, TableData
-from sparring_train.data.columns import Column
+from sparring_train.columns import Column
+from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.table.decode import Decoder, RawRows, only
 from sparring_train.data.table.split import times_of
 

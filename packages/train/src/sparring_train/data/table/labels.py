@@ -7,8 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.config.table import TableData
-from sparring_train.data.columns import Label
+from sparring_train.columns import Label
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange
 from sparring_train.data.table.decode import Decoder, RawRows, only
 

@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import parquet, types
 
 from sparring.errors import DataError
-from sparring_train.data.columns import Origin
+from sparring_train.columns import Origin
 from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
 

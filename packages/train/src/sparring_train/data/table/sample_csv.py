@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from sparring.errors import DataError
-from sparring_train.config.table import TableData
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_rows import (
     CsvRows,
     delimiter_by_name,

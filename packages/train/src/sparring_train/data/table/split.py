@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparring.errors import DataError
-from sparring_train.config.table import SplitConfig, TableData, ValidationConfig
+from sparring_train.config.sections.table import SplitConfig, TableData, ValidationConfig
 from sparring_train.data.split import Part, uniform_of_rows
 from sparring_train.data.table.decode import Decoder, RawRows, only
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.data.columns import ColumnBatch
+from sparring_train.columns import ColumnBatch
 from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.split import Split

@@ -1,0 +1,1 @@
+"""Connections to Redis: deadlines, encryption, topology."""

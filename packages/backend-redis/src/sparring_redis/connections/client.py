@@ -1,0 +1,302 @@
+"""Runs many commands at once, on as many servers as they belong to, within one deadline.
+
+What is retried
+    A command that the server refused before running it (it moved, it is loading, …) is sent again.
+    A command whose reply did not come may have run. It is sent again only if the caller says that
+    running twice is the same as running once. Retries end with the deadline.
+
+What holds when a call fails
+    Each command ran whole or not at all; some of a call's commands may have run. Writes of an
+    older call cannot come later than those of a newer one: see `sparring_redis.connections.server`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from sparring.errors import DeadlineError, StorageIOError
+from sparring_redis.connections.connection import Link
+from sparring_redis.connections.deadline import Deadline
+from sparring_redis.connections.place import Address
+from sparring_redis.connections.refusals import NOT_RUN, RefusedError, begins, is_lasting
+from sparring_redis.connections.server import Server
+from sparring_redis.connections.topology import Topology
+
+__all__ = ["Client", "Command"]
+
+_PENDING: Any = object()
+_SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.005, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One packed command and the slot of the key that it names."""
+
+    slot: int
+    data: bytes
+
+
+class Client:
+    """All that a storage or a rendezvous asks of Redis goes through here. Any thread may.
+
+    Args:
+        topology: who answers for what.
+        deadline_seconds: the longest that one call may take.
+        what: for messages, whose calls these are, as ``table 'item'``.
+    """
+
+    def __init__(self, topology: Topology, deadline_seconds: float, what: str) -> None:
+        self.topology = topology
+        self.deadline_seconds = deadline_seconds
+        self._what = what
+
+    def run(
+        self,
+        commands: Sequence[Command],
+        operation: str,
+        *,
+        is_write: bool,
+        is_repeatable: bool = True,
+        may_be_refused: bool = False,
+        deadline: Deadline | None = None,
+    ) -> list[Any]:
+        """Runs all commands; nothing is promised of their order.
+
+        Args:
+            commands: what to run.
+            operation: its name, for messages.
+            is_write: they change something.
+            is_repeatable: running any of them twice leaves and returns the same as once.
+            may_be_refused: a refusal is a reply too.
+            deadline: None: a new one.
+
+        Returns:
+            A reply for each command.
+
+        Raises:
+            DeadlineError: not all replies came in time.
+            StorageIOError: Redis cannot be reached or refused a command, or a reply was lost of a
+                command that must not be repeated.
+        """
+        deadline = deadline or Deadline(self.deadline_seconds)
+        call = _Call(commands, operation, is_write, is_repeatable, deadline)
+        wait = _SHORTEST_WAIT_SECONDS
+        while True:
+            before = call.failure
+            try:
+                self._attempt(call)
+            except (RedisError, OSError) as error:
+                call.failure = error
+            if deadline.is_over and before is not None and _is_timeout(call.failure):
+                # That the time ran out while trying again says less than why that was needed.
+                call.failure = before
+            refusals = [each for each in call.replies if isinstance(each, ResponseError)]
+            if refusals and not may_be_refused:
+                raise self._refused(call, refusals)
+            if call.is_answered:
+                return call.replies
+            if call.may_have_run and not is_repeatable:
+                raise self._lost(call)
+            if is_lasting(call.failure):
+                raise self._refused(call, [call.failure])
+            if deadline.is_over:
+                raise self._too_late(call)
+            try:
+                time.sleep(min(wait, deadline.remaining()))
+                wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+                self.topology.refresh(deadline)
+            except (RedisError, OSError) as error:
+                if is_lasting(error):
+                    raise self._refused(call, [error]) from error
+                call.failure = call.failure or error
+
+    def close(self) -> None:
+        self.topology.close()
+
+    # -- one attempt ------------------------------------------------------------
+
+    def _attempt(self, call: _Call) -> None:
+        """Sends what has no reply yet, then reads; raises the first failure after all servers."""
+        call.failure = None
+        under_way: list[_UnderWay] = []
+        try:
+            for server, places in self._rounds(call).items():
+                try:
+                    link = server.acquire(call.deadline, is_write=call.is_write)
+                except (RedisError, OSError) as error:
+                    call.failure = error
+                    continue
+                under_way.append(_UnderWay(server, link, places))
+                try:
+                    link.send(b"".join([call.commands[place].data for place in places]))
+                except (RedisError, OSError) as error:
+                    self._fail(call, under_way.pop(), error)
+            while under_way:
+                server, link, places = under_way[0]
+                try:
+                    for place in places:
+                        call.replies[place] = link.receive()
+                except (RedisError, OSError) as error:
+                    self._fail(call, under_way.pop(0), error)
+                    continue
+                under_way.pop(0)
+                server.release(link)
+        except BaseException:
+            # Interrupted: replies are still to come, which must not be taken for others.
+            for server, link, _ in under_way:
+                server.discard(link, has_writes=call.is_write)
+            raise
+        self._sort_out(call)
+
+    def _rounds(self, call: _Call) -> dict[Server, list[int]]:
+        rounds: dict[Server, list[int]] = {}
+        pending = [i for i, reply in enumerate(call.replies) if reply is _PENDING]
+        if any(self.topology.server_of(call.commands[place].slot) is None for place in pending):
+            self.topology.refresh(call.deadline)
+        for place in pending:
+            server = self.topology.server_of(call.commands[place].slot)
+            if server is None:
+                call.failure = RedisError(f"no server answers for slot {call.commands[place].slot}")
+            else:
+                rounds.setdefault(server, []).append(place)
+        return rounds
+
+    def _fail(self, call: _Call, failed: _UnderWay, error: Exception) -> None:
+        failed.server.discard(failed.link, has_writes=call.is_write)
+        # A server that is still loading, or rejects the login, has run nothing.
+        if not isinstance(error, (AuthenticationError, BusyLoadingError)):
+            call.may_have_run = True
+        call.failure = error
+
+    def _sort_out(self, call: _Call) -> None:
+        """Takes back replies that say that the command did not run."""
+        for place, reply in enumerate(call.replies):
+            if begins(reply, NOT_RUN):
+                call.failure = reply
+                call.replies[place] = _PENDING
+                if begins(reply, ("ASK",)):
+                    call.replies[place] = self._ask_elsewhere(call, place, str(reply))
+
+    def _ask_elsewhere(self, call: _Call, place: int, reply: str) -> Any:
+        """Runs a command whose slot is on its way to another server, there."""
+        target = reply.rsplit(maxsplit=1)[-1]
+        host, _, port = target.rpartition(":")
+        server = self.topology.server(Address(host, int(port)))
+        link = server.acquire(call.deadline, is_write=call.is_write)
+        try:
+            link.send(b"*1\r\n$6\r\nASKING\r\n" + call.commands[place].data)
+            link.receive()
+            found = link.receive()
+        except (RedisError, OSError) as error:
+            self._fail(call, _UnderWay(server, link, [place]), error)
+            return _PENDING
+        except BaseException:
+            server.discard(link, has_writes=call.is_write)
+            raise
+        server.release(link)
+        return _PENDING if begins(found, NOT_RUN) else found
+
+    # -- what is said when it fails ----------------------------------------------
+
+    def _asked(self, call: _Call) -> str:
+        return f"{call.operation} of {self._what}, {self.topology.place}"
+
+    def _outcome(self, call: _Call) -> str:
+        if not call.is_write:
+            return ""
+        return (
+            f" {call.num_answered} of {len(call.commands)} commands are known to have run; the "
+            "others may have. The same call again sets that right."
+        )
+
+    def _refused(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:
+        if isinstance(refusals[0], RefusedError):
+            return StorageIOError(
+                f"{self._asked(call)}: {refusals[0]}; mend that there, or the "
+                f"options.{self._outcome(call)}",
+                operation=call.operation,
+            )
+        return StorageIOError(
+            f"{self._asked(call)}: {len(refusals)} of {len(call.commands)} commands were refused, "
+            f"the first with: {refusals[0]}; mend that on the server, or the user's "
+            f"permissions.{self._outcome(call)}",
+            operation=call.operation,
+        )
+
+    def _lost(self, call: _Call) -> StorageIOError:
+        return StorageIOError(
+            f"{self._asked(call)}: the connection failed before all replies came "
+            f"({call.failure}), and what counts changes is not sent twice; see whether the server "
+            f"runs, then call again.{self._outcome(call)}",
+            operation=call.operation,
+        )
+
+    def _too_late(self, call: _Call) -> DeadlineError | StorageIOError:
+        seconds = f"{call.deadline.seconds:g} s"
+        details = {"operation": call.operation, "deadline_seconds": call.deadline.seconds}
+        if call.may_have_run or _is_timeout(call.failure):
+            return DeadlineError(
+                f"{self._asked(call)}: no complete answer within {seconds} (last: {call.failure}); "
+                "see whether the server is stopped, overloaded or far away, or raise "
+                f"deadline_seconds.{self._outcome(call)}",
+                **details,
+            )
+        return StorageIOError(
+            f"{self._asked(call)}: cannot be reached for {seconds} (last: {call.failure}); see "
+            f"whether the server runs there.{self._outcome(call)}",
+            **details,
+        )
+
+
+class _UnderWay(NamedTuple):
+    """Commands that were sent, and where their replies will come from."""
+
+    server: Server
+    link: Link
+    places: list[int]
+
+
+class _Call:
+    """State of one call."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        operation: str,
+        is_write: bool,
+        is_repeatable: bool,
+        deadline: Deadline,
+    ) -> None:
+        self.commands = commands
+        self.operation = operation
+        self.is_write = is_write
+        self.is_repeatable = is_repeatable
+        self.deadline = deadline
+        self.replies: list[Any] = [_PENDING] * len(commands)
+        self.failure: Exception | None = None
+        self.may_have_run = False
+
+    @property
+    def is_answered(self) -> bool:
+        return not any(reply is _PENDING for reply in self.replies)
+
+    @property
+    def num_answered(self) -> int:
+        return sum(
+            not (reply is _PENDING or isinstance(reply, ResponseError)) for reply in self.replies
+        )
+
+
+def _is_timeout(error: Exception | None) -> bool:
+    return isinstance(error, (TimeoutError, RedisTimeoutError))

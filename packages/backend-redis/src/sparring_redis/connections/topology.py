@@ -1,0 +1,201 @@
+"""Which server answers for a name: one, the master that Sentinel knows, or the one of its slot."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from redis.exceptions import RedisError
+
+from sparring_redis.connections.connection import Access, Link
+from sparring_redis.connections.deadline import Deadline
+from sparring_redis.connections.place import Address, Place
+from sparring_redis.connections.refusals import RefusedError, refusals_of
+from sparring_redis.connections.server import Server
+
+__all__ = ["ClusterTopology", "SentinelTopology", "StandaloneTopology", "Topology"]
+
+NUM_SLOTS = 16_384
+
+_T = TypeVar("_T")
+
+
+class Topology(ABC):
+    """Finds servers, and keeps what it knows of each as long as it lives. Any thread may ask."""
+
+    def __init__(self, place: Place, access: Access) -> None:
+        self.place = place
+        self._access = access
+        self._lock = threading.RLock()
+        self._servers: dict[Address, Server] = {}
+
+    def server(self, address: Address) -> Server:
+        with self._lock:
+            if address not in self._servers:
+                self._servers[address] = Server(address, self._access)
+            return self._servers[address]
+
+    @abstractmethod
+    def server_of(self, slot: int) -> Server | None:
+        """Server that answers for `slot`; None: none, as far as is known."""
+
+    def slots(self) -> list[int]:
+        """One slot of each server that answers for any, as far as is known."""
+        return [0]
+
+    @abstractmethod
+    def refresh(self, deadline: Deadline) -> None:
+        """Asks again who answers for what.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: no server that knows can be reached.
+        """
+
+    def close(self) -> None:
+        with self._lock:
+            for server in self._servers.values():
+                server.close()
+
+
+class StandaloneTopology(Topology):
+    """One server."""
+
+    def server_of(self, slot: int) -> Server | None:
+        return self.server(self.place.addresses[0])
+
+    def refresh(self, deadline: Deadline) -> None:
+        """It is where it was."""
+
+
+class SentinelTopology(Topology):
+    """The master of a service; the sentinels know which one that is now."""
+
+    def __init__(self, place: Place, access: Access, sentinel_access: Access) -> None:
+        super().__init__(place, access)
+        self._sentinels = _Guides(
+            place.addresses, sentinel_access, "see whether a sentinel answers there"
+        )
+        self._master: Address | None = None
+
+    def server_of(self, slot: int) -> Server | None:
+        return None if self._master is None else self.server(self._master)
+
+    def refresh(self, deadline: Deadline) -> None:
+        self._master = self._sentinels.ask(self._master_of, deadline)
+
+    def _master_of(self, link: Link) -> Address:
+        found = link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.place.service)
+        if found is None:
+            raise RefusedError(
+                f"sentinel at {link.address} knows no master {self.place.service!r}; name one "
+                "that it watches, option service"
+            )
+        return Address(found[0].decode(), int(found[1]))
+
+
+class ClusterTopology(Topology):
+    """The master of each slot."""
+
+    def __init__(self, place: Place, access: Access) -> None:
+        super().__init__(place, access)
+        self._owners: list[Server | None] = [None] * NUM_SLOTS
+        self._nodes = _Guides(
+            place.addresses, access, "see whether a node of a cluster answers there"
+        )
+
+    def server_of(self, slot: int) -> Server | None:
+        return self._owners[slot]
+
+    def slots(self) -> list[int]:
+        slot_of: dict[Server | None, int] = {}
+        for slot, server in enumerate(self._owners):
+            slot_of.setdefault(server, slot)
+        return [slot for server, slot in slot_of.items() if server is not None]
+
+    def refresh(self, deadline: Deadline) -> None:
+        self._nodes.ask(self._take_over, deadline)
+
+    def _take_over(self, link: Link) -> None:
+        ranges = link.ask("CLUSTER", "SLOTS")
+        owners: list[Server | None] = [None] * NUM_SLOTS
+        masters: list[Address] = []
+        for first, last, master, *_ in ranges:
+            # A node that does not know its own name is the one that was asked.
+            host = master[0].decode() if master[0] else link.address.host
+            address = Address(host, int(master[1]))
+            masters.append(address)
+            owners[first : last + 1] = [self.server(address)] * (last + 1 - first)
+        with self._lock:
+            self._owners = owners
+        self._nodes.learn([*masters, *self.place.addresses])
+
+
+class _Guides:
+    """Servers any of which can say who answers for what. Any thread may ask."""
+
+    def __init__(self, addresses: Sequence[Address], access: Access, advice: str) -> None:
+        self._advice = advice
+        self._addresses = list(addresses)
+        self._access = access
+        self._lock = threading.Lock()
+
+    def learn(self, addresses: Sequence[Address]) -> None:
+        """From now on these are asked."""
+        with self._lock:
+            self._addresses = list(dict.fromkeys(addresses))
+
+    def ask(self, question: Callable[[Link], _T], deadline: Deadline) -> _T:
+        """The first answer; who gave it is asked first the next time.
+
+        Raises:
+            RefusedError: all said no.
+            redis.exceptions.RedisError, OSError: no server answered.
+        """
+        failures: list[Exception] = []
+        with self._lock:
+            addresses = list(self._addresses)
+        for address in addresses:
+            who = f"{self._access.what} at {address}"
+            try:
+                with (
+                    _visit(address, self._access, self._part(deadline, addresses)) as link,
+                    refusals_of(who, self._advice),
+                ):
+                    answer = question(link)
+            except (RedisError, OSError) as error:
+                failures.append(error)
+                if deadline.is_over:
+                    break
+                continue
+            with self._lock:
+                if address in self._addresses:
+                    self._addresses.remove(address)
+                    self._addresses.insert(0, address)
+            return answer
+        raise self._worst(failures)
+
+    def _worst(self, failures: Sequence[Exception]) -> Exception:
+        """Error for the whole; lasting only if no other server may still answer."""
+        refused = [each for each in failures if isinstance(each, RefusedError)]
+        others = [each for each in failures if not isinstance(each, RefusedError)]
+        if refused and others:
+            return RedisError(f"{others[-1]}, and {refused[0]}")
+        return (refused or others)[-1]
+
+    def _part(self, deadline: Deadline, addresses: Sequence[Address]) -> Deadline:
+        """Deadline for one of them: a stopped one must not take the time of those that would answer."""
+        left = deadline.remaining()
+        return Deadline(left if len(addresses) == 1 else max(left / 3, 0.05))
+
+
+@contextmanager
+def _visit(address: Address, access: Access, deadline: Deadline) -> Iterator[Link]:
+    """A connection for one question."""
+    link = Link(address, access, deadline)
+    try:
+        yield link
+    finally:
+        link.close()

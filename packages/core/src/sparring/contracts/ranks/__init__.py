@@ -1,0 +1,1 @@
+"""Contracts between ranks: collective, rendezvous, layouts and exchange options."""

@@ -1,0 +1,170 @@
+"""Which rank owns which partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.storage.results import as_array, is_whole
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["NUM_PARTITIONS", "KeyOwners", "Shard", "ShardMap"]
+
+NUM_PARTITIONS = 4096
+"""Fixed for ever: snapshots name their files by partition."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shard:
+    """The part of a table that one rank keeps.
+
+    Args:
+        rank: whose it is.
+        world_size: of how many ranks.
+        partitions: ``(n,)`` int64, ascending: those whose rows it keeps. All 4,096 of a
+            replicated table, of one that this rank owns alone, and in a world of one; it may be
+            none.
+    """
+
+    rank: int
+    world_size: int
+    partitions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardMap:
+    """Partition → rank.
+
+    The partition of a key is the top 12 bits of its 64-bit hash (`kernels.functions.partition`), so a
+    key's partition never changes, whatever the world size.
+
+    Args:
+        owners: ``(4096,)`` int32, the rank that owns each partition.
+        world_size: ranks.
+
+    Raises:
+        InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.
+    """
+
+    owners: npt.NDArray[np.int32]
+    world_size: int
+
+    def __post_init__(self) -> None:
+        _check_world_size(self.world_size)
+        given = as_array(self.owners, "shard map: owners")
+        if given.shape != (NUM_PARTITIONS,):
+            raise InvalidArgumentError(
+                f"shard map: needs an owner for each of {NUM_PARTITIONS} partitions, found shape "
+                f"{given.shape}; make one: ShardMap.balanced(world_size)"
+            )
+        if given.dtype.kind not in "iu":
+            raise InvalidArgumentError(
+                f"shard map: owners must be ranks, whole numbers, found dtype {given.dtype}; "
+                "convert them to int32"
+            )
+        # Before they become int32, which would cut them.
+        if given.min() < 0 or given.max() >= self.world_size:
+            raise InvalidArgumentError(
+                f"shard map: owners must be ranks 0 to {self.world_size - 1}, found "
+                f"{int(given.min())} to {int(given.max())}; give the world size that they are of"
+            )
+        owners = given.astype(np.int32)
+        owners.flags.writeable = False
+        object.__setattr__(self, "owners", owners)
+
+    @classmethod
+    def balanced(cls, world_size: int) -> ShardMap:
+        """The map of a fresh start: contiguous ranges of partitions, as equal as can be."""
+        _check_world_size(world_size)
+        partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
+        return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
+
+    def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
+        """The partitions that `rank` owns, ascending."""
+        return np.flatnonzero(self.owners == rank)
+
+    def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
+        """Shard of a table that `rank` keeps."""
+        partitions = np.arange(NUM_PARTITIONS) if is_replicated else self.partitions_of(rank)
+        return Shard(rank, self.world_size, partitions)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardMap):
+            return NotImplemented
+        return self.world_size == other.world_size and np.array_equal(self.owners, other.owners)
+
+    def __hash__(self) -> int:
+        return hash((self.world_size, self.owners.tobytes()))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KeyOwners:
+    """The keys of a table of which each rank keeps its own, as seen by one rank.
+
+    Args:
+        table: its name.
+        rank: that asks.
+        owners: ``(4096,)`` int32, the rank that owns each partition.
+    """
+
+    table: str
+    rank: int
+    owners: npt.NDArray[np.int32]
+
+    def are_own(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """``(n,)``: whether this rank owns each key."""
+        own: npt.NDArray[np.bool_] = self.owners[_native.partition(keys)] == self.rank
+        return own
+
+    def check_written(self, keys: npt.NDArray[np.int64]) -> None:
+        """Refuses to write rows that another rank keeps; no row has changed.
+
+        Raises:
+            InvalidArgumentError: naming the first such key as `key`, and its rank as `owner`.
+        """
+        self._check(
+            keys,
+            "write",
+            "no row was changed. Call container.assign(table, keys, embeddings) on all ranks, which "
+            "brings each row to its owner; or write each key on the rank that owns it: "
+            "container.layout(table).owners[sparring.kernels.functions.partition(keys)]",
+        )
+
+    def check_saved(self, keys: npt.NDArray[np.int64]) -> None:
+        """Refuses to save rows that another rank keeps: the snapshot would have two of them.
+
+        Raises:
+            InvalidArgumentError: as `check_written`.
+        """
+        self._check(
+            keys,
+            "save",
+            "nothing was saved. Remove the keys from this rank by container.storage(table).erase, "
+            "write them on the rank that owns them, and save again",
+        )
+
+    def _check(self, keys: npt.NDArray[np.int64], verb: str, remedy: str) -> None:
+        are_own = self.are_own(keys)
+        if are_own.all():
+            return
+        foreign = keys[~are_own]
+        key, owner = int(foreign[0]), int(self.owners[_native.partition(foreign[:1])[0]])
+        raise InvalidArgumentError(
+            f"table {self.table!r}: rank {self.rank} was to {verb} {len(keys)} rows, of which "
+            f"{len(foreign)} belong to other ranks, as key {key} does to rank {owner}; {remedy}",
+            table=self.table,
+            rank=self.rank,
+            key=key,
+            owner=owner,
+        )
+
+
+def _check_world_size(world_size: object) -> None:
+    if not is_whole(world_size) or not 1 <= int(world_size) <= NUM_PARTITIONS:  # type: ignore[call-overload]
+        raise InvalidArgumentError(
+            f"shard map: world_size must be a whole number from 1 to {NUM_PARTITIONS}, found "
+            f"{world_size!r}"
+        )

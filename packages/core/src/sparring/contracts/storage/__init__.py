@@ -1,0 +1,1 @@
+"""Contracts of storages: operations, results, updates, optional parts."""

@@ -1,0 +1,99 @@
+"""A block of a table's columns: the rows of one are those of a narrower table.
+
+    row of the table    embedding 0 … dim      state 0: dim columns   state 1: dim columns
+    row of the block    columns begin … end    the same of state 0    the same of state 1
+
+State is divided where an optimizer keeps arrays of `dim` elements, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparring.contracts.storage.results import Rows
+from sparring.contracts.tables.table import TableConfig
+
+__all__ = ["ColumnBlock"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBlock:
+    """Columns of embeddings, half-open.
+
+    Args:
+        begin: the first.
+        end: that after the last.
+    """
+
+    begin: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        """Columns of it."""
+        return self.end - self.begin
+
+    def contains(self, other: ColumnBlock) -> bool:
+        """Whether all columns of `other` are among these."""
+        return self.begin <= other.begin and other.end <= self.end
+
+    @staticmethod
+    def divides_state(table: TableConfig) -> bool:
+        """Whether the optimizer's state of a table goes by columns."""
+        return table.state_width % table.dim == 0
+
+    def table_of(self, table: TableConfig) -> TableConfig:
+        """The narrower table, by the same name; without state, where state does not go by columns."""
+        parts = table.state_width // table.dim if self.divides_state(table) else 0
+        method = table.state_method if parts or not table.state_width else ""
+        return replace(table, dim=self.width, state_width=parts * self.width, state_method=method)
+
+    def cut_state(self, table: TableConfig, state: Rows) -> Rows:
+        """The part of states that goes with these columns.
+
+        Args:
+            table: whose state goes by columns.
+            state: ``(n, state_width)``.
+
+        Returns:
+            ``(n, state_width of the block)``: a copy.
+        """
+        parts = table.state_width // table.dim
+        divided = state.reshape(len(state), parts, table.dim)[:, :, self.begin : self.end]
+        return np.ascontiguousarray(divided).reshape(len(state), parts * self.width)
+
+    def cut(self, table: TableConfig, rows: Rows) -> Rows:
+        """The rows of this block.
+
+        Args:
+            table: as its rows are stored.
+            rows: ``(n, width)`` of its dtype, C-contiguous.
+
+        Returns:
+            ``(n, width)`` of `table_of`: a copy.
+        """
+        own = self.table_of(table)
+        cut = np.zeros((len(rows), own.width), own.numpy_dtype)
+        own.embeddings(cut)[...] = table.embeddings(rows)[:, self.begin : self.end]
+        if own.state_width:
+            own.state(cut)[...] = self.cut_state(table, np.asarray(table.state(rows)))
+        return cut
+
+    def put(self, table: TableConfig, rows: Rows, block_rows: Rows) -> None:
+        """Writes rows of this block into those of the table.
+
+        Args:
+            table: as its rows are stored.
+            rows: ``(n, width)`` of its dtype, C-contiguous; changed.
+            block_rows: ``(n, width)`` of `table_of`, C-contiguous.
+        """
+        own = self.table_of(table)
+        table.embeddings(rows)[:, self.begin : self.end] = own.embeddings(block_rows)
+        state, part = table.state(rows), own.state(block_rows)
+        for number in range(own.state_width // self.width):
+            at = number * table.dim
+            state[:, at + self.begin : at + self.end] = part[
+                :, number * self.width : (number + 1) * self.width
+            ]

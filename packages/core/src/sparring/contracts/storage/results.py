@@ -1,0 +1,289 @@
+"""Arrays that the methods of a storage take, their results, and checks of arguments.
+
+A check returns an array that an ``_impl`` method may rely on. An integer array of another width or sign
+is converted where every value fits; floats are refused, because an id that was rounded is another id.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from sparring.contracts.tables.table import TableConfig
+
+__all__ = [
+    "Columns",
+    "Evicted",
+    "FindResult",
+    "Keys",
+    "Rows",
+    "ScanChunk",
+    "Scores",
+    "as_array",
+    "check_columns",
+    "check_count",
+    "check_keys",
+    "check_note",
+    "check_out",
+    "check_rows",
+    "check_scores",
+    "is_whole",
+]
+
+Keys = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]
+Scores = npt.NDArray[np.uint64]
+
+
+class Columns(NamedTuple):
+    """A half-open range of a row, counted in elements of the table's dtype."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindResult:
+    """Rows in the order of the keys asked for."""
+
+    rows: Rows
+    """``(n, width of columns)``; zeros where `found` is False."""
+    found: npt.NDArray[np.bool_]
+    """``(n,)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Rows that left to make room, whole, as they last were."""
+
+    keys: Keys
+    rows: Rows
+    scores: Scores
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanChunk:
+    """Some of a storage's rows; at most `chunk_rows` of them."""
+
+    keys: Keys
+    rows: Rows
+    scores: Scores
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+_INT64_MAX = np.iinfo(np.int64).max
+_NOTE_NAME = re.compile(r"[a-z_]{1,64}\Z")
+_MOST_NOTE = 4096
+
+
+def is_whole(value: object) -> bool:
+    """Whether `value` is an integer; True and False are not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def as_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
+    """`values` as NumPy reads them.
+
+    Args:
+        what: how the message calls them, ``keys of table 'item'``.
+
+    Raises:
+        InvalidArgumentError: they are no array, as a list of lines of several lengths.
+    """
+    try:
+        return np.asarray(values)
+    # What NumPy raises for ragged lists, and what other packages' arrays raise when they cannot
+    # be read from here, as those on a GPU or with a gradient.
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{what} must be an array, found {type(values).__name__} that NumPy cannot read "
+            f"({error}); pass a NumPy array, or lists of equal length"
+        ) from error
+
+
+def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
+    """Returns ``(n,)`` C-contiguous int64; refuses what cannot be that exactly."""
+    array = as_array(keys, f"keys of table {table!r}")
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1:
+        raise InvalidArgumentError(
+            f"keys of table {table!r} must have one dimension, found shape {array.shape}; "
+            "flatten them first",
+            table=table,
+            shape=array.shape,
+        )
+    if array.dtype.kind not in "iu":
+        fix = "convert them, and make sure that no fraction is lost"
+        if array.dtype.kind in "SUO":
+            fix = "convert strings with sparring.hash_strings(strings)"
+        raise InvalidArgumentError(
+            f"keys of table {table!r} must be int64, found dtype {array.dtype}; {fix}",
+            table=table,
+            dtype=str(array.dtype),
+        )
+    if array.dtype == np.uint64 and array.size and int(array.max()) > _INT64_MAX:
+        raise InvalidArgumentError(
+            f"keys of table {table!r}: {int(array.max())} does not fit int64; view the array as "
+            "int64 if the bits are what counts",
+            table=table,
+        )
+    array = np.ascontiguousarray(array, dtype=np.int64)
+    if unique and len(array) > 1:
+        ordered = np.sort(array)
+        repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(repeats):
+            raise InvalidArgumentError(
+                f"keys of table {table!r} must be unique within one call, found {int(repeats[0])} "
+                "more than once; deduplicate first (sparring.kernels.functions.dedup)",
+                table=table,
+                key=int(repeats[0]),
+            )
+    return array
+
+
+def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
+    """Returns ``(count, width)`` C-contiguous rows of the table's dtype."""
+    array = as_array(rows, f"rows of table {table.name!r}")
+    expected = (count, table.width)
+    if array.shape != expected:
+        raise InvalidArgumentError(
+            f"rows of table {table.name!r} must have shape {expected} (keys, width), found "
+            f"{array.shape}; give each key one row",
+            table=table.name,
+            expected=expected,
+            shape=array.shape,
+        )
+    if array.dtype != table.numpy_dtype:
+        raise InvalidArgumentError(
+            f"rows of table {table.name!r} must be {table.numpy_dtype}, found {array.dtype}; "
+            "convert them",
+            table=table.name,
+            dtype=str(array.dtype),
+        )
+    return np.ascontiguousarray(array)
+
+
+def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
+    """Returns ``(count,)`` C-contiguous uint64."""
+    array = as_array(scores, f"scores for table {table!r}")
+    if array.shape != (count,):
+        raise InvalidArgumentError(
+            f"scores for table {table!r} must have shape ({count},), found {array.shape}; "
+            "give each key one score",
+            table=table,
+            shape=array.shape,
+        )
+    is_whole = array.dtype.kind in "iu"
+    if array.size and (not is_whole or array.min() < 0):
+        raise InvalidArgumentError(
+            f"scores for table {table!r} must be whole numbers from 0 to 2**64-1, found "
+            + (f"{array.min()}" if is_whole else f"dtype {array.dtype}")
+            + "; convert them to uint64",
+            table=table,
+            dtype=str(array.dtype),
+        )
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def check_taken_scores(
+    scores: npt.ArrayLike | None, count: int, table: str, taken: str, storage: str
+) -> Scores | None:
+    """As `check_scores`, for a storage whose `Capabilities.scores` are `taken`; None stays None."""
+    if scores is None:
+        return None
+    if taken != "given":
+        raise UnsupportedError(
+            f"scores for table {table!r}: this {storage} takes none (found scores={taken!r}); leave "
+            "them out, or choose a policy that honours the caller's scores",
+            table=table,
+            operation="scores",
+        )
+    return check_scores(scores, count, table)
+
+
+def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig) -> Columns:
+    """Returns the range asked for, or the whole row."""
+    if columns is None:
+        return Columns(0, table.width)
+    # What is passed need not be what the signature says.
+    given: object = columns
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2 and all(map(is_whole, given))
+    if not is_pair or not 0 <= columns[0] < columns[1] <= table.width:
+        shown = tuple(given) if isinstance(given, (tuple, list)) else given
+        raise InvalidArgumentError(
+            f"columns {shown!r} of table {table.name!r}: must be two whole numbers, a non-empty "
+            f"range within (0, {table.width}); pass sparring.Columns(begin, end)",
+            table=table.name,
+            columns=shown,
+        )
+    return Columns(int(columns[0]), int(columns[1]))
+
+
+def check_count(what: str, count: int, least: int, table: str) -> int:
+    """Returns `count` as an int; refuses all but whole numbers from `least` to 2**63-1.
+
+    Args:
+        what: how the message calls it, ``scan of table 'item': chunk_rows``.
+    """
+    if not is_whole(count) or not least <= count <= _INT64_MAX:
+        raise InvalidArgumentError(
+            f"{what} must be a whole number from {least} to 2**63-1, found {count!r}; "
+            "round it, or leave it out",
+            table=table,
+            count=count,
+        )
+    return int(count)
+
+
+def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig) -> None:
+    """Refuses an output array that an ``_impl`` method could not fill in place."""
+    if not isinstance(out, np.ndarray):
+        found = type(out).__name__
+    elif out.shape != shape or out.dtype != table.numpy_dtype:
+        found = f"shape {out.shape}, dtype {out.dtype}"
+    elif not (out.flags.c_contiguous and out.flags.aligned):
+        found = f"C-contiguous {out.flags.c_contiguous}, aligned {out.flags.aligned}"
+    elif not out.flags.writeable:
+        found = "a read-only array"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"out for table {table.name!r} must be a writable C-contiguous {shape} array of "
+        f"{table.numpy_dtype}, found {found}; pass numpy.empty({shape}, "
+        "table.numpy_dtype), or leave it out",
+        table=table.name,
+    )
+
+
+def check_note(table: str, name: str, text: str | None) -> None:
+    """Refuses a note that not every backend could keep.
+
+    Raises:
+        InvalidArgumentError: `name` is no short word, or `text` no short text.
+    """
+    if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
+        raise InvalidArgumentError(
+            f"note of table {table!r}: its name must be lowercase letters and _, found {name!r}; "
+            "rename it",
+            table=table,
+        )
+    if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
+        found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise InvalidArgumentError(
+            f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
+            f"found {found}; shorten it, or leave it out",
+            table=table,
+        )

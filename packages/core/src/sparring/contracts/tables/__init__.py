@@ -1,0 +1,1 @@
+"""Configuration of tables: initial values, admission, expiry, hyper-parameters."""

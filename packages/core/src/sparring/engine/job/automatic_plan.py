@@ -1,0 +1,239 @@
+"""``plan="auto"``: rank 0 asks the planner, and all ranks get its answer.
+
+Without a planner the answer is an empty plan: every table is ``row_wise``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from sparring import errors
+from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
+from sparring.contracts.ranks.collective import Collective
+from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.storage.storage import Storage
+from sparring.contracts.tables.admission import Bloom, admission_from
+from sparring.contracts.tables.table import TableConfig
+from sparring.engine.job.bootstrap import AUTO, Job
+from sparring.engine.tables.storage_choice import StorageChoice
+from sparring.errors import InvalidArgumentError, PluginError, SparringError
+from sparring.plugins.registry import PluginManager
+from sparring.updates.resolve import resolve_method
+
+__all__ = ["PlanLike", "automatic_plan", "made_plan", "plan_of_job", "workload_of"]
+
+PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
+"""A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a plan's file; None:
+all tables ``row_wise``."""
+
+_NONE: Mapping[str, object] = MappingProxyType({})
+_IN_MEMORY = ("hkv", "memory")
+"""Backends whose rows are in the memory of the rank's machine."""
+
+_NORMS_OF_ROWS = ("clip_norm", "clipnorm", "global_clipnorm")
+"""Hyper-parameters, ours and Keras's, that clip a gradient by the norm of a row or more."""
+
+_log = logging.getLogger(__name__)
+
+
+def workload_of(
+    table: TableConfig,
+    storage: StorageChoice | Storage,
+    features: Sequence[FeatureWorkload],
+    method: str | None = None,
+    hyperparameters: Mapping[str, object] = _NONE,
+) -> TableWorkload:
+    """A table as a planner is told of it.
+
+    Args:
+        table: as declared.
+        storage: what keeps it.
+        features: that look up in it.
+        method: the update method or native optimizer; None: unknown.
+        hyperparameters: of `method`, as a user gave them.
+    """
+    if isinstance(storage, Storage):
+        offered = storage.capabilities
+        rows, is_in_memory = storage.capacity, not offered.persistent and not offered.shared
+        may_replicate = False  # it was opened for a table that is, or is not
+    else:
+        capacity, policy = (storage.options.get(each) for each in ("capacity", "policy"))
+        rows = capacity if isinstance(capacity, int) else None
+        is_in_memory = storage.backend in _IN_MEMORY
+        may_replicate = is_in_memory and policy in (None, "none")
+    return TableWorkload(
+        table,
+        tuple(features),
+        rows,
+        method,
+        kinds=("data_parallel",) if table.is_replicated else (),
+        may_replicate=may_replicate or table.is_replicated,
+        may_divide=is_in_memory
+        and rows is None
+        and not isinstance(storage, Storage)
+        and not table.is_replicated
+        and not isinstance(admission_from(table.admission), Bloom)
+        and _moves_elements(method, hyperparameters),
+        is_in_memory=is_in_memory,
+    )
+
+
+def _moves_elements(method: str | None, hyperparameters: Mapping[str, object]) -> bool:
+    """Whether an update is known to move each element without the others of its row."""
+    if method is None:
+        return False
+    try:
+        known = resolve_method(method.rpartition(".")[2].lower())
+    except SparringError:
+        return False
+    return not known.couples_columns and not any(map(hyperparameters.get, _NORMS_OF_ROWS))
+
+
+def plan_of_job(
+    plan: PlanLike,
+    tables: Callable[[], Sequence[TableWorkload]],
+    job: Job,
+    plugin_manager: PluginManager,
+) -> ShardingPlan | Mapping[str, TableSharding | str] | None:
+    """The plan for a container of `job`. All ranks call it.
+
+    Args:
+        plan: as a user gave it.
+        tables: returns those of the job; called for ``auto`` only.
+        job: whose ranks.
+        plugin_manager: where the planner is looked up.
+
+    Raises:
+        InvalidArgumentError: text that is neither ``auto`` nor the path of a file.
+        ConfigError: the file is no plan of these tables and ranks.
+        CapacityError: ``auto``, and the tables do not fit the memory.
+    """
+    if not isinstance(plan, str):
+        return plan
+    if plan != AUTO and not Path(plan).is_file():
+        raise InvalidArgumentError(
+            f"plan: found {plan!r}; give 'auto', the path of a file of `sparring plan`, a dict of table "
+            "to sharding kind, or a ShardingPlan"
+        )
+    request = PlanRequest(tuple(tables()), job.collective.world_size)
+    if plan != AUTO:
+        planner = plugin_manager.planner()
+        if planner.read is None:
+            raise PluginError(
+                f"plan {plan!r}: planner {planner.name!r} reads no files; install sparring-plan, which "
+                "does"
+            )
+        return planner.read(plan, request)
+    made = automatic_plan(request, job.collective, job.membership, plugin_manager)
+    if job.collective.rank == 0:
+        for sentence in made.assumed:
+            _log.warning("plan auto: %s", sentence)
+        if made.summary:
+            _log.info("%s", made.summary)
+    return made.sharding
+
+
+def automatic_plan(
+    request: PlanRequest,
+    collective: Collective,
+    membership: Membership,
+    plugin_manager: PluginManager,
+) -> MadePlan:
+    """The plan that rank 0 makes; the same on all ranks, which all call it.
+
+    Args:
+        request: the tables and what is known of the job; its ranks of a node are found here.
+        collective: of the job, not in use.
+        membership: of this rank.
+        plugin_manager: where the planner is looked up.
+
+    Raises:
+        CapacityError: the tables do not fit the memory.
+        SparringError: rank 0 could not plan; all ranks raise the same.
+    """
+    if collective.world_size == 1:
+        return MadePlan(ShardingPlan())
+    per_node, assumed = _ranks_per_node(collective, membership)
+    answer: dict[str, Any] = {}
+    failure: Exception | None = None
+    if collective.rank == 0:
+        try:
+            asked = replace(request, world_size=collective.world_size, ranks_per_node=per_node)
+            answer = _as_json(made_plan(asked, plugin_manager))
+        except Exception as error:  # the others wait for an answer
+            failure = error
+            answer = {"error": type(error).__name__, "message": str(error)}
+    sent = np.frombuffer(json.dumps(answer).encode(), np.uint8)
+    received = collective.all_gather(sent if collective.rank == 0 else np.empty(0, np.uint8))[0]
+    if failure is not None:
+        raise failure
+    answer = json.loads(received.tobytes())
+    if "error" in answer:
+        kind = getattr(errors, answer["error"], SparringError)
+        raise kind(answer["message"])
+    return MadePlan(
+        ShardingPlan({name: TableSharding(**each) for name, each in answer["tables"].items()}),
+        answer["summary"],
+        (*assumed, *answer["assumed"]),
+    )
+
+
+def made_plan(request: PlanRequest, plugin_manager: PluginManager) -> MadePlan:
+    """The planner's plan; without a planner an empty one, and why.
+
+    Raises:
+        CapacityError: the tables do not fit the memory.
+        PluginError: the planner returned something else than a plan.
+    """
+    try:
+        planner = plugin_manager.planner()
+    except PluginError as error:
+        reason = str(error).partition(" (installed")[0]
+        chosen = {each.table.name: each.kinds[0] for each in request.tables if each.kinds}
+        return MadePlan(
+            ShardingPlan(chosen),
+            assumed=(f"tables whose kind is not given are row_wise, as {reason}",),
+        )
+    made = planner.factory(request)
+    if not isinstance(made, MadePlan):
+        raise PluginError(
+            f"planner 'auto' must return a MadePlan, found {type(made).__name__}; upgrade the plugin "
+            "that registers it"
+        )
+    return made
+
+
+def _as_json(made: MadePlan) -> dict[str, Any]:
+    shardings = {name: made.sharding.sharding_of(name) for name in made.sharding.tables}
+    return {
+        "tables": {name: asdict(each) for name, each in shardings.items() if each is not None},
+        "summary": made.summary,
+        "assumed": list(made.assumed),
+    }
+
+
+def _ranks_per_node(collective: Collective, membership: Membership) -> tuple[int, tuple[str, ...]]:
+    """Ranks of each node; 1, and why, where nodes differ or their ranks do not follow each other."""
+    mine = np.array([membership.local_rank, membership.local_world_size], np.int64)
+    local_rank, sizes = np.stack(collective.all_gather(mine)).T
+    size, ranks = int(sizes[0]), np.arange(collective.world_size)
+    if len(ranks) % size == 0 and (sizes == size).all() and (local_rank == ranks % size).all():
+        return size, ()
+    found = ", ".join(
+        f"{rank} ({own} of {each})"
+        for rank, own, each in zip(ranks[:8], local_rank[:8], sizes[:8], strict=True)
+    )
+    return 1, (
+        "each rank is planned as a node of its own, as nodes have different numbers of ranks, or ranks "
+        f"that do not follow each other: rank (local rank of local ranks) are {found}"
+        + (", …" if len(ranks) > 8 else ""),
+    )

@@ -1,0 +1,1 @@
+"""Lookups and prefetches."""

@@ -1,0 +1,237 @@
+"""Lookups: ids of several tables to the rows of shadows, in one exchange between ranks.
+
+ids (n) ──► dedup ──► keys (u) ──► pulled from their owners ──► rows (u, dim)
+                                              │
+        initial values where there was no row ┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray
+from sparring.contracts.ranks.exchange_options import WireDtype
+from sparring.engine.lookup.transfer import say_rows
+from sparring.engine.state import EngineState, Purpose, try_quiesce
+from sparring.engine.tables.column_blocks import fill_new_rows, joined_rows
+from sparring.engine.tables.entry import TableEntry
+from sparring.errors import InvalidArgumentError, PeerFailure
+from sparring.exchange.messages import Pulled, PullRequest
+from sparring.kernels.cpu import HOST
+
+__all__ = [
+    "PlannedLookup",
+    "Lookup",
+    "completed",
+    "completed_lookups",
+    "look_up",
+    "own_refusal_first",
+    "plan_lookups",
+    "pulls_on_device",
+    "readable",
+    "reporting",
+]
+
+
+@dataclass(slots=True)
+class PlannedLookup:
+    """The distinct ids of one table in a batch."""
+
+    entry: TableEntry
+    keys: DeviceArray
+    """``(u,)`` in order of first occurrence."""
+    inverse: DeviceArray
+    """``(n,)``: the key of each id."""
+
+    def pulls(self) -> list[PullRequest]:
+        """The embeddings that are wanted, of each block of columns."""
+        return [
+            PullRequest(part.storage, part.config, self.keys, part.embedding)
+            for part in self.entry.parts
+        ]
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Ids turned into the rows of a shadow; arrays are those of the kernels that looked up."""
+
+    keys: DeviceArray
+    """``(u,)`` in order of first occurrence."""
+    inverse: DeviceArray
+    """``(n,)``: the row of each id."""
+    rows: DeviceArray
+    """``(u, dim)`` of the computing dtype: the caller's own; storages hold other memory."""
+    shadow_id: int | None = None
+    """Under which to hand in a gradient; None where nothing was registered."""
+
+
+def look_up(
+    state: EngineState,
+    requests: Sequence[tuple[str, DeviceArray]],
+    *,
+    kernels: KernelSet = HOST,
+    is_training: bool,
+    refusal: Exception | None = None,
+) -> list[Lookup]:
+    """As `StepContainer.lookup_all`; nothing is registered.
+
+    On a device the host learns how many keys there are, and how many of them each rank owns, and
+    waits for that.
+
+    Args:
+        requests: table and ids ``(n,)`` int64; the same tables in the same order on all ranks.
+        kernels: of the device that holds ids and tables; rows stay there.
+        is_training: gradients will come.
+        refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
+
+    Raises:
+        Exception: `refusal`, or in its place another rank's, naming that rank.
+        UnknownTableError: a table was not declared.
+        BackgroundError: the last load in the background failed.
+        InterruptedLoadError, InvalidArgumentError: as `StepContainer.lookup_all`, on any rank.
+        PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+        DeviceMemoryError: a device has no memory for keys or rows, on any rank.
+    """
+    state.check_open()
+    found, why_not = readable(state, requests, refusal, kernels)
+    if is_training and why_not is None:
+        say_rows(state, (entry for entry, _ in found))
+    plans: list[PlannedLookup] = []
+    if why_not is None:
+        try:
+            plans = plan_lookups(found, kernels)
+        except Exception as error:
+            if state.collective.world_size == 1:
+                raise
+            why_not = error
+    if why_not is not None:
+        nothing = np.empty(0, np.int64)
+        plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
+    with state.span("look up"), own_refusal_first(why_not):
+        pulled = state.exchange.pull_all(
+            [pull for each in plans for pull in each.pulls()],
+            kernels=kernels,
+            is_training=is_training,
+            error=why_not,
+        )
+    with reporting(state, kernels, [table for table, _ in requests]):
+        return completed_lookups(plans, pulled, kernels)
+
+
+def readable(
+    state: EngineState,
+    requests: Sequence[tuple[str, DeviceArray]],
+    refusal: Exception | None,
+    kernels: KernelSet = HOST,
+) -> tuple[list[tuple[TableEntry, DeviceArray]], Exception | None]:
+    """The tables of a lookup, ready to be read, and why this rank cannot, for others to be told.
+
+    Raises:
+        UnknownTableError: a table was not declared.
+        Exception: as the second result, where there are no other ranks.
+    """
+    entries = [(state.tables.entry(table), ids) for table, ids in requests]
+    why_not = try_quiesce(state, Purpose.READ, refusal)
+    if why_not is None:
+        try:
+            for entry, ids in entries:
+                if kernels is HOST:
+                    _check_ids(entry.config.name, ids)
+                state.tables.check_readable(entry)
+        except Exception as error:
+            why_not = error
+    if why_not is None:
+        return entries, None
+    if state.collective.world_size == 1:
+        raise why_not
+    return [(entry, np.empty(0, np.int64)) for entry, _ in entries], why_not
+
+
+def plan_lookups(
+    requests: Sequence[tuple[TableEntry, DeviceArray]], kernels: KernelSet = HOST
+) -> list[PlannedLookup]:
+    """Deduplicates the ids of each table. Waits for a device once a table."""
+    plans = []
+    for entry, ids in requests:
+        found = kernels.dedup(ids)
+        plans.append(PlannedLookup(entry, found.keys, found.inverse))
+    return plans
+
+
+def completed_lookups(
+    plans: Sequence[PlannedLookup], pulled: Sequence[Pulled], kernels: KernelSet = HOST
+) -> list[Lookup]:
+    """Lookups of the rows that were pulled, with initial values where there was none.
+
+    Args:
+        plans: of tables.
+        pulled: of their `PlannedLookup.pulls`, one table after the other.
+    """
+    lookups, rest = [], iter(pulled)
+    for plan in plans:
+        whole = joined_rows(plan.entry, [next(rest) for _ in plan.entry.parts])
+        rows = completed(plan.entry, plan.keys, whole, kernels)
+        lookups.append(Lookup(plan.keys, plan.inverse, rows))
+    return lookups
+
+
+def completed(
+    entry: TableEntry, keys: DeviceArray, pulled: Pulled, kernels: KernelSet = HOST
+) -> DeviceArray:
+    """Puts initial values where there was no row; returns rows of the computing dtype.
+
+    Args:
+        entry: a table, or a block of its columns.
+    """
+    if len(keys):
+        found = kernels.arrays.view(pulled.found, "bool")
+        if entry.block is None:
+            kernels.initialize(pulled.rows, keys, found, entry.config)
+        else:
+            fill_new_rows(entry, pulled.rows, keys, found, kernels)
+    return kernels.decode(pulled.rows) if entry.config.is_16_bit else pulled.rows
+
+
+def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
+    """Whether rows of these tables come from their owners to this rank's device without a visit to
+    the host; the same on all ranks."""
+    return state.exchange.options.row_wire_dtype is WireDtype.EXACT and all(
+        state.tables.entry(table).kernels is not None for table in tables
+    )
+
+
+def reporting(
+    state: EngineState, kernels: KernelSet, tables: Sequence[str]
+) -> AbstractContextManager[None]:
+    """Surrounds work on rows that came from other ranks to a device: where it fails, they are told."""
+    if kernels is HOST or state.collective.world_size == 1:
+        return nullcontext()
+    configs = [state.tables.entry(table).config for table in tables]
+    return state.exchange.report_failure(kernels, configs)
+
+
+@contextmanager
+def own_refusal_first(refusal: Exception | None) -> Iterator[None]:
+    """Raises this rank's own refusal, also where the other ranks could not be told of it."""
+    try:
+        yield
+    except PeerFailure as failure:
+        if refusal is None:
+            raise
+        raise refusal from failure
+
+
+def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise InvalidArgumentError(
+            f"ids for table {table!r} must be one-dimensional int64, found "
+            f"{type(ids).__name__}, shape {getattr(ids, 'shape', None)}, dtype "
+            f"{getattr(ids, 'dtype', None)}; pass numpy.asarray(ids, numpy.int64)",
+            table=table,
+        )

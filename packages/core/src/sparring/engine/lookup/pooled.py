@@ -1,0 +1,255 @@
+"""Tables whose owners pool: bags to pools, and gradients of pools to the keys of their rows.
+
+    look_up_bags ──► pools (b, dim) ──► model, loss ──► ResourceManager.accumulate_bags
+                                                             │ kept until the step
+    gradients of this rank's own keys ◄── owners expand ◄────┘ take_bag_gradients
+
+What owners add up goes to their accumulators, as if they had looked these keys up themselves. So from
+there on a step knows no transfer: it checks, admits, updates and counts as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring import _native
+from sparring.contracts.storage.results import Keys, Rows
+from sparring.contracts.tables.table import TableConfig
+from sparring.engine.lookup.lookup import own_refusal_first, readable
+from sparring.engine.lookup.transfer import pools_at_owners, transfer_of
+from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
+from sparring.engine.tables.column_blocks import fill_new_rows
+from sparring.engine.tables.entry import TableEntry
+from sparring.errors import InvalidArgumentError
+from sparring.exchange.bags import AskedBags, BagRequest
+from sparring.exchange.pooled import Gradients
+from sparring.kernels.cpu import HOST
+
+__all__ = [
+    "BagLookup",
+    "PooledLookup",
+    "bag_weight_gradients",
+    "look_up_bags",
+    "take_bag_gradients",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BagLookup:
+    """Bags of one table.
+
+    Args:
+        table: by name.
+        ids: ``(n,)`` int64, with repeats.
+        offsets: ``(b + 1,)`` int64, never falling, from 0 to n.
+        mode: ``sum``, or ``mean``, which divides each sum by the number of ids in its bag.
+        weights: ``(n,)`` of the table's computing dtype, or None.
+        trains_weights: `bag_weight_gradients` will be called.
+    """
+
+    table: str
+    ids: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    mode: str = "sum"
+    weights: npt.NDArray[Any] | None = None
+    trains_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PooledLookup:
+    """Bags turned into pools."""
+
+    pools: Rows
+    """``(b, dim)`` of the computing dtype, the caller's own; zeros where a bag is empty."""
+    shadow_id: int | None = None
+    """Under which to hand in the gradient of the pools; None where nothing was registered."""
+
+
+def look_up_bags(
+    state: EngineState, requests: Sequence[BagLookup], *, is_training: bool
+) -> list[PooledLookup]:
+    """Bags to one pool each, made by the owners of their rows. Changes no table.
+
+    All ranks call it for the same tables in the same order, of which each is one that
+    `transfer_of` calls pooled.
+
+    Args:
+        is_training: a gradient will come: enter the lookup into the batch-inputs map.
+
+    Raises:
+        UnknownTableError: a table was not declared.
+        InvalidArgumentError: ids, offsets or weights of another shape or dtype, or a table that goes
+            by rows; on any rank.
+        PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+    """
+    state.check_open()
+    found, why_not = readable(state, [(each.table, each.ids) for each in requests], None)
+    if why_not is None:
+        try:
+            for entry, each in zip((entry for entry, _ in found), requests, strict=True):
+                _check(state, entry, each)
+        except Exception as error:
+            why_not = error
+    wanted: list[BagRequest] = []
+    for (entry, _), each in zip(found, requests, strict=True):
+        if why_not is not None:
+            each = BagLookup(each.table, np.empty(0, np.int64), np.zeros(1, np.int64))  # noqa: PLW2901
+        trains_weights = each.trains_weights and is_training
+        wanted += [_wanted(part, each, trains_weights=trains_weights) for part in entry.parts]
+    resources = state.resources
+    with state.span("look up"), own_refusal_first(why_not):
+        pooled = state.exchange.pooling.pull(
+            wanted, is_training=is_training, first_alive=resources.first_bags(), error=why_not
+        )
+    lookups, rest = [], iter(pooled)
+    for entry, _ in found:
+        blocks = [next(rest) for _ in entry.parts]
+        pools = [each.pools for each in blocks]
+        asked = [each.asked for each in blocks if each.asked is not None]
+        shadow_id = resources.register_bags(entry.config.name, asked) if asked else None
+        lookups.append(
+            PooledLookup(pools[0] if len(pools) == 1 else np.concatenate(pools, axis=1), shadow_id)
+        )
+    return lookups
+
+
+def _wanted(part: TableEntry, given: BagLookup, *, trains_weights: bool) -> BagRequest:
+    """The request of a table, or of a block of its columns."""
+
+    def fill(rows: Rows, keys: Keys, found: npt.NDArray[np.bool_]) -> None:
+        fill_new_rows(part, rows, keys, found, HOST)
+
+    return BagRequest(
+        part.storage,
+        part.config,
+        given.ids,
+        given.offsets,
+        given.mode == "mean",
+        given.weights,
+        trains_weights,
+        None if part.block is None else fill,
+    )
+
+
+def bag_weight_gradients(
+    state: EngineState, lookups: Sequence[PooledLookup], gradients: Sequence[Rows | None]
+) -> list[npt.NDArray[Any]]:
+    """The gradient ``(n,)`` of the weights of all requests of one `look_up_bags` that train weights.
+
+    Rows are with their owners, so all ranks call it, in the backward pass.
+
+    Args:
+        lookups: all of that call.
+        gradients: of each ``(b, dim)``; None: none came.
+
+    Raises:
+        InvalidArgumentError: the step of the lookup is over.
+        PeerFailure: a rank is gone, silent, or elsewhere, as where its backward pass came to no weight.
+    """
+    quiesce(state, Purpose.MEET)
+    asked: list[AskedBags] = []
+    given: list[Rows | None] = []
+    sizes = []
+    for lookup, gradient in zip(lookups, gradients, strict=True):
+        if lookup.shadow_id is None:
+            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+        blocks: list[tuple[AskedBags, Rows | None]] = [
+            (each, None) for each in state.resources.bags(lookup.shadow_id).parts
+        ]
+        if gradient is not None:
+            blocks = [*state.resources.divided_gradient(lookup.shadow_id, gradient)]
+        asked += [each for each, _ in blocks]
+        given += [each for _, each in blocks]
+        sizes.append(len(blocks))
+    with state.span("backward"):
+        rest = iter(state.exchange.pooling.weight_gradients(asked, given))
+    return [np.sum([next(rest) for _ in range(size)], axis=0) for size in sizes]
+
+
+def take_bag_gradients(
+    state: EngineState, why_not: BaseException | None, *, ends_step: bool
+) -> BaseException | None:
+    """Brings the gradients of pools to the owners of their rows, which add them up by key.
+
+    All ranks call it. Without a lookup of such tables since the last step it does nothing.
+
+    Args:
+        why_not: why this rank cannot apply the step.
+        ends_step: no gradient of earlier lookups will come.
+
+    Returns:
+        Why this rank cannot apply the step: `why_not`, what another rank said, or what it met itself.
+    """
+    pooling = state.exchange.pooling
+    if not pooling.has_lookups:
+        return why_not
+    entries = [each for each in state.tables.declared.values() if pools_at_owners(state, each)]
+    tables = [part.config for each in entries for part in each.parts]
+    given = [] if why_not is not None else state.resources.take_bags()
+    try:
+        with state.span("push"):
+            # Sums before the step have NaN and infinity among them.
+            skips = ends_step and state.non_finite is NonFinite.SKIP
+            error = pooling.push(tables, given, partial(_add, state, skips), why_not)
+    except Exception as found:
+        error = found
+    if ends_step:
+        pooling.forget()
+    return why_not or error
+
+
+def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
+    """Adds what one rank has for a table, by key; where `skips`, without keys that are not finite."""
+    keys, gradients = _summed(table, found)
+    if skips and not _native.is_finite(gradients):
+        # Of this rank only, as where it had added its gradients up itself.
+        is_good = _native.finite_rows(gradients)
+        if state.tables.entries[table.name].is_first:
+            state.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
+        _log.debug("table %r: gradients of rank %d are not finite", table.name, rank)
+        keys, gradients = keys[is_good], np.ascontiguousarray(gradients[is_good])
+    state.resources.add(table.name, keys, gradients)
+
+
+def _summed(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
+    if len(found) == 1:
+        ((kept, gradient),) = found
+        return kept.keys, kept.by_key(gradient)
+    sums = _native.GradientAccumulator(table.dim, table.computing_dtype.name)
+    for kept, gradient in found:
+        sums.add(kept.keys, kept.by_key(gradient))
+    keys, gradients = sums.take()
+    return keys, gradients
+
+
+def _check(state: EngineState, entry: TableEntry, given: BagLookup) -> None:
+    table = entry.config
+    if not pools_at_owners(state, entry):
+        _, why = transfer_of(state, table.name)
+        raise InvalidArgumentError(
+            f"bags of table {table.name!r} are not pooled by their owners: {why}; look its rows up "
+            "by lookup_all",
+            table=table.name,
+        )
+    if given.mode not in ("sum", "mean"):
+        raise InvalidArgumentError(
+            f"bags of table {table.name!r}: mode must be 'sum' or 'mean', found {given.mode!r}",
+            table=table.name,
+        )
+    _native.check_offsets(given.offsets, len(given.ids), f"offsets of table {table.name!r}")
+    weights, dtype = given.weights, table.computing_dtype
+    if weights is not None and (weights.shape != given.ids.shape or weights.dtype != dtype):
+        raise InvalidArgumentError(
+            f"weights of table {table.name!r} must be {given.ids.shape} {dtype}, found "
+            f"{weights.shape} {weights.dtype}",
+            table=table.name,
+        )

@@ -1,0 +1,148 @@
+"""Prefetches: lookups of a batch that begin before the step of the batch before it has ended.
+
+    this thread     … │ forward, backward of batch i │ step i │ finish │ forward of batch i+1 …
+    prefetch thread   │ look up batch i+1 │                        │
+                                                                   └ again: the keys that step i changed
+
+So results are exact: `finish` returns, bit for bit, the rows of a lookup that began then.
+
+On several ranks the exchange belongs to one thread at a time. A step or another lookup that needs it
+first joins the prefetch (`quiesce`). So the exchanges of a rank follow each other as its calls do, and
+in one order on all ranks that make the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparring import _native
+from sparring.contracts.device.kernels import DeviceArray
+from sparring.engine.lookup.lookup import (
+    Lookup,
+    PlannedLookup,
+    completed,
+    completed_lookups,
+    look_up,
+    own_refusal_first,
+    plan_lookups,
+    readable,
+)
+from sparring.engine.lookup.transfer import say_rows
+from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
+from sparring.errors import InvalidArgumentError
+from sparring.exchange.messages import Pulled
+from sparring.exchange.refresh import PullRecord
+
+__all__ = ["Prefetch"]
+
+
+class Prefetch:
+    """A lookup under way on the prefetch thread; see `StepContainer.prefetch`.
+
+    `finish` or `drop` ends it. On several ranks all of them end it in the same way at the same
+    time.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        requests: Sequence[tuple[str, DeviceArray]],
+        refusal: Exception | None,
+    ) -> None:
+        found, self._refusal = readable(state, requests, refusal)
+        say_rows(state, (entry for entry, _ in found))
+        self._state = state
+        self._requests = found
+        self._step = state.counters.steps
+        self._num_loads = state.loads.num_begun
+        self._parts = [part for entry, _ in found for part in entry.parts]
+        self._storages = [part.storage for part in self._parts]
+        self._record = PullRecord()
+        self._plans: list[PlannedLookup] = []
+        self._lookups: list[Lookup] = []
+        self._has_ended = False
+        names = [part.config.name for part in self._parts]
+        self._running = state.prefetches.begin(names, self._pull)
+
+    def _pull(self) -> None:
+        """On the prefetch thread."""
+        state = self._state
+        with state.span("prefetch"):
+            self._plans = plan_lookups(self._requests)
+            with own_refusal_first(self._refusal):
+                pulled = state.exchange.pull_all(
+                    [pull for each in self._plans for pull in each.pulls()],
+                    record=self._record,
+                    error=self._refusal,
+                )
+            self._lookups = completed_lookups(self._plans, pulled)
+
+    def finish(self) -> list[Lookup]:
+        """Returns the lookups, in the order of the requests, as if they were made now; not registered.
+
+        Raises:
+            InvalidArgumentError: it was finished or dropped before.
+            SparringError: as `StepContainer.lookup_all`.
+        """
+        if self._has_ended:
+            raise InvalidArgumentError(
+                "this prefetch was finished or dropped already; begin another by prefetch"
+            )
+        state = self._state
+        state.process.check()
+        self._has_ended = True
+        state.check_open()
+        error = join_prefetch(state, self._running)
+        state.prefetches.end(self._running)
+        if error is not None:
+            raise error
+        if state.loads.num_begun != self._num_loads:
+            # A load has replaced all rows since, and may have failed.
+            again = [(entry.config.name, ids) for entry, ids in self._requests]
+            self._lookups = look_up(state, again, is_training=False)
+        elif self._must_refresh():
+            self._refresh()
+        counters = state.prefetches.counters
+        counters.lookups += 1
+        counters.rows += sum(len(each.keys) for each in self._lookups)
+        return self._lookups
+
+    def drop(self) -> None:
+        """Ends it without a result."""
+        if not self._has_ended and self._state.process.is_own:
+            self._has_ended = True
+            join_prefetch(self._state, self._running)
+            self._state.prefetches.end(self._running)
+
+    def _must_refresh(self) -> bool:
+        changed = self._running.changed
+        for part, storage in zip(self._parts, self._storages, strict=True):
+            if part.storage is not storage:
+                # Another one was opened since, which may hold anything.
+                changed[part.config.name].are_all = True
+        if self._state.collective.world_size > 1:
+            # All ranks must decide alike, and each knows what changed in its own shard only.
+            return self._state.counters.steps != self._step
+        return any(each.are_all or each.parts for each in changed.values())
+
+    def _refresh(self) -> None:
+        state = self._state
+        quiesce(state, Purpose.MEET)
+        pulls = [pull for each in self._plans for pull in each.pulls()]
+        changed = [self._running.changed[part.config.name] for part in self._parts]
+        owners = [
+            lookup
+            for plan, lookup in zip(self._plans, self._lookups, strict=True)
+            for _ in plan.entry.parts
+        ]
+        with state.span("refresh"):
+            refreshed = state.exchange.refresh_all(pulls, self._record, changed)
+            for part, lookup, each in zip(self._parts, owners, refreshed, strict=True):
+                keys = lookup.keys[each.places]
+                rows = completed(part, keys, Pulled(each.rows, each.found))
+                if part.block is None:
+                    _native.place_rows(rows, each.places, lookup.rows)
+                else:
+                    columns = part.block.columns
+                    lookup.rows[each.places, columns.begin : columns.end] = rows
+                state.prefetches.counters.rows_refreshed += len(keys) if part.is_first else 0

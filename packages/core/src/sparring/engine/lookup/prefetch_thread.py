@@ -1,0 +1,78 @@
+"""The thread that prefetches run on, and the keys that steps change meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from sparring.contracts.storage.results import Keys
+from sparring.exchange.refresh import ChangedKeys
+from sparring.runtime.lifecycle import at_exit
+from sparring.runtime.threads import Threads
+
+__all__ = ["PrefetchCounters", "PrefetchThread", "RunningPrefetch"]
+
+
+@dataclass(slots=True)
+class PrefetchCounters:
+    """Totals of prefetches since the container was made."""
+
+    lookups: int = 0
+    """Prefetches that were finished."""
+    rows: int = 0
+    """Rows that they gave."""
+    rows_refreshed: int = 0
+    """Of these, read again because a step had changed them."""
+    wait_seconds: float = 0.0
+    """Time for which the driving thread waited for them."""
+
+
+@dataclass(slots=True, eq=False)
+class RunningPrefetch:
+    """One prefetch that was neither finished nor dropped."""
+
+    future: Future[None]
+    changed: dict[str, ChangedKeys]
+    """Table → keys that were written since the prefetch began."""
+
+
+class PrefetchThread:
+    """Runs the prefetches of a container, one after the other."""
+
+    def __init__(self) -> None:
+        self.counters = PrefetchCounters()
+        self.unfinished: list[RunningPrefetch] = []
+        self._thread = Threads("sparring-prefetch")
+        # Registered after the end of the collective, and called before it.
+        at_exit(self.close)
+
+    def begin(self, tables: Iterable[str], pull: Callable[[], None]) -> RunningPrefetch:
+        """Begins a prefetch of rows of `tables`. No other may be running.
+
+        Args:
+            pull: runs on the thread.
+        """
+        changed = {table: ChangedKeys() for table in tables}
+        running = RunningPrefetch(self._thread.submit(pull), changed)
+        self.unfinished.append(running)
+        return running
+
+    def end(self, running: RunningPrefetch) -> None:
+        """Unregisters a prefetch that was finished or dropped."""
+        self.unfinished.remove(running)
+
+    def note(self, table: str, keys: Keys | None) -> None:
+        """Notes that rows of `table` change: those of `keys`, or, if None, any."""
+        for running in self.unfinished:
+            known = running.changed.get(table)
+            if known is None:
+                continue
+            if keys is None:
+                known.are_all = True
+            else:
+                known.parts.append(keys)
+
+    def close(self) -> None:
+        """Waits for the thread."""
+        self._thread.close()

@@ -1,0 +1,192 @@
+"""Tables whose columns are divided: each block is an entry of its own, and joined up where users see it.
+
+    lookup      the same keys from the owners of each block ──► columns side by side ──► rows (u, dim)
+    step        gradients by key (u, dim) ──► their columns to the owners of each block
+                rows of blocks on this rank, one under the other ──► one update of the table
+
+Everything in between, exchanges, storages, saves and votes, works on blocks as on tables. Initial values
+and rounding are functions of the key, the column and the table, so they are made for all columns of a
+row, and cut. An update goes by columns, or is refused: `check_method`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from sparring.contracts.device.kernel_set import KernelSet
+from sparring.contracts.device.kernels import DeviceArray, Rounding
+from sparring.contracts.storage.results import Keys, Rows
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.engine.device_gradients import SummedByKey
+from sparring.engine.resource_manager import ResourceManager, alike_in_all_columns
+from sparring.engine.tables.entry import TableEntry
+from sparring.engine.tables.tables import Tables
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.exchange.messages import Pulled
+from sparring.kernels import functions
+from sparring.kernels.mixed_precision import stored_rows
+
+__all__ = [
+    "check_method",
+    "choices_of_parts",
+    "divided_gradients",
+    "fill_new_rows",
+    "joined_rows",
+    "rounded_rows",
+    "table_names",
+]
+
+
+def joined_rows(entry: TableEntry, pulled: Sequence[Pulled]) -> Pulled:
+    """The rows of a table from those of its blocks, which were pulled for the same keys.
+
+    Args:
+        entry: the table.
+        pulled: of each of its parts.
+
+    Raises:
+        InvalidArgumentError: a block has a row of a key of which another has none.
+    """
+    if len(pulled) == 1:
+        return pulled[0]
+    found = pulled[0].found
+    for part, each in zip(entry.parts, pulled, strict=True):
+        if not np.array_equal(each.found, found):
+            raise _differing(entry, part)
+    return Pulled(np.concatenate([each.rows for each in pulled], axis=1), found)
+
+
+def _differing(entry: TableEntry, part: TableEntry) -> InvalidArgumentError:
+    name = entry.config.name
+    return InvalidArgumentError(
+        f"table {name!r}: block {part.config.name!r} of its columns has rows of other keys than block "
+        f"{entry.parts[0].config.name!r}, as after a step that only some ranks wrote; restart all ranks "
+        "from the last snapshot",
+        table=name,
+    )
+
+
+def divided_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[str, SummedByKey]:
+    """Gradients by key of all that has rows: those of tables that are divided by their columns.
+
+    Args:
+        summed: by table; or by block, where they have been to their owners already.
+    """
+    divided = {name: each for name, each in summed.items() if name in tables.entries}
+    for name in summed.keys() - divided.keys():
+        keys, gradients = summed[name].keys, alike_in_all_columns(summed[name].gradients)
+        for part in tables.parts_of(name):
+            assert part.block is not None
+            columns = part.block.columns
+            own = np.ascontiguousarray(gradients[:, columns.begin : columns.end])
+            before = divided.get(part.config.name)
+            if before is None:
+                divided[part.config.name] = SummedByKey(keys, own)
+                continue
+            both = ResourceManager.make_accumulator(part.config)
+            both.add(before.keys, before.gradients)
+            both.add(keys, own)
+            divided[part.config.name] = SummedByKey(*both.take())
+    return divided
+
+
+def fill_new_rows(
+    entry: TableEntry, rows: DeviceArray, keys: DeviceArray, found: DeviceArray, kernels: KernelSet
+) -> None:
+    """Puts initial values where there was no row.
+
+    Args:
+        rows: ``(n, width)`` of the table's dtype, or its embeddings alone; changed.
+        keys: ``(n,)``
+        found: ``(n,)``: rows where it is False are filled, with the entry's initial state where they
+            have state.
+    """
+    config, initial = entry.config, entry.initial_state
+    has_state = rows.shape[1] > config.dim
+    if initial is not None and has_state:
+        initial = kernels.arrays.from_host(initial) if len(initial) else None
+    else:
+        initial = None
+    if entry.block is None:
+        kernels.initialize(rows, keys, found, config, initial)
+        return
+    new = np.flatnonzero(~np.asarray(found))
+    if not len(new):
+        return
+    block = entry.block
+    made = functions.initial_rows(keys[new], block.whole.config)
+    fresh = np.zeros((len(new), rows.shape[1]), rows.dtype)
+    fresh[:, : config.dim] = made[:, block.columns.begin : block.columns.end]
+    if initial is not None:
+        config.state(fresh)[...] = initial
+    rows[new] = fresh
+
+
+def rounded_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:
+    """Computed rows as they are stored: those of 16-bit tables rounded stochastically.
+
+    Args:
+        keys: ``(n,)``
+        rows: ``(n, dim + state_width)`` of the computing dtype.
+        step: of the table.
+    """
+    config, rounding = entry.config, Rounding(keys, entry.initializer.rounding_seed, step)
+    if entry.block is None or not config.is_16_bit:
+        whole_rows: Rows = stored_rows(kernels, config, rows, rounding)
+        return whole_rows
+    whole, columns = entry.block.whole.config, entry.block.columns
+    values = np.zeros((len(rows), whole.dim), whole.computing_dtype)
+    values[:, columns.begin : columns.end] = rows[:, : config.dim]
+    rounded = np.empty((len(rows), whole.dim), whole.numpy_dtype)
+    functions.encode(values, rounded, rounding)
+    stored = np.zeros((len(rows), config.width), config.numpy_dtype)
+    config.embeddings(stored)[...] = rounded[:, columns.begin : columns.end]
+    config.state(stored)[...] = rows[:, config.dim :]
+    return stored
+
+
+def table_names(tables: Tables, names: Iterable[str]) -> list[str]:
+    """The tables of entries, each once."""
+    return list(dict.fromkeys(tables.entry(name).table_name for name in names))
+
+
+def choices_of_parts(
+    tables: Tables, choices: Mapping[str, MethodChoice]
+) -> dict[str, MethodChoice]:
+    """The method of each table, and of its blocks.
+
+    Raises:
+        UnsupportedError: a method couples the columns of a table that is divided.
+    """
+    found = dict(choices)
+    for name in choices.keys() & tables.declared.keys():
+        entry = tables.declared[name]
+        if not entry.is_divided:
+            continue
+        check_method(entry, choices[name].method.name, choices[name].why_coupled)
+        found |= {part.config.name: choices[name] for part in entry.parts}
+    return found
+
+
+def check_method(entry: TableEntry, name: str, why_coupled: str) -> None:
+    """Refuses an update that needs whole rows, of a table whose columns are divided.
+
+    Args:
+        entry: the table.
+        name: of the method or optimizer.
+        why_coupled: why it does; empty: it goes by columns.
+
+    Raises:
+        UnsupportedError: naming what to choose.
+    """
+    if why_coupled and entry.is_divided:
+        table = entry.config.name
+        raise UnsupportedError(
+            f"table {table!r} is sharded {entry.layout.kind}, and {name} cannot update blocks of columns "
+            f"apart: {why_coupled}. Choose a method that works element by element, as adagrad or adam, "
+            "or a sharding kind that keeps rows whole, as row_wise, table_wise or table_row_wise",
+            table=table,
+            method=name,
+        )

@@ -1,0 +1,76 @@
+"""Expiry of rows: after some steps all ranks remove, at the same step, rows that were not visited."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sparring.collective.coordinator import Coordinator
+from sparring.contracts.storage.results import Columns
+from sparring.engine.state import EngineState, Purpose, try_quiesce
+from sparring.engine.tables.entry import TableEntry
+
+__all__ = ["note_step"]
+
+_ERASED_AT_ONCE = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+def note_step(state: EngineState) -> None:
+    """Notes the visits of a step that was applied, and removes rows that have expired if a sweep is due.
+
+    Raises:
+        SparringError: rows could not be removed, here or on another rank; the step was applied.
+    """
+    due, error = [], None
+    for entry in state.tables.expiring:
+        visits, step = entry.visits, state.counters.steps
+        assert visits is not None
+        visits.seal(step)
+        try:
+            if not visits.is_complete and entry.storage is not None:
+                chunks = entry.storage.scan(columns=Columns(0, 1))
+                visits.adopt((chunk.keys.copy() for chunk in chunks), step)
+        except Exception as failure:  # other ranks may wait in a sweep
+            error = failure
+        if visits.is_due(step):
+            due.append(entry)
+    if due:
+        _sweep(state, due, error)
+    elif error is not None:
+        raise error
+
+
+def _sweep(state: EngineState, entries: Sequence[TableEntry], error: Exception | None) -> None:
+    error = try_quiesce(state, Purpose.RESHAPE, error)
+    coordinator = Coordinator(state.collective, f"expiry of rows after step {state.counters.steps}")
+    now: float = coordinator.gather(state.clock())[0]
+    try:
+        for entry in entries:
+            if error is None:
+                _remove(state, entry, now)
+    except Exception as failure:
+        error = failure
+    coordinator.agree(error)
+
+
+def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
+    """Erases what has expired of one table. Saves, deltas and prefetches learn of it as of any write."""
+    visits, storage = entry.visits, entry.storage
+    assert visits is not None
+    keys = visits.take_expired(state.counters.steps, now)
+    if storage is None or not len(keys):
+        return
+    visits.is_complete, num_rows = False, 0  # should it fail on the way
+    for begin in range(0, len(keys), _ERASED_AT_ONCE):
+        if state.saves.running is not None:
+            state.saves.wait_for_room()
+        num_rows += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
+    state.counters.rows_expired += num_rows if entry.is_first else 0
+    visits.drop_pending()
+    visits.is_complete = True
+    name = entry.config.name
+    _log.info("%s rows of table %r expired", f"{num_rows:,}", name, extra={"table": name})
+    if state.prefetches.unfinished:
+        state.prefetches.note(name, None)

@@ -1,0 +1,1 @@
+"""Layers that look up in tables, and the configuration of tables."""

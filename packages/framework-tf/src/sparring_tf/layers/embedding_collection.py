@@ -1,0 +1,245 @@
+"""`EmbeddingCollection`: the features of a model, each looked up in its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sparring.adapter import StepContainer, StorageLike, suggestion
+from sparring.errors import InvalidArgumentError
+from sparring_tf.layers.layer_configs import (
+    plain_feature,
+    plain_storage,
+    plain_table,
+    table_from_plain,
+)
+from sparring_tf.layers.pooled_lookup import PooledFeature, pooled
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
+from sparring_tf.layers.table_layer import TableLayer
+from sparring_tf.lookup.bags import bags_from
+from sparring_tf.lookup.ids import whole_ids
+from sparring_tf.lookup.table_agent import TableAgent
+
+__all__ = ["EmbeddingCollection", "features_from_plain"]
+
+
+@keras.saving.register_keras_serializable("sparring_tf")
+class EmbeddingCollection(TableLayer):
+    """A dict of features in, a dict of embeddings out.
+
+    ::
+
+        users = TableConfig(name="users", embedding_dim=4)
+        items = TableConfig(name="items", embedding_dim=8, combiner="sum")
+        layer = EmbeddingCollection({
+            "user": FeatureConfig(name="user", table=users),
+            "viewed": FeatureConfig(name="viewed", table=items),
+            "bought": FeatureConfig(name="bought", table=items),   # shares the rows of items
+        })
+
+    With b examples, ``layer(batch)["viewed"]`` is ``(b, 8)``. A table without a combiner gives one
+    embedding for each id, as `Embedding` does. Pooled features of one dtype are looked up in one
+    native call.
+
+    Args:
+        features: name in the batch → `FeatureConfig`.
+        storage: what keeps the tables that name no storage of their own.
+        container: where the tables live; None leaves it to the `Optimizer`.
+        **options: of `keras.layers.Layer`.
+
+    Raises:
+        InvalidArgumentError: no features; two different tables of one name; an unknown combiner,
+            dtype or initializer.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, FeatureConfig],
+        *,
+        storage: StorageLike = "hkv",
+        container: StepContainer | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        # A tuple, because Keras takes lists and dicts for layers and wraps them.
+        self._features = tuple(_checked(features).items())
+        self._storage = storage
+        tables = {feature.table.name: feature.table for _, feature in self._features}
+        declared = [declaration(table, storage) for table in tables.values()]
+        dtypes = {each.table.name: each.table.computing_dtype.name for each in declared}
+        groups: dict[str, list[str]] = {}
+        for name, feature in self._features:
+            if feature.table.combiner is not None:
+                groups.setdefault(dtypes[feature.table.name], []).append(name)
+        self._groups = tuple(map(tuple, groups.values()))
+        table_of = {name: feature.table.name for name, feature in self._features}
+        pooled_features = [[(table_of[name], "sum") for name in group] for group in self._groups]
+        self._hold(TableAgent(declared, pooled_features, container))
+
+    @property
+    def feature_configs(self) -> dict[str, FeatureConfig]:
+        """Name in the batch → its configuration."""
+        return dict(self._features)
+
+    def call(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        training: bool | None = None,
+    ) -> dict[str, Any]:
+        """Feature → ``(b, dim)``, or ``(…, dim)`` without a combiner.
+
+        Args:
+            inputs: feature → ids, as `EmbeddingBag` takes them, or `Embedding` without a combiner.
+            weights: feature → weights of its ids, for pooled features; those that are not there
+                have none.
+            training: whether a gradient will come.
+
+        Raises:
+            InvalidArgumentError: features are missing or unknown, hold no ids, or are of different
+                numbers of examples.
+        """
+        weights = {} if weights is None else weights
+        configs = dict(self._features)
+        with self._refused_by_all(self.agent.table_names, training):
+            self._check_names(inputs, weights)
+        found: dict[str, Any] = {}
+        for number, group in enumerate(self._groups):
+            with self._refused_by_all([configs[name].table.name for name in group], training):
+                bags = [
+                    PooledFeature(
+                        configs[name].table.name,
+                        configs[name].table.combiner or "",
+                        bags_from(inputs[name], weights.get(name), f"feature {name!r}"),
+                    )
+                    for name in group
+                ]
+                self._check_sizes(group, bags)
+            found.update(zip(group, pooled(self, number, bags, training), strict=True))
+        single = [name for name, feature in self._features if feature.table.combiner is None]
+        if single:
+            tables = [configs[name].table.name for name in single]
+            with self._refused_by_all(tables, training):
+                ids = [
+                    whole_ids(inputs[name], f"feature {name!r}", is_sparse_ok=False)
+                    for name in single
+                ]
+            flat = [each.flat_values if _is_ragged(each) else each for each in ids]
+            rows = self._gathered(list(zip(tables, flat, strict=True)), training)
+            for name, own, each in zip(single, ids, rows, strict=True):
+                found[name] = own.with_flat_values(each) if _is_ragged(own) else each
+        return {name: self._converted(found[name]) for name, _ in self._features}
+
+    def _check_names(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+        for what, given in (("ids", inputs), ("weights", weights)):
+            if not isinstance(given, Mapping):
+                raise InvalidArgumentError(
+                    f"layer {self.name!r} takes a dict of features and their {what}, found "
+                    f"{type(given).__name__}; give {{'feature': {what}}}"
+                )
+        known = [name for name, _ in self._features]
+        for name in known:
+            if name not in inputs:
+                raise InvalidArgumentError(
+                    f"layer {self.name!r} needs feature {name!r}, which the batch lacks; "
+                    + suggestion(name, inputs),
+                    feature=name,
+                )
+        for name in (*inputs, *weights):
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"feature {name!r} of the batch has no table in layer {self.name!r}; "
+                    + suggestion(name, known),
+                    feature=name,
+                )
+
+    def _check_sizes(self, names: Sequence[str], features: Sequence[PooledFeature]) -> None:
+        sizes = [each.bags.lengths.shape[0] for each in features]
+        if len({each for each in sizes if each is not None}) > 1:
+            found = ", ".join(f"{name}: {size}" for name, size in zip(names, sizes, strict=True))
+            raise InvalidArgumentError(
+                f"features of layer {self.name!r} must be of the same examples, one bag for each; "
+                f"found {found}"
+            )
+
+    def compute_output_shape(
+        self, inputs_shape: Mapping[str, Any], weights_shape: Any = None
+    ) -> dict[str, Any]:
+        shapes = {}
+        for name, feature in self._features:
+            kept = inputs_shape[name][:1] if feature.table.combiner else inputs_shape[name]
+            shapes[name] = (*kept, feature.table.embedding_dim)
+        return shapes
+
+    def get_config(self) -> dict[str, Any]:
+        """Configuration that makes the layer again, without its rows.
+
+        Raises:
+            UnsupportedError: a storage was given open.
+        """
+        tables = {feature.table.name: feature.table for _, feature in self._features}
+        return {
+            **super().get_config(),
+            "tables": [plain_table(table) for table in tables.values()],
+            "features": {key: plain_feature(feature) for key, feature in self._features},
+            "storage": plain_storage(self._storage, self.name),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
+        """The layer that `get_config` described."""
+        features, rest = features_from_plain(config)
+        return cls(features, **rest)
+
+
+def features_from_plain(
+    config: Mapping[str, Any],
+) -> tuple[dict[str, FeatureConfig], dict[str, Any]]:
+    """Returns the features that a layer's configuration describes, and the rest of the configuration."""
+    rest = dict(config)
+    tables = {plain["name"]: table_from_plain(plain) for plain in rest.pop("tables")}
+    features = {
+        key: FeatureConfig(**{**plain, "table": tables[plain["table"]]})
+        for key, plain in rest.pop("features").items()
+    }
+    return features, rest
+
+
+def _is_ragged(values: Any) -> bool:
+    return isinstance(values, tf.RaggedTensor)
+
+
+def _checked(features: Mapping[str, FeatureConfig]) -> dict[str, FeatureConfig]:
+    if not features or not isinstance(features, Mapping):
+        found = "none" if not features else type(features).__name__
+        raise InvalidArgumentError(
+            "a collection needs a dict of at least one feature, {'name': FeatureConfig(…)}; found "
+            + found
+        )
+    tables: dict[str, TableConfig] = {}
+    for name, feature in features.items():
+        if not isinstance(feature, FeatureConfig):
+            raise InvalidArgumentError(
+                f"feature {name!r}: must be a sparring_tf.FeatureConfig, found "
+                f"{type(feature).__name__}",
+                feature=name,
+            )
+        if not isinstance(feature.table, TableConfig):
+            raise InvalidArgumentError(
+                f"table of feature {name!r}: must be a sparring_tf.TableConfig, found "
+                f"{type(feature.table).__name__}",
+                feature=name,
+            )
+        known = tables.setdefault(feature.table.name, feature.table)
+        if known != feature.table:
+            raise InvalidArgumentError(
+                f"table {feature.table.name!r} is declared twice in one collection, differently; "
+                "give its features one TableConfig",
+                table=feature.table.name,
+            )
+        if feature.table.combiner is not None:
+            check_combiner(feature.table.combiner, feature.table.name)
+    return dict(features)

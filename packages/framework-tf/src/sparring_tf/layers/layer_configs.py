@@ -1,0 +1,78 @@
+"""Tables as Keras saves them: plain values that JSON has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparring.adapter import StorageChoice, StorageLike
+from sparring.contracts import Initializer, Storage, admission_from, expiry_from
+from sparring.errors import UnsupportedError
+from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
+
+__all__ = ["plain_feature", "plain_options", "plain_storage", "plain_table", "table_from_plain"]
+
+
+def plain_storage(storage: StorageLike | None, table: str) -> Any:
+    """A storage as ``{"backend": …, option: …}`` or a name.
+
+    Raises:
+        UnsupportedError: it was given open.
+    """
+    if isinstance(storage, Storage):
+        raise UnsupportedError(
+            f"the storage of table {table!r} was given open, and a saved layer could not open it "
+            "again; name a backend with its options: storage={'backend': 'hkv', …}",
+            table=table,
+        )
+    if isinstance(storage, StorageChoice):
+        return {"backend": storage.backend, **storage.options}
+    return dict(storage) if isinstance(storage, Mapping) else storage
+
+
+def plain_table(table: TableConfig) -> dict[str, Any]:
+    """All settings of a table.
+
+    Raises:
+        UnsupportedError: its storage was given open.
+    """
+    initializer = table.initializer
+    if isinstance(initializer, Initializer):
+        initializer = initializer.as_dict()
+    admission, expiry = admission_from(table.admission), expiry_from(table.expire)
+    return {
+        "name": table.name,
+        "embedding_dim": table.embedding_dim,
+        "vocabulary_size": table.vocabulary_size,
+        "initializer": initializer,
+        "combiner": table.combiner,
+        "dtype": table.dtype,
+        "admission": None if admission is None else admission.as_dict(),
+        "seed": table.seed,
+        "storage": plain_storage(table.storage, table.name),
+        "placement": table.placement,
+        "expire": None if expiry is None else expiry.as_dict(),
+    }
+
+
+def plain_feature(feature: FeatureConfig) -> dict[str, Any]:
+    """All settings of a feature, with the name of its table."""
+    shapes = {"input_shape": feature.input_shape, "output_shape": feature.output_shape}
+    given = {name: list(shape) for name, shape in shapes.items() if shape is not None}
+    return {"name": feature.name, "table": feature.table.name, **given}
+
+
+def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
+    """Table of the result of `plain_table`."""
+    return TableConfig(**plain)
+
+
+def plain_options(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
+    """The settings of a layer with one table, under the names of its arguments."""
+    plain = plain_table(table)
+    kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
+    return {
+        **{name: plain[name] for name in kept},
+        "table_dtype": table.dtype,
+        "storage": plain_storage(storage, table.name),
+    }

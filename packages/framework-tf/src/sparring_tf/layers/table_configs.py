@@ -1,0 +1,219 @@
+"""How tables and features are declared, with the names of keras-rs: `TableConfig`, `FeatureConfig`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Any
+
+import sparring
+from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.layers.keras_names import initializer_from
+
+__all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+_IDS_PER_PARTITION = 256
+"""Default of keras-rs for the sizes of SparseCore's buffers."""
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One table: a named set of rows, one for each id that was trained.
+
+    The arguments by position, up to `max_unique_ids_per_partition`, are those of keras-rs.
+
+    Args:
+        name: of the table; with `seed` and the id it determines an initial embedding.
+        vocabulary_size: the most rows that the storage may hold; None sets no bound. It is no
+            range: ids may be any int64.
+        embedding_dim: number of elements of an embedding; required.
+        initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
+            name, or ``{"kind": name, parameter: value}``; or one of Keras that looks at no shape.
+            None means uniform in ±0.05, as Keras.
+        optimizer: rejected: `sparring_tf.Optimizer` has the optimizer of every table.
+        combiner: how the embeddings of a bag become one: ``sum``, ``mean``, ``sqrtn``; None: one
+            embedding for each id.
+        placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all.
+            keras-rs' ``auto`` and ``default_device`` mean ``sharded``; ``sparsecore`` is rejected.
+        max_ids_per_partition: rejected unless it is keras-rs' default of 256: buffers have no fixed
+            size here.
+        max_unique_ids_per_partition: as `max_ids_per_partition`.
+        dtype: of embeddings, as they are stored: float32, float64, float16 or bfloat16. Outputs
+            are computed in float32 for 16-bit tables, and so are gradients and optimizer state.
+        admission: which unseen ids earn a row, a `sparring.contracts.tables.admission.Admission` or
+            ``{"kind": name, parameter: value}``; None: all.
+        seed: see `name`.
+        storage: in place of the collection's.
+        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+            or ``{"after_steps": …, "after_days": …}``; None: never.
+
+    Raises:
+        InvalidArgumentError: `embedding_dim` is missing.
+        UnsupportedError: an argument of keras-rs that has no effect here differs from its default, or an
+            initializer looks at a shape.
+    """
+
+    name: str
+    vocabulary_size: int | None = None
+    embedding_dim: int = 0
+    initializer: Initializer | str | dict[str, Any] | None = None
+    optimizer: InitVar[Any] = None
+    combiner: str | None = "mean"
+    placement: str = "sharded"
+    max_ids_per_partition: InitVar[int] = _IDS_PER_PARTITION
+    max_unique_ids_per_partition: InitVar[int] = _IDS_PER_PARTITION
+    _: KW_ONLY
+    dtype: str = "float32"
+    admission: AdmissionLike = None
+    seed: int = 0
+    storage: StorageLike | None = None
+    expire: ExpiryLike = None
+
+    @classmethod
+    def of(cls, table: sparring.TableConfig, combiner: str | None = "sum") -> TableConfig:
+        """A table that was declared for any framework."""
+        return cls(
+            name=table.name,
+            embedding_dim=table.dim,
+            combiner=combiner,
+            dtype=table.dtype,
+            **shared_settings(table),
+        )
+
+    def __post_init__(
+        self, optimizer: Any, max_ids_per_partition: int, max_unique_ids_per_partition: int
+    ) -> None:
+        if not self.embedding_dim:
+            raise InvalidArgumentError(
+                f"TableConfig of table {self.name!r} has no embedding_dim; give the number of elements "
+                f"of an embedding: TableConfig({self.name!r}, vocabulary_size, embedding_dim), or "
+                "embedding_dim=16",
+                table=self.name,
+            )
+        if optimizer is not None:
+            raise UnsupportedError(
+                f"TableConfig of table {self.name!r} has no optimizer; give its hyper-parameters to "
+                f"sparring_tf.Optimizer(model, 'adagrad', tables={{{self.name!r}: {{'lr': …}}}})",
+                table=self.name,
+            )
+        for setting, found in (
+            ("max_ids_per_partition", max_ids_per_partition),
+            ("max_unique_ids_per_partition", max_unique_ids_per_partition),
+        ):
+            if found != _IDS_PER_PARTITION:
+                raise UnsupportedError(
+                    f"TableConfig of table {self.name!r}: {setting}={found} has no effect, because "
+                    "buffers have no fixed size here and no id is dropped; leave it out",
+                    table=self.name,
+                )
+        if self.placement == "sparsecore":
+            raise UnsupportedError(
+                f"TableConfig of table {self.name!r}: placement='sparsecore' needs the SparseCore of a "
+                "TPU, which sparring does not support; give placement='auto', which divides the rows "
+                "among the ranks, or placement='replicated'",
+                table=self.name,
+            )
+        object.__setattr__(self, "initializer", initializer_from(self.initializer, self.name))
+        if self.placement in ("auto", "default_device"):
+            object.__setattr__(self, "placement", "sharded")
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """A feature that looks up in a table. Several features may share one table.
+
+    The arguments by position are those of keras-rs.
+
+    Args:
+        name: of the feature, for messages.
+        table: where it looks up.
+        input_shape: shape of the ids, or None. It is kept and saved with the layer, and as in keras-rs
+            on CPU and GPU it does not restrict batches, which may have any size.
+        output_shape: shape of the embeddings, or None. The last number must be the table's
+            `embedding_dim`.
+
+    Raises:
+        InvalidArgumentError: a shape is no sequence of numbers and None, or `output_shape` does not end
+            in `embedding_dim`.
+    """
+
+    name: str
+    table: TableConfig
+    input_shape: Sequence[int | None] | None = None
+    output_shape: Sequence[int | None] | None = None
+
+    def __post_init__(self) -> None:
+        for setting in ("input_shape", "output_shape"):
+            checked = _checked_shape(getattr(self, setting), setting, self.name)
+            object.__setattr__(self, setting, checked)
+        shape, table = self.output_shape, self.table
+        if shape is not None and shape[-1] != getattr(table, "embedding_dim", shape[-1]):
+            raise InvalidArgumentError(
+                f"feature {self.name!r}: output_shape {shape} does not end in "
+                f"embedding_dim {table.embedding_dim} of table {table.name!r}",
+                feature=self.name,
+            )
+
+
+def _checked_shape(given: Any, setting: str, feature: str) -> tuple[int | None, ...] | None:
+    if given is None:
+        return None
+    try:
+        shape = tuple(None if each is None else operator.index(each) for each in given)
+    except TypeError:
+        shape = ()
+    if not shape:
+        raise InvalidArgumentError(
+            f"feature {feature!r}: {setting} must be a tuple of at least one number or None, such as "
+            f"(64, None), found {given!r}",
+            feature=feature,
+        )
+    return shape
+
+
+def check_combiner(combiner: object, table: str) -> None:
+    """Refuses what is no combiner.
+
+    Raises:
+        InvalidArgumentError: naming those that there are.
+    """
+    if combiner not in COMBINERS:
+        raise InvalidArgumentError(
+            f"combiner of table {table!r}: must be one of {', '.join(COMBINERS)}, found "
+            f"{combiner!r}",
+            table=table,
+        )
+
+
+def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
+    """Table declaration of a configuration.
+
+    Args:
+        config: of one table.
+        storage: for tables that name none of their own.
+
+    Raises:
+        InvalidArgumentError: an unknown dtype or initializer, or a number out of range.
+    """
+    initializer = config.initializer
+    table = sparring.TableConfig(
+        config.name,
+        config.embedding_dim,
+        config.dtype,
+        sparring.Uniform(-0.05, 0.05) if initializer is None else initializer,
+        seed=config.seed,
+        admission=config.admission,
+        placement=config.placement,
+        expire=config.expire,
+    )
+    return declared(
+        table,
+        storage if config.storage is None else config.storage,
+        capacity=config.vocabulary_size,
+        setting="vocabulary_size",
+    )

@@ -1,0 +1,1 @@
+"""Lookups: from ids to embeddings, by operators of TensorFlow."""

@@ -1,0 +1,150 @@
+"""Bags of ids, from dense, ragged and sparse inputs, and how their embeddings become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from sparring.errors import InvalidArgumentError
+from sparring_tf.lookup.ids import whole_ids
+
+__all__ = ["Bags", "bags_from"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """b bags with n ids."""
+
+    ids: Any
+    """``(n,)`` int64, bag after bag."""
+    lengths: Any
+    """``(b,)`` int64."""
+    weights: Any | None
+    """``(n,)``, or None: all are 1."""
+
+    def scales(self, combiner: str, dtype: Any) -> Any | None:
+        """Factor of each embedding before a bag is summed: ``(n,)``, or None for 1.
+
+        As `tf.nn.embedding_lookup_sparse` has it: ``mean`` divides by the sum of the weights,
+        ``sqrtn`` by the square root of the sum of their squares.
+        """
+        if self.weights is None:
+            if combiner == "sum":
+                return None
+            divisors = tf.cast(self.lengths, dtype)
+            divisors = divisors if combiner == "mean" else tf.sqrt(divisors)
+            # Empty bags divide nothing.
+            return tf.repeat(tf.math.divide_no_nan(tf.ones_like(divisors), divisors), self.lengths)
+        weights = tf.cast(self.weights, dtype)
+        if combiner == "sum":
+            return weights
+        places = self.places()
+        num_bags = tf.size(self.lengths)
+        summed = weights if combiner == "mean" else tf.square(weights)
+        divisors = tf.math.unsorted_segment_sum(summed, places, num_bags)
+        divisors = divisors if combiner == "mean" else tf.sqrt(divisors)
+        return tf.math.divide_no_nan(weights, tf.gather(divisors, places))
+
+    def places(self) -> Any:
+        """The bag of each id: ``(n,)``."""
+        return tf.repeat(tf.range(tf.size(self.lengths)), self.lengths)
+
+
+def bags_from(inputs: Any, weights: Any, what: str) -> Bags:
+    """Bags of a layer's inputs.
+
+    Args:
+        inputs: dense ``(b,)``, a bag of one id each, or ``(b, n)``; ragged ``(b, None)``; sparse
+            ``(b, m)``, whose bags are the ids that are there.
+        weights: of the same kind and shape as `inputs`, or None.
+        what: how messages name them.
+
+    Raises:
+        InvalidArgumentError: another rank or dtype; weights of another kind or shape. In a graph
+            that meets weights in other places than ids, TensorFlow raises its own.
+    """
+    ids = whole_ids(inputs, what)
+    if weights is not None:
+        weights = _as_tensor(weights)
+        _check_weights(ids, weights, what)
+    if isinstance(ids, tf.RaggedTensor):
+        if ids.shape.rank != 2 or ids.ragged_rank != 1:
+            raise _wrong_rank(ids, what)
+        lengths = tf.cast(ids.row_lengths(), tf.int64)
+        if weights is not None:
+            weights = _placed(weights.values, weights.row_splits, ids.row_splits, what)
+        return Bags(ids.values, lengths, weights)
+    if isinstance(ids, tf.SparseTensor):
+        if ids.shape.rank not in (2, None):
+            raise _wrong_rank(ids, what)
+        is_one_place = weights is not None and weights.indices is ids.indices
+        ids = tf.sparse.reorder(ids)
+        if weights is not None:
+            ordered = tf.sparse.reorder(weights)
+            places = ids.indices if is_one_place else ordered.indices
+            weights = _placed(ordered.values, places, ids.indices, what)
+        rows = ids.indices[:, 0]
+        lengths = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, ids.dense_shape[0])
+        return Bags(ids.values, lengths, weights)
+    if ids.shape.rank not in (1, 2):
+        raise _wrong_rank(ids, what)
+    shape = tf.shape(ids, out_type=tf.int64)
+    length = shape[1] if ids.shape.rank == 2 else tf.ones([], tf.int64)
+    flat = None if weights is None else tf.reshape(weights, [-1])
+    return Bags(tf.reshape(ids, [-1]), tf.fill(shape[:1], length), flat)
+
+
+def _as_tensor(values: Any) -> Any:
+    if isinstance(values, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return values
+    return tf.convert_to_tensor(values)
+
+
+def _check_weights(ids: Any, weights: Any, what: str) -> None:
+    kinds = (tf.RaggedTensor, tf.SparseTensor)
+    kind = next((each for each in kinds if isinstance(ids, each)), tf.Tensor)
+    if not isinstance(weights, kind) or not ids.shape.is_compatible_with(weights.shape):
+        raise InvalidArgumentError(
+            f"weights of {what} must be of the kind and shape of the ids, {kind.__name__} "
+            f"{ids.shape}, found {type(weights).__name__} {weights.shape}"
+        )
+    if kind in kinds and not ids.values.shape.is_compatible_with(weights.values.shape):
+        raise InvalidArgumentError(
+            f"weights of {what} must be one for each id, found {weights.values.shape[0]} weights "
+            f"for {ids.values.shape[0]} ids"
+        )
+    if not weights.dtype.is_floating:
+        raise InvalidArgumentError(
+            f"weights of {what} must be floating-point numbers, found {weights.dtype.name}"
+        )
+
+
+def _placed(weights: Any, places: Any, id_places: Any, what: str) -> Any:
+    """`weights`, checked to lie where the ids lie."""
+    if places is id_places:
+        return weights
+    message = (
+        f"weights of {what} must lie where the ids lie, one for each; make them of the ids, as "
+        "ids.with_values(…)"
+    )
+    places, id_places = tf.cast(places, tf.int64), tf.cast(id_places, tf.int64)
+    is_same = tf.cond(
+        tf.reduce_all(tf.equal(tf.shape(places), tf.shape(id_places))),
+        lambda: tf.reduce_all(tf.equal(places, id_places)),
+        lambda: tf.constant(False),
+    )
+    if tf.executing_eagerly():
+        if not is_same:
+            raise InvalidArgumentError(message)
+        return weights
+    with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
+        return tf.identity(weights)
+
+
+def _wrong_rank(ids: Any, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"ids of {what} must be (b,), (b, n), ragged (b, None) or sparse (b, m), found shape "
+        f"{ids.shape}"
+    )

@@ -1,0 +1,125 @@
+"""Lookups in tables whose rows lie on several ranks.
+
+The exchange between ranks is core's, in Python, so a graph calls it by `tf.numpy_function`. All ranks
+make the same calls in the same order: in a graph, one variable that each call reads and writes keeps
+them in the order in which they were traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring.adapter import StepContainer
+from sparring.adapter import gather as native_gather
+from sparring_tf.lookup import lookup_ops
+
+__all__ = ["gather", "in_order", "order_variable", "own_errors"]
+
+_order: list[Any] = []
+_listening: list[list[BaseException]] = []
+"""Of each `own_errors` that is open, the last error; nothing is kept where none is."""
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
+    failed: list[BaseException] = []
+    _listening.append(failed)
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not failed:
+            raise
+        raise failed.pop() from error
+    finally:
+        # By identity: lists that are equal, as empty ones, are others'.
+        _listening[:] = [each for each in _listening if each is not failed]
+
+
+def gather(
+    container: StepContainer,
+    requests: Sequence[tuple[str, Any]],
+    anchors: Mapping[str, Any],
+    is_training: bool,
+    check: Callable[[], None],
+) -> list[Any]:
+    """One embedding for each id, as `TableLayer._gathered`, in one exchange; after `check`."""
+    tables = [table for table, _ in requests]
+
+    def look_up(*all_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        check()
+        asked = [
+            (table, np.ascontiguousarray(ids.reshape(-1)))
+            for table, ids in zip(tables, all_ids, strict=True)
+        ]
+        found = container.lookup_all(asked, is_registered=is_training)
+        for each in found:
+            if each.shadow_id is not None:
+                # A gradient brings its own ids.
+                container.resources.release(each.shadow_id)
+        return [native_gather(each.rows, each.inverse) for each in found]
+
+    dtypes = [tf.as_dtype(container.tables[table].computing_dtype) for table in tables]
+    rows = in_order(look_up, [ids for _, ids in requests], dtypes)
+    result = []
+    for (table, ids), each in zip(requests, rows, strict=True):
+        anchor = anchors[table].value
+        flat = tf.reshape(ids, [-1])
+        found = tf.ensure_shape(each, [None, anchor.shape[1]])
+        found = lookup_ops.attach(found, flat, anchor)
+        shape = tf.concat([tf.shape(ids), tf.constant(anchor.shape.as_list()[1:])], 0)
+        shaped = tf.reshape(found, shape)
+        shaped.set_shape(ids.shape.concatenate(anchor.shape[1:]))
+        result.append(shaped)
+    return result
+
+
+def order_variable() -> Any:
+    """Variable that keeps calls in order.
+
+    Layers ask for it when they are made: a graph whose first trace was refused may make no variable in
+    its second.
+    """
+    if not _order:
+        with tf.init_scope():
+            _order.append(tf.Variable(0, dtype=tf.int64, trainable=False, name="sparring_order"))
+    return _order[0]
+
+
+def in_order(
+    function: Callable[..., Sequence[npt.NDArray[Any]]],
+    inputs: Sequence[Any],
+    dtypes: Sequence[Any],
+) -> list[Any]:
+    """Calls a function of arrays, after all calls that were traced before it.
+
+    Args:
+        function: returns one array for each of `dtypes`.
+        inputs: tensors.
+        dtypes: of the results.
+    """
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(each) for each in function(*(each.numpy() for each in inputs))]
+    order = order_variable()
+    results = tf.numpy_function(
+        partial(_called, function), [order.read_value(), *inputs], list(dtypes)
+    )
+    with tf.control_dependencies(results):
+        order.assign_add(1)
+    return list(results)
+
+
+def _called(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
+    try:
+        return function(*arrays)
+    except BaseException as error:
+        for each in _listening:
+            each[:] = [error]
+        raise

@@ -1,0 +1,1 @@
+"""Optimizers of Keras over the rows of tables."""

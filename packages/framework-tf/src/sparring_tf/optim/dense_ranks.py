@@ -1,0 +1,98 @@
+"""On several ranks: ordinary variables, equal at the start, and by mean gradients ever after; and tensors
+of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sparring.adapter import StepContainer
+from sparring.contracts import Collective, Reduction
+from sparring_tf.lookup.exchanged_lookup import in_order
+
+__all__ = ["averaged", "broadcast", "gather_over_ranks"]
+
+
+def broadcast(variables: Sequence[Any], collective: Collective) -> None:
+    """Gives the values of rank 0 to all ranks; all call it with the same variables."""
+    if collective.world_size == 1:
+        return
+    with tf.init_scope():
+        for variable in variables:
+            mine = np.ascontiguousarray(variable.numpy())
+            sent = (
+                mine.reshape(-1).view(np.uint8) if collective.rank == 0 else np.empty(0, np.uint8)
+            )
+            first = collective.all_gather(sent)[0]
+            variable.assign(np.frombuffer(first.tobytes(), mine.dtype).reshape(mine.shape))
+
+
+def averaged(
+    gradients: Sequence[Any], collective: Collective, wait: Callable[[], None]
+) -> list[Any]:
+    """Pairs of gradient and variable with each gradient's mean over all ranks.
+
+    Args:
+        gradients: such pairs; the same variables on all ranks, with None for the same of them.
+        collective: this rank's place in the group.
+        wait: returns when nothing else uses the collective; called before each use.
+    """
+    pairs = list(gradients)
+    known = [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
+    if collective.world_size == 1 or not known:
+        return pairs
+    dense = [tf.convert_to_tensor(pairs[place][0]) for place in known]
+    # float64 holds every gradient exactly, so one exchange does for all dtypes.
+    joined = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in dense], 0)
+
+    def mean(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        wait()
+        return [collective.all_reduce(np.ascontiguousarray(values), Reduction.MEAN)]
+
+    (found,) = in_order(mean, [joined], [tf.float64])
+    parts = tf.split(found, [each.shape.num_elements() for each in dense])
+    for place, own, part in zip(known, dense, parts, strict=True):
+        pairs[place] = (tf.reshape(tf.cast(part, own.dtype), own.shape), pairs[place][1])
+    return pairs
+
+
+def gather_over_ranks(tensor: Any, container: StepContainer) -> Any:
+    """Tensors of all ranks, one after the other; all ranks call it, in graphs in the same order.
+
+    Its gradient is summed over ranks, and each rank has that of its own part.
+
+    Args:
+        tensor: ``(n, …)``; n may differ from rank to rank and be 0.
+        container: has the ranks.
+    """
+    collective = container.collective
+    if collective.world_size == 1:
+        return tensor
+
+    def all_parts(own: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        container.quiesce()
+        parts = collective.all_gather(np.ascontiguousarray(own))
+        first = sum(len(part) for part in parts[: collective.rank])
+        return [np.concatenate(parts), np.array(first, np.int64)]
+
+    def summed(gradient: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        container.quiesce()
+        return [collective.all_reduce(np.ascontiguousarray(gradient))]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
+    def gathered(own: Any) -> Any:
+        whole, first = in_order(all_parts, [own], [own.dtype, tf.int64])
+        whole = tf.ensure_shape(whole, [None, *own.shape[1:]])
+        count = tf.shape(own, tf.int64)[0]
+
+        def gradient(upstream: Any) -> Any:
+            (total,) = in_order(summed, [upstream], [upstream.dtype])
+            return tf.ensure_shape(total[first : first + count], own.shape)
+
+        return whole, gradient
+
+    return gathered(tensor)

@@ -1,0 +1,170 @@
+"""Rows updated by an optimizer of Keras: by the update method that does the same, or as variables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.adapter import StepContainer, TableState, TableUpdate, give_states
+from sparring.contracts import HyperParameters, MethodChoice, Storage
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.optim.keras_shadow import KerasShadow
+from sparring_tf.optim.known_optimizers import KnownOptimizer, known_optimizer
+
+__all__ = ["NativeUpdater"]
+
+_log = logging.getLogger(__name__)
+
+# These keep the same state for a row under PyTorch and Keras, in the same order, so rows that one
+# has trained the other may go on with.
+_SHARED_STATE = ("Adagrad", "Adam", "AdamW")
+
+
+class NativeUpdater:
+    """How `Optimizer` updates tables by an optimizer of Keras.
+
+    Each step takes one of two routes over the same columns of rows: fused, by an update method that is
+    known to give the same rows (`known_optimizers`); or shadow, by the optimizer's own step over rows in
+    one variable for each dim and dtype.
+
+    Args:
+        container: where the tables live.
+        tables: their names.
+        native: the optimizer; it is copied, once for all tables of one dim and dtype.
+        given: the storages that were given open, by table.
+        update: ``auto``, ``shadow`` or ``method``, as of `Optimizer`.
+
+    Raises:
+        UnsupportedError: no update method gives the same rows, and ``method`` was asked for.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        tables: Sequence[str],
+        native: Any,
+        given: Mapping[str, Storage],
+        update: str,
+    ) -> None:
+        self._container = container
+        name = type(native).__name__
+        method = name if name in _SHARED_STATE else f"keras.{name}"
+        self._rate, self._iterations = 0.0, 0
+        self._shadows: dict[str, KerasShadow] = {}
+        layouts: dict[tuple[int, str], KerasShadow] = {}
+        for table in tables:
+            config = container.tables[table]
+            # As wide as the blocks, where columns of the table are divided.
+            width = config.dim // container.layout(table).num_blocks
+            layout = width, config.computing_dtype.name
+            if layout not in layouts:
+                layouts[layout] = KerasShadow(native, *layout)
+            self._shadows[table] = layouts[layout]
+        self.name, self._route, self._must_fuse = name, "", update == "method"
+        self._known: KnownOptimizer | str = "update='shadow' was given"
+        if update != "shadow":
+            self._known = known_optimizer(
+                native, [(shadow, *layout) for layout, shadow in layouts.items()]
+            )
+        known = self._known
+        self._check_fused(known)
+        if self._must_fuse and isinstance(known, KnownOptimizer):
+            method = known.method.name
+        states = {
+            table: TableState(
+                method, shadow.initial_row(container.tables[table].dim), shadow.why_coupled
+            )
+            for table, shadow in self._shadows.items()
+        }
+        give_states(container.state, states, given, name)
+        self._note("shadow: " + known if isinstance(known, str) else known.method.name)
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method of the last step; or ``shadow``, and why."""
+        return dict.fromkeys(self._shadows, self._route)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Variables of tables as a whole."""
+        shadows = {id(shadow): shadow for shadow in self._shadows.values()}
+        return [each for shadow in shadows.values() for each in shadow.scalars]
+
+    def step(self, learning_rate: float, iterations: int, /) -> None:
+        """Applies the gradients since the last step."""
+        choices = self._choices(learning_rate, iterations)
+        self._check_fused(choices)
+        if isinstance(choices, str):
+            self._note("shadow: " + choices)
+            self._rate, self._iterations = learning_rate, iterations
+            self._container.apply(self._update)
+            return
+        for choice in choices.values():
+            self._note(choice.method.name)
+        self._container.apply_methods(choices)
+
+    def _choices(self, rate: float, iterations: int) -> dict[str, MethodChoice] | str:
+        """The update method of each table in this step; or why there is none."""
+        known = self._known
+        if isinstance(known, str):
+            return known
+        hypers: dict[str, HyperParameters] = {}
+        choices = {}
+        for name in self._shadows:
+            dtype = self._container.tables[name].computing_dtype.name
+            if dtype not in hypers:
+                hyper = known.hyper(rate, iterations, dtype)
+                if isinstance(hyper, str):
+                    return hyper
+                hypers[dtype] = hyper
+            step = self._container.state.counters.steps + 1
+            choices[name] = MethodChoice(known.method, hypers[dtype], step)
+        return choices
+
+    def _check_fused(self, found: object) -> None:
+        if self._must_fuse and isinstance(found, str):
+            raise UnsupportedError(
+                f"no update method gives the rows that {self.name} gives: {found}; give SGD, Adagrad, "
+                "RMSprop or Adam with settings that one has",
+                optimizer=self.name,
+            )
+
+    def _note(self, route: str) -> None:
+        if route != self._route:
+            tables = ", ".join(self._shadows)
+            _log.info("%s updates tables %s by route %s", self.name, tables, route)
+            self._route = route
+
+    def _update(self, updates: Sequence[TableUpdate]) -> None:
+        grouped: dict[int, list[TableUpdate]] = {}
+        for update in updates:
+            shadow = self._shadows.get(update.table.name)
+            if shadow is None:
+                raise InvalidArgumentError(
+                    f"table {update.table.name!r} got gradients, but this Optimizer was made for "
+                    f"{', '.join(self._shadows)}; give it all layers whose tables are trained",
+                    table=update.table.name,
+                )
+            grouped.setdefault(id(shadow), []).append(update)
+        for group in grouped.values():
+            # Tables of one layout are stepped as one: each call of a graph has its price.
+            shadow = self._shadows[group[0].table.name]
+            rows = shadow.step(
+                _joined([update.rows for update in group]),
+                _joined([update.gradients for update in group]),
+                self._rate,
+                self._iterations,
+            )
+            begin = 0
+            for update in group:
+                end = begin + len(update.rows)
+                update.rows[...] = rows[begin:end]
+                begin = end
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

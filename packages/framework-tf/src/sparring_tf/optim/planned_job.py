@@ -1,0 +1,106 @@
+"""Ranks that a plan is for: layers whose tables join the job that this process was started for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sparring.adapter import (
+    AUTO,
+    PlanLike,
+    StepContainer,
+    join_job,
+    make_plugin_manager,
+    plan_of_job,
+    workload_of,
+)
+from sparring.contracts import FeatureWorkload, TableWorkload
+from sparring.errors import InvalidArgumentError
+from sparring_tf.lookup.table_agent import TableAgent
+
+__all__ = ["planned_container"]
+
+_DEADLINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Automatic:
+    """A backend by what started the process."""
+
+    backend: str = AUTO
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def planned_container(
+    agents: Sequence[TableAgent],
+    plan: PlanLike,
+    method: str | None,
+    hyperparameters: Mapping[str, Any] | None = None,
+) -> StepContainer:
+    """A container of the job, with all tables of `agents`, sharded by `plan`.
+
+    Args:
+        agents: of the layers; they join the container.
+        plan: as a user gave it.
+        method: the update method or optimizer of the tables; None: unknown.
+        hyperparameters: of an update method; None: it is an optimizer of Keras.
+
+    Raises:
+        InvalidArgumentError: tables live in a container that was given, or hold rows; or the plan does
+            not fit them or the ranks.
+        CapacityError: ``auto``, and the tables do not fit the memory.
+        PluginError: a backend or sharding kind that no plugin offers.
+        DeadlineError: not all ranks came.
+    """
+    bound = [each for each in agents if each.is_container_given or each.holds_rows]
+    if bound:
+        raise InvalidArgumentError(
+            f"Optimizer: tables {bound[0].table_names} live in a container that was given, or hold rows, "
+            "and their container has a plan of its own; give it the plan: StepContainer(plan=…)",
+            table=bound[0].table_names[0],
+        )
+    manager = make_plugin_manager()
+    job = join_job(
+        _Automatic(),
+        _Automatic(),
+        framework="tensorflow",
+        deadline_seconds=_DEADLINE_SECONDS,
+        plugin_manager=manager,
+    )
+    try:
+        container = StepContainer(
+            collective=job.collective,
+            rendezvous=job.rendezvous,
+            plugin_manager=manager,
+            plan=plan_of_job(
+                plan, lambda: _workloads(agents, method, hyperparameters), job, manager
+            ),
+        )
+        for each in agents:
+            each.join(container)
+            each.is_container_given = True
+        container.check_plan()
+    except BaseException:
+        job.close()  # the plan was refused
+        raise
+    return container
+
+
+def _workloads(
+    agents: Sequence[TableAgent], method: str | None, hyperparameters: Mapping[str, Any] | None
+) -> Sequence[TableWorkload]:
+    found: dict[str, TableWorkload] = {}
+    for agent in agents:
+        pooled = agent.pooled_features
+        for each in agent.declarations:
+            features = [
+                FeatureWorkload(pooling) for table, pooling in pooled if table == each.table.name
+            ] or [FeatureWorkload(None)]
+            workload = workload_of(
+                each.table, each.storage, features, method, hyperparameters or {}
+            )
+            if hyperparameters is None:  # it may clip gradients by rows
+                workload = replace(workload, may_divide=False)
+            found.setdefault(each.table.name, workload)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Rows in checkpoints, saved models and files of Keras."""

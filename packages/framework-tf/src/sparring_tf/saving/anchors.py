@@ -1,0 +1,260 @@
+"""Anchors: weights without elements that stand for the rows of tables.
+
+A `tf.train.Checkpoint` saves and restores variables, and so an anchor gives it the rows::
+
+    …/rows_anchor/.ATTRIBUTES/VARIABLE_VALUE     (0, dim)
+                              SPARRING_TABLE     what a row is, as JSON
+                              SPARRING_KEYS      (n) int64
+                              SPARRING_ROWS      (n, row bytes) uint8
+                              SPARRING_SCORES    (n) uint64
+                              SPARRING_STATE     the state of a new row
+
+Where rows are too many, the JSON names a snapshot, ``checkpoint-1.checkpoint.rows/save-000001.0``: see
+`sidecar`. Before TensorFlow restores the first variable it asks all of them for names and dtypes of
+their tensors: what shows then is refused, and nothing changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
+from sparring_tf.saving import saved_rows
+from sparring_tf.saving.checkpoint_files import (
+    TABLE_TENSOR,
+    Restored,
+    being_restored,
+    being_written,
+    is_saved_model_written,
+    rows_path,
+)
+from sparring_tf.saving.orphaned_rows import remove_orphans
+from sparring_tf.saving.saved_rows import (
+    TableRows,
+    check_ranks,
+    check_rows,
+    described_in,
+    gather_rows,
+    restore_rows,
+)
+from sparring_tf.saving.sidecar import begun_save
+
+if TYPE_CHECKING:
+    from sparring_tf.lookup.table_agent import TableAgent
+
+__all__ = ["Anchor", "TrainedTable", "trained_table"]
+
+_STATE = "SPARRING_STATE"
+_ARRAYS = {
+    "SPARRING_KEYS": "keys",
+    "SPARRING_ROWS": "rows",
+    "SPARRING_SCORES": "scores",
+    _STATE: "state",
+}
+_DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORES": tf.uint64}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTable:
+    """Table that an anchor stands for."""
+
+    agent: TableAgent
+    name: str
+
+
+class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
+    """The weight of shape (0, dim) to which the gradients of a table flow.
+
+    Args:
+        trained: what it stands for.
+        dim: elements of an embedding.
+        dtype: that the table computes in.
+    """
+
+    def __init__(self, trained: TrainedTable, dim: int, dtype: str) -> None:
+        super().__init__(
+            keras.initializers.Zeros(),
+            shape=(0, dim),
+            dtype=dtype,
+            trainable=True,
+            # Mixed precision converts what is looked up, not what gradients flow to.
+            autocast=False,
+            name=f"{trained.name}_anchor",
+        )
+        self.sparring_table = trained
+        self._restored: Restored | None = None
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """Asked by optimizers of Keras of each variable before a step: False.
+
+        Raises:
+            InvalidArgumentError: no `sparring_tf.Optimizer` was made for the table. Another would
+                take the anchor for a matrix without rows.
+        """
+        trained = self.sparring_table
+        if not trained.agent.has_optimizer:
+            raise InvalidArgumentError(
+                f"the rows of table {trained.name!r} cannot be updated by an optimizer of Keras "
+                "alone; wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
+                table=trained.name,
+            )
+        return False
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Called where it is used as a tensor, as in a penalty over all variables of a model.
+
+        Its gradient raises: the rows would be left out of the penalty. Lookups take `value`.
+        """
+        value = super().__tf_tensor__(dtype, name)
+        return _without_gradient(value, self.sparring_table.name) if self.trainable else value
+
+    def numpy(self) -> Any:
+        """Called by `get_weights`: no elements, and the version of the rows."""
+        trained = self.sparring_table
+        return trained.agent.versioned(trained.name, super().numpy())
+
+    def assign(self, value: Any) -> Any:
+        """Called by `set_weights`, with what `numpy` gave: refuses rows of another version."""
+        assigned = super().assign(value)
+        if isinstance(value, np.ndarray):
+            self.sparring_table.agent.on_weights_set(self.sparring_table.name, value)
+        return assigned
+
+    # TensorFlow's protocol of what a checkpoint holds.
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        restored = being_restored()
+        if restored is None and is_saved_model_written():
+            return dict(super()._serialize_to_tensors())
+        self._check_eager("write" if restored is None else "restore")
+        tensors = super()._serialize_to_tensors()
+        if restored is not None:
+            self._check_restored(restored)
+            return {**tensors, TABLE_TENSOR: tf.constant(""), **self._empty()}
+        rows = self._gathered()
+        tensors |= {name: tf.constant(getattr(rows, field)) for name, field in _ARRAYS.items()}
+        return {**tensors, TABLE_TENSOR: tf.constant(json.dumps(rows.described))}
+
+    def _gathered(self) -> TableRows:
+        """The rows, or where they lie from now on."""
+        trained = self.sparring_table
+        container, table = trained.agent.container, trained.name
+        trained.agent.check_versions()
+        check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
+        if saved_rows.num_row_bytes(container, table) <= saved_rows.MOST_BYTES:
+            return gather_rows(container, table)
+        path, written = being_written()
+        save = begun_save(written, lambda: path)
+        save.write(container)
+        save.remove_older()
+        remove_orphans(path)
+        return gather_rows(container, table, save.rows(container, table))
+
+    def _check_restored(self, restored: Restored) -> None:
+        trained = self.sparring_table
+        missing = [name for name in (TABLE_TENSOR, *_ARRAYS) if name not in restored.keys]
+        if missing:
+            raise DataError(
+                f"checkpoint {restored.prefix} has no rows of table {trained.name!r}: it lacks the "
+                f"tensors {', '.join(missing)} of {next(iter(restored.keys.values()), 'the table')}. "
+                "Nothing was restored: it was written without the layer of sparring_tf; restore one "
+                "that was written with it",
+                table=trained.name,
+            )
+        reader = tf.train.load_checkpoint(restored.prefix)
+        described = described_in(reader.get_tensor(restored.keys[TABLE_TENSOR]), trained.name)
+        path = partial(rows_path, restored.prefix)
+        check_rows(trained.agent.container, trained.name, described, path)
+        self._restored = restored
+
+    def _empty(self) -> dict[str, Any]:
+        """Empty tensors of all kinds, for a reader to fill."""
+        trained = self.sparring_table
+        state = trained.agent.container.tables[trained.name].computing_dtype
+        dtypes = {**_DTYPES, _STATE: tf.as_dtype(state)}
+        return {name: tf.zeros([0], dtype) for name, dtype in dtypes.items()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        self._check_eager("restore")
+        trained = self.sparring_table
+        tensors = dict(restored_tensors)
+        described = described_in(tensors.pop(TABLE_TENSOR).numpy(), trained.name)
+        arrays = {field: np.array(tensors.pop(name)) for name, field in _ARRAYS.items()}
+        rows = TableRows(described, **arrays)
+        prefix = "" if self._restored is None else self._restored.prefix
+        restore_rows(trained.agent.container, trained.name, rows, partial(rows_path, prefix))
+        trained.agent.on_rows_replaced(trained.name)
+        return super()._restore_from_tensors(tensors)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        raise UnsupportedError(
+            f"rows of table {self.sparring_table.name!r} cannot be copied for a checkpoint that is "
+            "written asynchronously; leave experimental_enable_async_checkpoint out, or save "
+            "during the steps with container.save(url, blocking=False)",
+            table=self.sparring_table.name,
+        )
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        children = dict(super()._trackable_children(save_type, **options))
+        if save_type == "savedmodel":
+            # Whatever holds the anchor finds its rows by it.
+            numbers = self.sparring_table.agent.numbers
+            children |= {f"lookup_{place}": each for place, each in enumerate(numbers)}
+        return children
+
+    def _check_eager(self, verb: str) -> None:
+        # In a graph, rows would be constants of the moment in which it was traced.
+        if not tf.executing_eagerly():
+            raise UnsupportedError(
+                f"rows of table {self.sparring_table.name!r} cannot be part of a graph; "
+                f"{verb} checkpoints outside of tf.function",
+                table=self.sparring_table.name,
+            )
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operator(anchor: Any, *others: Any) -> Any:
+        return getattr(tf.convert_to_tensor(anchor), name)(*others)
+
+    return operator
+
+
+# Keras's own take `value`.
+for _name in (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "matmul"),
+    *("neg", "abs", "getitem"),
+):
+    setattr(Anchor, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _without_gradient(value: Any, table: str) -> Any:
+    """The same tensor; asked for its gradient, it raises `UnsupportedError`."""
+
+    @tf.custom_gradient  # type: ignore[misc,unused-ignore]
+    def identity(value: Any) -> Any:
+        def refuse(*_: Any) -> Any:
+            raise UnsupportedError(
+                f"table {table!r}: the loss is computed from all variables of the model, as a penalty "
+                "is, and the variable that stands for rows has no elements: the rows would be left out. "
+                "Sum over those for which sparring_tf.trained_table is None, and over the embeddings of "
+                "the batch; or have distribute keep the layer as it is",
+                table=table,
+            )
+
+        return tf.identity(value), refuse
+
+    return identity(value)
+
+
+def trained_table(variable: Any) -> TrainedTable | None:
+    """Table that a variable stands for, if it is an anchor."""
+    return getattr(variable, "sparring_table", None)

@@ -1,0 +1,95 @@
+"""`EarlyStopping`: Keras's callback, which brings back the rows of the best epoch too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from sparring.adapter import Coordinator
+from sparring.errors import UnsupportedError
+from sparring_tf.lookup.row_versions import RowVersion, set_version, version_of
+from sparring_tf.saving import saved_rows
+from sparring_tf.saving.anchors import TrainedTable, trained_table
+from sparring_tf.saving.saved_rows import TableRows, gather_rows, replace_rows
+
+__all__ = ["EarlyStopping"]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptRows:
+    """Rows of a table on this rank, at the best epoch."""
+
+    trained: TrainedTable
+    version: RowVersion
+    rows: TableRows
+
+
+class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-ignore]
+    """`keras.callbacks.EarlyStopping`, whose `restore_best_weights` restores the rows of tables too.
+
+    After training the model is that of the best epoch, bit for bit, with the optimizer's state in the
+    rows. Each better epoch copies all rows, of each rank on itself, in memory. On several ranks the
+    monitored value must be the same on all.
+
+    Args:
+        *arguments: of Keras's callback.
+        most_bytes: rows of one table on one rank that are copied; None: 1 GiB.
+        **options: of Keras's callback.
+
+    Raises:
+        UnsupportedError: in training: a table has more bytes.
+        InvalidArgumentError: at the end of training: ranks had their best epochs at different times.
+    """
+
+    def __init__(self, *arguments: Any, most_bytes: int | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._most_bytes = saved_rows.MOST_BYTES if most_bytes is None else most_bytes
+        self._kept: list[_KeptRows] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keeps the rows of a better epoch."""
+        before = self.best_weights
+        super().on_epoch_end(epoch, logs)
+        if self.best_weights is not None and self.best_weights is not before:
+            self._kept.clear()
+            trained = filter(None, map(trained_table, self.model.weights))
+            self._kept += [self._copied(each) for each in trained]
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Brings back the rows of the best epoch, and then the weights."""
+        if self.best_weights is not None:
+            self._restore()
+        super().on_train_end(logs)
+        self._kept.clear()
+
+    def _copied(self, trained: TrainedTable) -> _KeptRows:
+        container, table = trained.agent.container, trained.name
+        container.join_load()
+        num_bytes = saved_rows.num_row_bytes(container, table)
+        if num_bytes > self._most_bytes:
+            raise UnsupportedError(
+                f"the rows of table {table!r} are {num_bytes:,} bytes, and EarlyStopping copies up to "
+                f"{self._most_bytes:,} a table; allow more by most_bytes, or give Keras's "
+                "EarlyStopping without restore_best_weights and ModelCheckpoint('best.weights.h5', "
+                "save_best_only=True, save_weights_only=True), and load that file afterwards",
+                table=table,
+            )
+        return _KeptRows(trained, version_of(container, table), gather_rows(container, table))
+
+    def _restore(self) -> None:
+        for container in dict.fromkeys(each.trained.agent.container for each in self._kept):
+            container.quiesce()
+            if container.collective.world_size > 1:
+                Coordinator(container.collective, "rows of the best epoch").all_equal(
+                    {"epoch": str(self.best_epoch)},
+                    "ranks found different epochs best",
+                    "monitor a value that is the same on all ranks, as a mean over them",
+                )
+        for each in self._kept:
+            container, table = each.trained.agent.container, each.trained.name
+            if version_of(container, table) != each.version:
+                replace_rows(container, table, each.rows)
+                set_version(container, table, each.version)
+            each.trained.agent.accept_rows([table])

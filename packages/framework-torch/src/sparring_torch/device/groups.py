@@ -1,0 +1,157 @@
+"""Groups of bags to look up in tables on a device, as tensors on that device.
+
+    features of a batch ──► groups: bags of one table with one pooling, one behind the other
+
+Features that lie next to each other in a batch, and share table and pooling, are a group as they
+are; others are joined by copies within the device. How many ids each feature has decides which
+memory that is: a batch that does not know it yet waits for the device once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparring_torch.jagged.ids import ids_in_place
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+
+__all__ = ["DeviceGroup", "bag_groups", "each_alone", "id_groups", "parts_of_features"]
+
+Features = Sequence[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class DeviceGroup:
+    """Bags of one table on its device."""
+
+    table: str
+    mode: str
+    members: list[int]
+    """The features that they belong to, in the order of their bags."""
+    ids: Tensor
+    """``(n,)`` int64"""
+    offsets: Tensor
+    """``(b + 1,)`` int64, from 0 to n, never falling."""
+    weights: Tensor | None = None
+    """``(n,)``; they may require a gradient."""
+
+    @property
+    def num_bags(self) -> int:
+        return len(self.offsets) - 1
+
+
+def bag_groups(
+    features: Features, batch: KeyedJaggedTensor, places: Sequence[int], weights: Tensor | None
+) -> list[DeviceGroup]:
+    """The bags of a batch, group by group.
+
+    Args:
+        features: table and pooling of each looked-up feature.
+        batch: on the device.
+        places: which feature of the batch each of them is.
+        weights: of the batch; None: none are used.
+    """
+    ids = _ids(batch)
+    offsets = batch.offsets().to(torch.int64)
+    begins, stride = _begins(batch), batch.stride()
+    groups = []
+    for (table, mode), members in _members(features):
+        spans = list(_runs([places[member] for member in members]))
+        bags: list[Tensor] = []
+        count = 0
+        for first, last in spans:
+            starts = offsets[first * stride : last * stride + 1]
+            shift = count - begins[first]
+            starts = starts + shift if shift else starts
+            bags.append(starts if not bags else starts[1:])
+            count += begins[last] - begins[first]
+        cuts = [slice(begins[first], begins[last]) for first, last in spans]
+        groups.append(
+            DeviceGroup(
+                table,
+                mode,
+                members,
+                _joined([ids[cut] for cut in cuts]),
+                _joined(bags),
+                None if weights is None else _joined([weights[cut] for cut in cuts]),
+            )
+        )
+    return groups
+
+
+def id_groups(
+    features: Features, batch: KeyedJaggedTensor, places: Sequence[int]
+) -> list[DeviceGroup]:
+    """The ids of a batch, each a bag of its own, group by group."""
+    ids = _ids(batch)
+    begins = _begins(batch)
+    groups = []
+    for (table, _), members in _members(features):
+        spans = _runs([places[member] for member in members])
+        own = _joined([ids[begins[first] : begins[last]] for first, last in spans])
+        groups.append(DeviceGroup(table, "sum", members, own, each_alone(own)))
+    return groups
+
+
+def parts_of_features(
+    groups: Sequence[DeviceGroup], outputs: Sequence[Tensor], counts: Sequence[int]
+) -> list[Tensor]:
+    """The output of each feature, in the order of the features.
+
+    Args:
+        groups: whose members are all features.
+        outputs: ``(bags of the group, dim)`` of each group.
+        counts: bags of each feature.
+    """
+    parts: dict[int, Tensor] = {}
+    for group, output in zip(groups, outputs, strict=True):
+        own = [counts[member] for member in group.members]
+        pieces = [output] if len(own) == 1 else torch.split(output, own)
+        parts.update(zip(group.members, pieces, strict=True))
+    return [parts[member] for member in range(len(parts))]
+
+
+def each_alone(ids: Tensor) -> Tensor:
+    """Offsets ``(n + 1,)`` under which each id is a bag."""
+    return torch.arange(len(ids) + 1, device=ids.device)
+
+
+def _members(features: Features) -> Iterator[tuple[tuple[str, str], list[int]]]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, feature in enumerate(features):
+        groups.setdefault(feature, []).append(number)
+    return iter(groups.items())
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of places that follow one another."""
+    first = last = places[0]
+    for place in places[1:]:
+        if place != last + 1:
+            yield first, last + 1
+            first = place
+        last = place
+    yield first, last + 1
+
+
+def _begins(batch: KeyedJaggedTensor) -> list[int]:
+    if len(batch.keys()) == 1:
+        return [0, len(batch.values())]
+    return batch.offset_per_key()
+
+
+def _ids(batch: KeyedJaggedTensor) -> Tensor:
+    values = batch.values()
+    if values.dtype is torch.int64:
+        return values.detach().contiguous()
+    # Ids that are not exact are named with their feature.
+    return torch.cat(
+        [ids_in_place(part.values(), f"feature {name!r}") for name, part in batch.to_dict().items()]
+    )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,127 @@
+"""Devices by the names that storages use, and their kernels on torch's tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparring.adapter import make_plugin_manager
+from sparring.contracts import ArraySource, KernelSet
+from sparring.errors import InvalidArgumentError
+from sparring_torch.device.memory import memory_checked, release_unused_memory
+from sparring_torch.device.streams import Produced
+
+__all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
+
+
+def storage_device(device: torch.device | str | None) -> str:
+    """Name of a device as storages have it: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
+
+    ``cuda`` without a number is the GPU of this rank, or, in a world of one rank, torch's current
+    one; which that is is settled when the table is declared.
+
+    Raises:
+        InvalidArgumentError: tables lie on no device of this type.
+    """
+    if device is None:
+        return "cpu"
+    if device == "emulated":
+        return "emulated"
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(
+            f"device must be cpu or cuda, found {str(device)!r}; tables lie nowhere else"
+        )
+    if found.type == "cpu":
+        return "cpu"
+    return "cuda" if found.index is None else f"cuda:{found.index}"
+
+
+def tensor_device(device: str) -> torch.device:
+    """Where tensors lie whose memory is that of a storage's device."""
+    if device in ("cpu", "emulated"):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.device(device).index or 0)
+
+
+def current_gpu() -> str | None:
+    """torch's current GPU, as ``cuda:1``; None where torch has none."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None
+
+
+@functools.cache
+def kernel_set_for(device: str) -> KernelSet:
+    """The kernels of a device, on torch's tensors and current stream.
+
+    Raises:
+        PluginError: no plugin offers kernels for it; the message says what to install.
+        DeviceError: it cannot be used here.
+    """
+    kind = device.partition(":")[0]
+    where = tensor_device(device)
+
+    def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+
+    def empty_bytes(shape: tuple[int, ...], dtype: str) -> int:
+        return math.prod(shape) * int(getattr(torch, dtype).itemsize)
+
+    def from_host(array: npt.NDArray[Any]) -> Tensor:
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        if where.type != "cpu":
+            # torch keeps pinned memory until the copy is done; pageable memory may be read later.
+            given = given.pin_memory()
+        return given.to(where, non_blocking=True)
+
+    def concatenate(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def take(array: Tensor, positions: Tensor) -> Tensor:
+        return array.index_select(0, positions)
+
+    def taken_bytes(array: Tensor, positions: Tensor) -> int:
+        return len(positions) * math.prod(array.shape[1:]) * array.element_size()
+
+    def put(array: Tensor, positions: Tensor, values: Tensor) -> None:
+        array.index_copy_(0, positions, values)
+
+    def stream() -> int:
+        return 0 if where.type == "cpu" else int(torch.cuda.current_stream(where).cuda_stream)
+
+    def using(address: int) -> AbstractContextManager[Any]:
+        if where.type == "cpu":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
+
+    def open_stream() -> int:
+        # One of torch's pool, which it uses again and never ends.
+        return int(torch.cuda.Stream(where).cuda_stream)  # type: ignore[no-untyped-call]
+
+    arrays = ArraySource(
+        empty=memory_checked(where, empty, empty_bytes),
+        stream=stream,
+        index=where.index or 0,
+        using=using,
+        open_stream=None if where.type == "cpu" else open_stream,
+        here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
+        to_host=lambda array: array.cpu().numpy(),
+        from_host=memory_checked(where, from_host, lambda array: int(array.nbytes)),
+        concatenate=memory_checked(
+            where, concatenate, lambda parts: sum(each.nbytes for each in parts)
+        ),
+        take=memory_checked(where, take, taken_bytes),
+        put=memory_checked(where, put),
+        follow=lambda tensors: Produced(where, list(tensors)).take,
+        view=lambda array, dtype: array.view(getattr(torch, dtype)),
+        release_unused=None if where.type == "cpu" else partial(release_unused_memory, where),
+    )
+    return make_plugin_manager().kernels(kind).factory(arrays)

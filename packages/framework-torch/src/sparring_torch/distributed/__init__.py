@@ -1,0 +1,1 @@
+"""Several ranks: collective, rendezvous, and the wrapper of a model."""

@@ -1,0 +1,172 @@
+"""Ranks of a ``torch.distributed`` group.
+
+Messages go over a gloo group of our own, apart from all groups of the program, so that no tag and
+no time-out meets another's; those of tensors on GPUs by NCCL (`sparring_torch.distributed.device_collective`).
+Where ``torch.distributed`` is not initialised, this does it.
+
+gloo has no mercy on a message that is larger than its buffer: it ends the process. And of a smaller
+one it does not tell. So the size goes into the tag: messages of another size do not meet.
+
+    tag on the wire, 31 bits:   tag of the message (20 bits, and three of ours) | size mod 1,021
+"""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sparring.contracts import Array, Collective, Failure, Membership, Work
+from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
+from sparring_torch.distributed.device_collective import with_devices
+from sparring_torch.distributed.group_watch import GroupWatch
+from sparring_torch.distributed.group_works import Channel, GroupWork
+from sparring_torch.distributed.options import TorchCollectiveOptions
+
+__all__ = ["TorchCollective", "join_torch"]
+
+# A prime: sizes that differ by a whole number of rows leave different remainders.
+_SIZE_MODULUS = 1021
+_SIZE_BITS = 10
+
+
+def join_torch(
+    membership: Membership, options: TorchCollectiveOptions, deadline_seconds: float
+) -> Collective:
+    """Joins all ranks of the default group, and initialises it if need be. All ranks call it.
+
+    Raises:
+        DeadlineError: not all ranks came.
+        InvalidArgumentError: the group has other ranks than the rendezvous found.
+        UnsupportedError: this torch has no gloo.
+        PluginError, DeviceError: the option `process_group` names NCCL, and it cannot be used.
+    """
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise UnsupportedError(
+            "collective 'torch': this build of torch has no torch.distributed with gloo; install "
+            "one that has"
+        )
+    if membership.world_size == 1 and not dist.is_initialized():
+        return TorchCollective(None, deadline_seconds=deadline_seconds)
+    owns_default = not dist.is_initialized()
+    timeout = timedelta(seconds=options.start_seconds)
+    if owns_default:
+        _initialize(membership, options, timeout)
+    elif (dist.get_rank(), dist.get_world_size()) != (membership.rank, membership.world_size):
+        raise InvalidArgumentError(
+            f"collective 'torch': the rendezvous says rank {membership.rank} of "
+            f"{membership.world_size}, torch.distributed says rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}; give both the same ranks"
+        )
+    group = dist.new_group(backend="gloo", timeout=timeout, group_desc="sparring")
+    host = TorchCollective(group, deadline_seconds=deadline_seconds, owns_default=owns_default)
+    return with_devices(host, membership, options.process_group)
+
+
+def _initialize(
+    membership: Membership, options: TorchCollectiveOptions, timeout: timedelta
+) -> None:
+    try:
+        dist.init_process_group(
+            options.process_group,
+            init_method=options.init_method,
+            rank=membership.rank,
+            world_size=membership.world_size,
+            timeout=timeout,
+        )
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"collective 'torch': torch.distributed cannot be initialised with init_method "
+            f"{options.init_method!r}: {error}; start the ranks with torchrun, or give the option "
+            "init_method",
+            init_method=options.init_method,
+        ) from error
+    except dist.DistError as error:
+        raise DeadlineError(
+            f"collective 'torch': {membership.world_size} ranks did not meet at "
+            f"{options.init_method!r} within {options.start_seconds:g} s: {error}; look at the "
+            "ranks that did not start",
+            init_method=options.init_method,
+        ) from error
+
+
+class TorchCollective(Collective):
+    """One rank of a gloo group.
+
+    Args:
+        group: used by nothing else; None is a world of one.
+        deadline_seconds: the longest that any wait may take.
+        owns_default: whether `close` destroys all groups of ``torch.distributed``, or only `group`.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        deadline_seconds: float = 60.0,
+        owns_default: bool = False,
+    ) -> None:
+        rank, world_size = (0, 1) if group is None else (group.rank(), group.size())
+        super().__init__(rank, world_size, deadline_seconds=deadline_seconds)
+        self._group = group
+        self._owns_default = owns_default
+        self._channels: dict[tuple[bool, int, int], Channel] = {}
+        self._watch = GroupWatch(
+            rank,
+            world_size,
+            deadline_seconds,
+            send=lambda tensor, peer, tag: self._post(True, tensor, peer, tag),
+            receive=lambda tensor, peer, tag: self._post(False, tensor, peer, tag),
+        )
+        # The threads must have ended before the interpreter does.
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Tells the others. Does not wait for messages that are under way."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        self._watch.close()
+        for channel in self._channels.values():
+            channel.close()
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(None if self._owns_default else self._group)
+        self._group = None
+
+    def _give_up_impl(self, culprit: int) -> None:
+        self._watch.fail(Failure.own(culprit))
+
+    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
+        return self._start(True, buffer, destination, tag)
+
+    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
+        return self._start(False, buffer, source, tag)
+
+    def _start(self, is_sending: bool, buffer: Array, peer: int, tag: int) -> Work:
+        # torch knows no read-only memory, and warns of it.
+        flat = (buffer if buffer.flags.writeable else buffer.copy()).reshape(-1).view(np.uint8)
+        tensor = torch.from_numpy(flat)
+        key = (is_sending, peer, tag)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel()
+        try:
+            under_way = self._post(is_sending, tensor, peer, tag)
+        except RuntimeError as error:
+            failure = self._watch.explain(peer, error)
+            raise self.peer_failure(
+                peer, failure.found, self.context, culprit=failure.culprit
+            ) from error
+        return GroupWork(self, self._watch, channel, under_way, tensor=tensor, peer=peer)
+
+    def _post(self, is_sending: bool, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group is closed")
+        start = group.send if is_sending else group.recv
+        return start([tensor], peer, tag << _SIZE_BITS | tensor.nbytes % _SIZE_MODULUS)

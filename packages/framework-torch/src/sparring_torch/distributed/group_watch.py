@@ -1,0 +1,266 @@
+"""Threads that know how the other ranks are while the main thread is blocked inside gloo.
+
+gloo's waits have drawbacks for us. A wait that times out closes all connections of this rank, so to
+the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
+inside gloo. Instead:
+
+    one thread for each peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), answers its
+                               questions, and so learns at once when the peer leaves, reports a
+                               failure, or its connection closes
+    one timekeeper             looks now and then whether the main thread has waited too long
+
+The one that finds that the main thread waits in vain first tells the other ranks who failed,
+and then ends the wait by letting a receive of its own time out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from sparring.contracts import (
+    NO_RANK,
+    NOTICE_TAG,
+    Failure,
+    Inquiry,
+    Notice,
+    NoticeKind,
+    empty_notice,
+)
+
+__all__ = ["FOREVER", "GroupWatch", "PostMessage"]
+
+FOREVER = timedelta(days=365)
+
+# How long a rank that lost a connection waits for somebody's notice on who failed first, and how
+# long after a last notice what was sent before it may still come.
+_GRACE_SECONDS = 0.1
+
+# For last notices to leave before the connections close.
+_LINGER_SECONDS = 0.02
+
+_RECENT_SECONDS = 0.25
+
+# How long threads may take to end once their connections are closed.
+_END_SECONDS = 2.0
+
+_BREAK_TAG = NOTICE_TAG + 1
+
+PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
+"""``(tensor, peer, tag) -> work`` starts a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The call in which the main thread is blocked."""
+
+    peer: int
+    limit: float
+
+
+class GroupWatch:
+    """Watches over the peers of one rank.
+
+    Args:
+        rank: of `world_size`.
+        deadline_seconds: of each wait, which brings its own limit.
+        send: starts a message to a peer.
+        receive: starts a message from a peer.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        deadline_seconds: float,
+        *,
+        send: PostMessage,
+        receive: PostMessage,
+    ) -> None:
+        self._rank = rank
+        self._peers = [peer for peer in range(world_size) if peer != rank]
+        self._deadline_seconds = deadline_seconds
+        self._send, self._receive = send, receive
+        self._lock = threading.Lock()
+        self._waiting: _Waiting | None = None
+        self._looked = (NO_RANK, 0.0)
+        self._failure: Failure | None = None
+        self._is_closed = False
+        # rank -> when it said that it takes part in nothing more, and why
+        self._gone: dict[int, tuple[float, Failure]] = {}
+        self._lost: dict[int, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._inquiry = Inquiry(rank, deadline_seconds)
+        # gloo loses a message whose work is gone before it has left.
+        self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
+        for peer in self._peers:
+            # Posted here, so that a notice finds it however early it comes.
+            message = torch.from_numpy(empty_notice())
+            work = receive(message, peer, NOTICE_TAG)
+            self._start(f"sparring-peer-{peer}", self._listen, peer, message, work)
+        if self._peers:
+            self._start("sparring-timekeeper", self._keep_time)
+
+    # -- asked by works ---------------------------------------------------------------
+
+    def begin_wait(self, peer: int, limit: float) -> None:
+        """The main thread is about to block; `limit` is a time of `time.monotonic`."""
+        self._waiting = _Waiting(peer, limit)
+
+    def end_wait(self) -> None:
+        self._waiting = None
+
+    def trouble(self, peer: int, limit: float) -> Failure | None:
+        """Why a wait for `peer` until `limit` is in vain, if it is. Does not block."""
+        now = time.monotonic()
+        self._looked = (peer, now)
+        with self._lock:
+            gone_at, reason = self._gone.get(peer, (now, None))
+            is_due = self._failure is None and self._inquiry.is_due(limit, now)
+        if self._failure is None:
+            if reason is not None and now > gone_at + _GRACE_SECONDS:
+                self.fail(reason)
+            elif now >= limit:
+                asked = self._others()
+                with self._lock:
+                    failure = self._inquiry.verdict(peer, asked)
+                self.fail(failure)
+            elif is_due:
+                self._say(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
+        return self._failure
+
+    def explain(self, peer: int, error: Exception) -> Failure:
+        """The rank that failed first, after gloo raised `error` in a wait for `peer`."""
+        limit = time.monotonic() + _GRACE_SECONDS
+        while self._failure is None and time.monotonic() < limit:
+            time.sleep(0.005)
+        if self._failure is None:
+            self.fail(self._connection_failure(peer, error))
+        assert self._failure is not None
+        return self._failure
+
+    def _connection_failure(self, peer: int, error: Exception) -> Failure:
+        with self._lock:
+            if peer in self._gone:
+                return self._gone[peer][1]
+            first = min(self._lost, key=lambda each: self._lost[each], default=peer)
+        reason = str(error).partition("\n")[0].partition(". This is typically")[0]
+        return Failure(first, f"its connection failed ({reason})")
+
+    def fail(self, failure: Failure) -> None:
+        """Remembers the first failure, and tells all others."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = failure
+        if not self._is_closed:
+            listeners = [peer for peer in self._others() if peer != failure.culprit]
+            self._say(failure.notice(), listeners)
+
+    def close(self) -> None:
+        """Tells all others that this rank leaves, closes all connections, and ends the threads.
+
+        A thread that came back from gloo while the interpreter ends would abort the process.
+        """
+        if self._failure is None:
+            self._say(Notice(NoticeKind.LEFT), self._others())
+        self._is_closed = True
+        if self._peers:
+            time.sleep(_LINGER_SECONDS)
+        for peer in self._peers:
+            self._close_connections(peer)
+        limit = time.monotonic() + _END_SECONDS
+        for thread in self._threads:
+            thread.join(max(limit - time.monotonic(), 0.0))
+
+    # -- the threads ------------------------------------------------------------------
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        # Daemons, so that one that cannot be ended does not keep this process alive.
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _listen(self, peer: int, message: torch.Tensor, work: dist.Work) -> None:
+        try:
+            while True:
+                work.wait(FOREVER)
+                notice = Notice.decoded(message.numpy())
+                if notice.kind in (NoticeKind.LEFT, NoticeKind.FAILED):
+                    break
+                work = self._receive(message, peer, NOTICE_TAG)
+                self._converse(peer, notice)
+        # gloo has one class of error, for a closed connection too.
+        except RuntimeError:
+            with self._lock:
+                self._lost.setdefault(peer, time.monotonic())
+            return
+        failure = Failure.told(peer, notice, self._rank)
+        with self._lock:
+            self._gone[peer] = time.monotonic(), failure
+        if not failure.has_left:
+            self.fail(failure)
+            self._end_wait_early()
+
+    def _converse(self, peer: int, notice: Notice) -> None:
+        if notice.kind is NoticeKind.ANSWER:
+            with self._lock:
+                self._inquiry.note(peer, notice)
+            return
+        self._say(Notice(NoticeKind.ANSWER, self._waiting_for(), notice.round), [peer])
+
+    def _waiting_for(self) -> int:
+        waiting, (looked_at, at) = self._waiting, self._looked
+        if waiting is not None:
+            return waiting.peer
+        # Who asks again and again whether a message is there waits too.
+        return looked_at if time.monotonic() - at < _RECENT_SECONDS else NO_RANK
+
+    def _keep_time(self) -> None:
+        tick = min(self._deadline_seconds / 50, 0.05)
+        while not self._is_closed and self._failure is None:
+            time.sleep(tick)
+            waiting = self._waiting
+            if waiting is not None:
+                self.trouble(waiting.peer, waiting.limit)
+        self._end_wait_early()
+
+    def _end_wait_early(self) -> None:
+        """Ends the wait that the main thread is in, and with it all connections."""
+        waiting = self._waiting
+        if waiting is None:
+            return
+        time.sleep(_LINGER_SECONDS)
+        self._close_connections(waiting.peer)
+
+    def _close_connections(self, peer: int) -> None:
+        """Closes the connection to `peer`, and with it all others."""
+        try:
+            self._receive(torch.empty(1), peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
+        # That is what was wanted; or the connection is closed already, which is as good.
+        except RuntimeError:
+            return
+
+    def _others(self) -> list[int]:
+        """The ranks that may still listen."""
+        with self._lock:
+            return [
+                peer for peer in self._peers if peer not in self._gone.keys() | self._lost.keys()
+            ]
+
+    def _say(self, notice: Notice, peers: list[int]) -> None:
+        message = torch.from_numpy(notice.encoded())
+        for peer in peers:
+            try:
+                self._said.append((message, self._send(message, peer, NOTICE_TAG)))
+            except RuntimeError:
+                # It is gone too.
+                with self._lock:
+                    self._lost.setdefault(peer, time.monotonic())

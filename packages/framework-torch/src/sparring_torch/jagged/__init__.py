@@ -1,0 +1,1 @@
+"""Jagged and keyed tensors: the ids of a batch, and pooled embeddings."""

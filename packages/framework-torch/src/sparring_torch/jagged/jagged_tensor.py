@@ -1,0 +1,234 @@
+"""`JaggedTensor`: one feature of a batch, a bag of values for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.errors import InvalidArgumentError
+from sparring_torch.jagged.jagged_parts import JaggedParts
+from sparring_torch.jagged.jaggedness import Counts, lengths_of, values_from
+from sparring_torch.jagged.keyed_parts import register_tree
+
+__all__ = ["JaggedTensor", "check_weights"]
+
+
+class JaggedTensor(JaggedParts):
+    """A batch of bags of values, stored flat.
+
+    The bags ``[101, 102]``, ``[201, 202, 203]``, ``[301]`` are::
+
+        values    101  102 | 201  202  203 | 301         (n, …)
+        lengths   2        | 3             | 1           (batch,)
+        offsets   0          2               5       6   (batch + 1,)
+
+    Args:
+        values: ``(n, …)``: ids ``(n,)``, or embeddings ``(n, dim)``; a tensor or a list.
+        weights: ``(n,)``, one for each value, or None.
+        lengths: ``(batch,)``; a tensor or a list. Either these or `offsets` must be given.
+        offsets: ``(batch,)`` starts or ``(batch + 1,)`` with the end; a tensor or a list.
+
+    Raises:
+        InvalidArgumentError: wrong rank, negative lengths, lengths that do not add up, falling
+            offsets, weights of another length.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        values: Tensor | Sequence[Any],
+        weights: Tensor | Sequence[float] | None = None,
+        lengths: Counts | None = None,
+        offsets: Counts | None = None,
+    ) -> None:
+        checked = values_from(values, "values")
+        self._values = checked
+        self._weights = check_weights(weights, checked)
+        self._lengths = lengths_of(checked.shape[0], lengths, offsets, device=checked.device)
+        self._offsets: Tensor | None = None
+
+    @classmethod
+    def _trusted(
+        cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
+    ) -> JaggedTensor:
+        """Without checks, for parts that come out of a checked tensor."""
+        self = cls.__new__(cls)
+        self._values, self._weights = values, weights
+        self._lengths, self._offsets = lengths, offsets
+        return self
+
+    # -- other ways to make one -------------------------------------------------
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> JaggedTensor:
+        """No values in no bags."""
+        return JaggedTensor._trusted(
+            torch.empty(0, dtype=values_dtype, device=device),
+            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            torch.empty(0, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def from_dense(
+        values: Sequence[Tensor], weights: Sequence[Tensor] | None = None
+    ) -> JaggedTensor:
+        """From one tensor ``(length, …)`` for each bag.
+
+        Raises:
+            InvalidArgumentError: no bags, or weights of other lengths.
+        """
+        if not len(values):
+            raise InvalidArgumentError(
+                "from_dense needs at least one bag, found none; use JaggedTensor.empty()"
+            )
+        return JaggedTensor(
+            torch.cat(list(values)),
+            None if weights is None else torch.cat(list(weights)),
+            lengths=torch.tensor([len(bag) for bag in values], dtype=torch.int32),
+        )
+
+    @staticmethod
+    def from_dense_lengths(
+        values: Tensor, lengths: Counts, weights: Tensor | None = None
+    ) -> JaggedTensor:
+        """From padded ``(batch, longest, …)`` values, of which each bag's first `lengths` count.
+
+        Raises:
+            InvalidArgumentError: `lengths` is not ``(batch,)`` within 0 to `longest`.
+        """
+        given = torch.as_tensor(lengths, device=values.device)
+        if values.dim() < 2 or given.shape != values.shape[:1]:
+            raise InvalidArgumentError(
+                f"from_dense_lengths: values must be (batch, longest, …) and lengths (batch,), "
+                f"found shapes {tuple(values.shape)} and {tuple(given.shape)}"
+            )
+        is_kept = torch.arange(values.shape[1], device=values.device) < given[:, None]
+        return JaggedTensor(
+            values[is_kept], None if weights is None else weights[is_kept], lengths=given
+        )
+
+    # -- dense forms ----------------------------------------------------------------
+
+    def to_dense(self) -> list[Tensor]:
+        """One tensor ``(length, …)`` for each bag: views, no copies."""
+        return list(torch.split(self._values, self._lengths.tolist()))
+
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """One tensor ``(length,)`` for each bag, or None without weights."""
+        if self._weights is None:
+            return None
+        return list(torch.split(self._weights, self._lengths.tolist()))
+
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
+        """``(batch, desired_length, …)``: shorter bags padded at the end, longer ones cut.
+
+        Args:
+            desired_length: None means the longest bag.
+            padding_value: what fills up.
+        """
+        return self._padded(self._values, desired_length, padding_value)
+
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor | None:
+        """``(batch, desired_length)``, or None without weights."""
+        if self._weights is None:
+            return None
+        return self._padded(self._weights, desired_length, padding_value)
+
+    def _padded(self, flat: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
+        num_bags = self._lengths.numel()
+        if desired_length is not None and torch.compiler.is_compiling():
+            # No shape may depend on lengths: values that are cut off go to one more column.
+            bags = torch.arange(num_bags, device=flat.device)
+            bags = bags.repeat_interleave(self._lengths, output_size=flat.shape[0])
+            columns = torch.arange(flat.shape[0], device=flat.device) - self.offsets()[bags]
+            padded = flat.new_full((num_bags, desired_length + 1, *flat.shape[1:]), padding_value)
+            padded[bags, columns.clamp(max=desired_length)] = flat
+            return padded[:, :desired_length]
+        longest = int(self._lengths.max()) if num_bags else 0
+        length = longest if desired_length is None else desired_length
+        padded = flat.new_full((num_bags, length, *flat.shape[1:]), padding_value)
+        columns = torch.arange(length, device=flat.device)
+        if length < longest:
+            places = torch.arange(flat.shape[0], device=flat.device)
+            starts = torch.repeat_interleave(self.offsets()[:-1], self._lengths)
+            flat = flat[places - starts < length]
+        padded[columns < self._lengths[:, None]] = flat
+        return padded
+
+    # -- moving -----------------------------------------------------------------------
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
+        """The same on another device."""
+        return JaggedTensor._trusted(
+            *(
+                None if part is None else part.to(device, non_blocking=non_blocking)
+                for part in (self._values, self._weights, self._lengths, self._offsets)
+            )  # type: ignore[arg-type]
+        )
+
+    def pin_memory(self) -> JaggedTensor:
+        """The same in page-locked memory, from where a copy to a GPU need not wait."""
+        return JaggedTensor._trusted(
+            *(
+                None if part is None else part.pin_memory()
+                for part in (self._values, self._weights, self._lengths, self._offsets)
+            )  # type: ignore[arg-type]
+        )
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keeps the memory of all parts until `stream` has done with it."""
+        for part in (self._values, self._weights, self._lengths, self._offsets):
+            if part is not None:
+                part.record_stream(stream)
+
+    def __repr__(self) -> str:
+        if self._lengths.is_meta:
+            return f"JaggedTensor(values {tuple(self._values.shape)}, device='meta')"
+        bags = ", ".join(str(bag.tolist()) for bag in self.to_dense()[:8])
+        more = f", … ({self._lengths.numel()} bags)" if self._lengths.numel() > 8 else ""
+        weighted = "" if self._weights is None else ", weighted"
+        return f"JaggedTensor([{bags}{more}]{weighted})"
+
+
+def check_weights(weights: Tensor | Sequence[float] | None, values: Tensor) -> Tensor | None:
+    """Weights as a tensor, one for each value.
+
+    Raises:
+        InvalidArgumentError: another number of weights than of values.
+    """
+    if weights is None:
+        return None
+    checked = values_from(weights, "weights")
+    if checked.shape[0] != values.shape[0]:
+        raise InvalidArgumentError(
+            f"weights must be as many as values, found {checked.shape[0]} weights for "
+            f"{values.shape[0]} values",
+            num_weights=checked.shape[0],
+            num_values=values.shape[0],
+        )
+    return checked
+
+
+def _leaves(tensor: JaggedTensor) -> tuple[list[Any], list[Any]]:
+    return [tensor._values, tensor._weights, tensor._lengths], []
+
+
+def _from_leaves(leaves: Iterable[Any], _: list[Any]) -> JaggedTensor:
+    return JaggedTensor._trusted(*leaves)
+
+
+register_tree(JaggedTensor, _leaves, _from_leaves, ("values", "weights", "lengths"))

@@ -1,0 +1,299 @@
+"""Embeddings from tables whose rows are on the host, or come there from other ranks.
+
+    Bags, Ids ──► all tables here, of one dtype ──► one native call ──► embeddings ──► model, loss
+              └─► otherwise: shadows (u, dim), leaves that require a gradient ──► pooled, gathered
+                                                                                      │
+    ResourceManager ◄── gradients of the embeddings, or of the shadows ◄──────────────┘
+
+`sparring_torch.lookup.batch_lookup` contains the autograd node of the first way,
+`sparring_torch.lookup.shadow_pooling` the second way, and `sparring_torch.device.path` the path of tables on
+a device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparring.adapter import Lookup, ResourceManager, StepContainer, dedup
+from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
+from sparring_torch.lookup.owner_pooling import are_pooled, divided, pooled_by_owners
+from sparring_torch.lookup.shadow_pooling import (
+    Features,
+    Plan,
+    Shadow,
+    bag_gradients,
+    gathered,
+    id_gradients,
+    joined,
+    plan_bags,
+    plan_ids,
+    pooled,
+    pooled_parts,
+    weight_gradients,
+)
+
+__all__ = ["HostPath", "Prefetched"]
+
+Requests = Sequence[tuple[str, npt.NDArray[np.int64]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Lookups of a forward pass, made before it began."""
+
+    plan: Plan
+    lookups: list[Lookup]
+    """One for each request of the plan; not registered."""
+
+
+class HostPath:
+    """Lookups of one module's tables in the container that they live in.
+
+    `pool` and `gather` register a lookup for a gradient only in training with autograd on. Otherwise
+    nothing is kept, and no id receives a row.
+
+    Args:
+        container: where the tables live.
+        tables: their names.
+        features: table and pooling of each feature that the module looks up, in the order of its
+            outputs.
+        dtype: in which all tables compute; None if they differ.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        tables: Sequence[str],
+        features: Features,
+        dtype: np.dtype[Any] | None,
+    ) -> None:
+        self._container = container
+        self._resources = container.resources
+        self._tables, self._features, self._dtype = tables, features, dtype
+        self._prefetched: deque[Prefetched] = deque()
+
+    @property
+    def pools_at_owners(self) -> bool:
+        """Whether bags of any table are pooled by the owners of their rows."""
+        return any(are_pooled(self._container, table) for table in self._tables)
+
+    def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
+        """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
+
+        Args:
+            bags: of the features that were given to the path.
+            is_training: the module's own `training`.
+        """
+        is_registered = is_training and torch.is_grad_enabled()
+        wants_rows = bags.weights is not None and bags.weights.requires_grad
+        is_direct = self._is_direct and not (wants_rows and torch.is_grad_enabled())
+        prefetched = None
+        if not is_direct or (self._prefetched and is_registered):
+            plan = plan_bags(self._features, bags)
+            prefetched = self._take_prefetched(plan, is_registered)
+        if not is_direct:
+            return self._pool_on_ranks(plan, bags, prefetched, is_training=is_training)
+        assert self._dtype is not None
+        self._check_readable(prefetched)
+        weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
+        given = bags.ids, bags.offsets, bags.places, bags.num_bags, weights
+        if not is_registered:
+            return torch.from_numpy(self._collection.pool(*given))
+        batch = self._collection.plan_bags(*given, finds_rows=prefetched is None)
+        if prefetched is None:
+            out = batch.pool()
+        else:
+            with torch.no_grad():
+                out = pooled(plan, bags, _still(prefetched)).numpy()
+        held = DirectBatch(self._resources, self._tables, batch.gradients)
+        return with_gradient(held, [out])[0]
+
+    def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
+        """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
+        is_registered = is_training and torch.is_grad_enabled()
+        is_direct = self._is_direct
+        prefetched = None
+        if not is_direct or (self._prefetched and is_registered):
+            plan = plan_ids(self._features, ids)
+            prefetched = self._take_prefetched(plan, is_registered)
+        if not is_direct:
+            return gathered(plan, self._shadows(plan, prefetched, is_training))
+        self._check_readable(prefetched)
+        if not is_registered:
+            return [torch.from_numpy(each) for each in self._collection.gather(ids.ids, ids.spans)]
+        batch = self._collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
+        if prefetched is None:
+            outputs = batch.gather()
+        else:
+            outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
+        held = DirectBatch(self._resources, self._tables, batch.gradients)
+        return with_gradient(held, outputs)
+
+    def look_up(self, requests: Requests, *, is_training: bool) -> list[Shadow]:
+        """Ids to shadows, one for each request, in one exchange between ranks.
+
+        Args:
+            requests: table and ``(n,)`` C-contiguous int64 ids.
+            is_training: the module's own `training`.
+        """
+        is_registered = is_training and torch.is_grad_enabled()
+        return self._shadows_of(self._container.lookup_all(requests, is_registered=is_registered))
+
+    # -- lookups that operators of torch made
+
+    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+        """Takes the gradients of what `pool` or `gather` returned without registering it.
+
+        Args:
+            wanted: what was looked up.
+            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+        """
+        if self._is_direct:
+            if isinstance(wanted, Bags):
+                assert self._dtype is not None
+                weights = wanted.numpy_weights(self._dtype)
+                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                batch = self._collection.plan_bags(*bags, finds_rows=False)
+                parts = [torch.cat(list(parts), dim=1)]
+            else:
+                batch = self._collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
+            DirectBatch(self._resources, self._tables, batch.gradients).hold(parts)
+            return
+        plan = self.plan(wanted)
+        found = [dedup(ids) for _, ids in plan.requests]
+        if isinstance(wanted, Bags):
+            gradients = bag_gradients(plan, wanted, parts, found)
+        else:
+            gradients = id_gradients(plan, parts, found)
+        for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
+            shadow_id = self._resources.register(table, each.keys, each.inverse)
+            self._resources.accumulate(shadow_id, gradient)
+            self._resources.release(shadow_id)
+
+    def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient ``(n,)`` of the weights of bags that `pool` returned; reads the rows again.
+
+        Args:
+            parts: as of `take_gradient`.
+        """
+        plan = self.plan(bags)
+        return weight_gradients(plan, bags, parts, self.look_up(plan.requests, is_training=False))
+
+    # -- prefetched lookups
+
+    def plan(self, wanted: Bags | Ids) -> Plan:
+        """Lookups that `pool` or `gather` would make."""
+        make: Any = plan_bags if isinstance(wanted, Bags) else plan_ids
+        plan: Plan = make(self._features, wanted)
+        return plan
+
+    @property
+    def has_prefetched(self) -> bool:
+        """Whether lookups of a forward pass wait for it."""
+        return bool(self._prefetched)
+
+    def give_prefetched(self, prefetched: Iterable[Prefetched]) -> None:
+        """Sets the lookups of the next forward passes of training, in their order.
+
+        They replace those that were given before and not used.
+        """
+        self._prefetched = deque(prefetched)
+
+    def _take_prefetched(self, plan: Plan, is_registered: bool) -> Prefetched | None:
+        """Prefetched lookups of this pass; None if the pass looks up something else."""
+        if not is_registered or not self._prefetched:
+            return None
+        prefetched = self._prefetched.popleft()
+        if not plan.is_same(prefetched.plan):
+            self._prefetched.clear()
+            return None
+        return prefetched
+
+    # -- the two ways
+
+    @property
+    def _is_direct(self) -> bool:
+        return self._dtype is not None and self._container.reads_directly(self._tables)
+
+    @cached_property
+    def _collection(self) -> Any:
+        """All features' lookups as one native call."""
+        return self._container.collection(self._features)
+
+    def _check_readable(self, prefetched: Prefetched | None) -> None:
+        if prefetched is None:
+            self._container.check_readable(self._tables)
+        else:
+            # Nothing is read, so a concurrent lookup may go on.
+            self._container.check_open()
+
+    def _pool_on_ranks(
+        self, plan: Plan, bags: Bags, prefetched: Prefetched | None, *, is_training: bool
+    ) -> Tensor:
+        """Pools rows that came from other ranks, and joins bags that these have pooled."""
+        if prefetched is not None or not self.pools_at_owners:
+            return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
+        by_rows, by_owners = divided(self._container, plan)
+        parts: dict[int, Tensor] = {}
+        if by_rows.groups:
+            shadows = self._shadows(by_rows, None, is_training)
+            parts = pooled_parts(by_rows, bags, shadows)
+        is_registered = is_training and torch.is_grad_enabled()
+        parts |= pooled_by_owners(self._container, by_owners, bags, is_registered=is_registered)
+        return joined(parts)
+
+    def _shadows(
+        self, plan: Plan, prefetched: Prefetched | None, is_training: bool
+    ) -> list[Shadow]:
+        if prefetched is None:
+            return self.look_up(plan.requests, is_training=is_training)
+        register = self._resources.register
+        for (table, _), each in zip(plan.requests, prefetched.lookups, strict=True):
+            each.shadow_id = register(table, each.keys, each.inverse)
+        return self._shadows_of(prefetched.lookups)
+
+    def _shadows_of(self, lookups: Sequence[Lookup]) -> list[Shadow]:
+        shadows = []
+        for found in lookups:
+            rows = torch.from_numpy(found.rows)
+            if found.shadow_id is not None:
+                rows.requires_grad_()
+                hook = _GradientHook(self._resources, found.shadow_id)
+                rows.register_hook(hook)  # type: ignore[no-untyped-call]
+            shadows.append(Shadow(rows, found.inverse))
+        return shadows
+
+
+def _still(prefetched: Prefetched) -> list[Shadow]:
+    """Rows that are only read."""
+    return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in prefetched.lookups]
+
+
+class _GradientHook:
+    """Hands a shadow's gradient to the step, once for each backward pass through it.
+
+    It lives as long as the shadow. A graph that is dropped without a backward pass, or after it,
+    takes the batch input with it.
+    """
+
+    __slots__ = ("_resources", "_shadow_id")
+
+    def __init__(self, resources: ResourceManager, shadow_id: int) -> None:
+        self._resources = resources
+        self._shadow_id = shadow_id
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+            self._resources.release(self._shadow_id)

@@ -1,0 +1,236 @@
+"""Whole batches to embeddings via rows in arrays.
+
+For tables whose rows are on other ranks, or were prefetched. All features of all tables are looked
+up in one exchange: those of a table are joined, so an id that two of them hold travels once.
+
+    Bags, Ids ──► Plan: which ids of which table ──► Shadows, one for each ──► pooled, gathered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparring.adapter import pool_backward, pool_weight_gradient, segment_sum
+from sparring.contracts import Dedup
+from sparring_torch.lookup.batch_lookup import Bags, Ids
+from sparring_torch.lookup.pooling import gather, pool
+
+__all__ = [
+    "Plan",
+    "Shadow",
+    "bag_gradients",
+    "gathered",
+    "group_bags",
+    "id_gradients",
+    "joined",
+    "plan_bags",
+    "plan_ids",
+    "pooled",
+    "pooled_parts",
+    "weight_gradients",
+]
+
+Features = Sequence[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Shadow:
+    """Stand-in for a table in one forward pass."""
+
+    rows: Tensor
+    """``(u, dim)``: a leaf, which requires a gradient where the lookup was registered."""
+    inverse: npt.NDArray[np.int64]
+    """``(n,)``: the row of each id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Lookups for some features."""
+
+    groups: dict[tuple[str, str], list[int]]
+    """Table and pooling → the features that have these."""
+    spans: list[list[slice]]
+    """Of each group: where the ids of each of its features are."""
+    requests: list[tuple[str, npt.NDArray[np.int64]]]
+    """Of each group: table and ids, in memory of their own."""
+
+    def part(self, is_wanted: Sequence[bool]) -> Plan:
+        """The lookups of some groups; their features keep their numbers."""
+        groups = dict(compress(self.groups.items(), is_wanted))
+        spans, requests = compress(self.spans, is_wanted), compress(self.requests, is_wanted)
+        return Plan(groups, list(spans), list(requests))
+
+    def is_same(self, other: Plan) -> bool:
+        """Whether both look up the same ids for the same features."""
+        return self.groups == other.groups and all(
+            len(mine) == len(theirs) and np.array_equal(mine, theirs)
+            for (_, mine), (_, theirs) in zip(self.requests, other.requests, strict=True)
+        )
+
+
+def plan_bags(features: Features, bags: Bags) -> Plan:
+    """Plans the lookups of bags."""
+    return _plan(
+        features, bags.ids, [_span(bags, bags.places[member]) for member in range(len(features))]
+    )
+
+
+def plan_ids(features: Features, ids: Ids) -> Plan:
+    """Plans the lookups of ids, one embedding each."""
+    return _plan(features, ids.ids, [slice(*span) for span in ids.spans])
+
+
+def pooled(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
+    """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
+
+    Args:
+        plan: of these bags.
+        shadows: one for each of its groups.
+    """
+    return joined(pooled_parts(plan, bags, shadows))
+
+
+def joined(parts: Mapping[int, Tensor]) -> Tensor:
+    """The embeddings of all features side by side, in the order of features."""
+    return torch.cat([parts[member] for member in range(len(parts))], dim=1)
+
+
+def pooled_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, Tensor]:
+    """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.
+
+    Args:
+        plan: of these bags.
+        shadows: one for each of its groups.
+    """
+    parts: dict[int, Tensor] = {}
+    for ((_, mode), members), spans, shadow in zip(
+        plan.groups.items(), plan.spans, shadows, strict=True
+    ):
+        offsets, weights = group_bags(bags, members, spans, shadow.rows.dtype)
+        result = pool(shadow.rows, shadow.inverse, offsets, weights, mode=mode)
+        # Where there is no bag, torch cannot tell the last dimension by itself.
+        dim = result.shape[1]
+        parts.update(zip(members, result.view(len(members), bags.num_bags, dim), strict=True))
+    return parts
+
+
+def bag_gradients(
+    plan: Plan, bags: Bags, parts: Sequence[Tensor], found: Sequence[Dedup]
+) -> list[Any]:
+    """Gradients for the rows of each group, ``(u, dim)``, as `pooled` passes them back.
+
+    Args:
+        parts: the gradient of each feature's bags, ``(num_bags, dim)``.
+        found: the ids of each group deduplicated.
+    """
+    result = []
+    for ((_, mode), members), spans, each in zip(
+        plan.groups.items(), plan.spans, found, strict=True
+    ):
+        gradient = torch.cat([parts[member] for member in members])
+        offsets, weights = group_bags(bags, members, spans, gradient.dtype)
+        result.append(
+            pool_backward(
+                gradient.numpy(),
+                each.inverse,
+                offsets,
+                len(each.keys),
+                mode,
+                None if weights is None else weights.numpy(),
+            )
+        )
+    return result
+
+
+def id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) -> list[Any]:
+    """Gradients for the rows of each group, ``(u, dim)``, as `gathered` passes them back.
+
+    Args:
+        parts: the gradient of each feature's embeddings, ``(ids of the feature, dim)``.
+        found: the ids of each group deduplicated.
+    """
+    return [
+        segment_sum(
+            torch.cat([parts[member] for member in members]).numpy(), each.inverse, len(each.keys)
+        )
+        for members, each in zip(plan.groups.values(), found, strict=True)
+    ]
+
+
+def weight_gradients(
+    plan: Plan, bags: Bags, parts: Sequence[Tensor], shadows: Sequence[Shadow]
+) -> Tensor:
+    """The gradient of the weights of bags, ``(n,)``, as `pooled` passes it back.
+
+    Args:
+        parts: as of `bag_gradients`.
+    """
+    assert bags.weights is not None
+    result = torch.zeros(len(bags.ids), dtype=shadows[0].rows.dtype)
+    for ((_, mode), members), spans, shadow in zip(
+        plan.groups.items(), plan.spans, shadows, strict=True
+    ):
+        gradient = torch.cat([parts[member] for member in members])
+        offsets, _ = group_bags(bags, members, spans, gradient.dtype)
+        of_group = torch.from_numpy(
+            pool_weight_gradient(
+                gradient.numpy(), shadow.rows.numpy(), shadow.inverse, offsets, mode
+            )
+        )
+        sizes = [span.stop - span.start for span in spans]
+        for span, part in zip(spans, torch.split(of_group, sizes), strict=True):
+            result[span] += part  # a feature may be looked up in two tables
+    return result.to(bags.weights.dtype)
+
+
+def group_bags(
+    bags: Bags, members: Sequence[int], spans: Sequence[slice], dtype: torch.dtype
+) -> tuple[npt.NDArray[np.int64], Tensor | None]:
+    """Offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""
+    lengths = np.concatenate([_lengths(bags, bags.places[member]) for member in members])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if bags.weights is None:
+        return offsets, None
+    return offsets, torch.cat([bags.weights[span] for span in spans]).to("cpu", dtype)
+
+
+def gathered(plan: Plan, shadows: Sequence[Shadow]) -> list[Tensor]:
+    """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
+    parts: dict[int, Tensor] = {}
+    for members, spans, shadow in zip(plan.groups.values(), plan.spans, shadows, strict=True):
+        embeddings = gather(shadow.rows, shadow.inverse)
+        counts = [span.stop - span.start for span in spans]
+        parts.update(zip(members, torch.split(embeddings, counts), strict=True))
+    return [parts[member] for member in range(len(parts))]
+
+
+def _plan(features: Features, ids: npt.NDArray[np.int64], spans: Sequence[slice]) -> Plan:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, feature in enumerate(features):
+        groups.setdefault(feature, []).append(number)
+    all_spans = [[spans[member] for member in members] for members in groups.values()]
+    requests = [
+        (table, np.concatenate([ids[span] for span in each]))
+        for (table, _), each in zip(groups, all_spans, strict=True)
+    ]
+    return Plan(groups, all_spans, requests)
+
+
+def _span(bags: Bags, place: int) -> slice:
+    first = place * bags.num_bags
+    return slice(int(bags.offsets[first]), int(bags.offsets[first + bags.num_bags]))
+
+
+def _lengths(bags: Bags, place: int) -> npt.NDArray[np.int64]:
+    first = place * bags.num_bags
+    lengths: npt.NDArray[np.int64] = np.diff(bags.offsets[first : first + bags.num_bags + 1])
+    return lengths

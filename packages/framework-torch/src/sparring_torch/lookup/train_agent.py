@@ -1,0 +1,227 @@
+"""`TrainAgent`: joins autograd to the step.
+
+    declarations ──► container, which each module has alone or the `Optimizer` joins
+    rows that tables begin with ──► the container
+    ids of a forward pass ──► path_for: `DevicePath`, or None ──► `host`: `HostPath`
+
+The two paths look up rows and hand their gradients to the step. Modules hold an agent; `Optimizer`
+brings the agents of all its modules into one container and drives `StepContainer.apply`. No other code
+needs to know that there are steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, TableDeclaration, pulls_on_device
+from sparring_torch import misuse
+from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
+from sparring_torch.device.kernels import current_gpu, kernel_set_for
+from sparring_torch.device.path import DevicePath
+from sparring_torch.lookup.host_path import HostPath
+from sparring_torch.lookup.shadow_pooling import Shadow
+from sparring_torch.state.row_copies import CopiedTables
+
+__all__ = ["TrainAgent"]
+
+Index = npt.NDArray[np.int64]
+
+
+class TrainAgent(CopiedTables):
+    """The tables of a module, and the container that they live in.
+
+    Args:
+        declarations: the module's tables.
+        features: table and pooling (``sum`` or ``mean``) of each feature that the module looks
+            up, in the order of its outputs.
+        container: where they live; None means a container of the agent's own, made when it is
+            first needed, unless an `Optimizer` brings several agents together before any row is
+            written.
+    """
+
+    def __init__(
+        self,
+        declarations: Sequence[TableDeclaration],
+        features: Sequence[tuple[str, str]],
+        container: StepContainer | None = None,
+    ) -> None:
+        self._features = list(features)
+        by_table = {each.table.name: each.table.computing_dtype for each in declarations}
+        self.dtypes = [
+            torch.from_numpy(np.empty(0, by_table[table])).dtype for table, _ in features
+        ]
+        """Of the embeddings of each feature."""
+        computing = set(by_table.values())
+        self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
+        self._dtype = computing.pop() if len(computing) == 1 else None
+        self._path: DevicePath | None = None
+        self._host: HostPath | None = None
+        self._brought_in: list[tuple[str, Index, npt.NDArray[Any]]] = []
+        self._may_train = False
+        self.awaits_state = False
+        """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        self.known_method: str | None = None
+        """The optimizer that was named for the tables, where that is known before it is made."""
+        self.known_hyperparameters: Mapping[str, Any] = {}
+        self._first_step: int | None = None
+        self.has_optimizer = False
+        """Whether an optimizer takes the gradients of the tables."""
+        for each in declarations:
+            misuse.check_backend(each.storage, container)
+        for device in {each.device for each in declarations} - {"cpu"}:
+            # Where there is no such device, the module's constructor raises.
+            kernel_set_for(device)
+        borrow_intra_op_threads()  # the thread that makes a model also trains it
+        super().__init__(declarations, container)
+
+    def _own_device(self, container: StepContainer) -> str | None:
+        return container.own_device or current_gpu()
+
+    def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
+        self._host = HostPath(self.container, self.table_names, self._features, self._dtype)
+        devices = {each.device for each in declarations}
+        (device,) = devices if len(devices) == 1 else ("cpu",)
+        self._path = None if device == "cpu" else DevicePath(device)
+        if self._path is not None:
+            self.container.keep_on_device(self.table_names, self._path.kernels)
+        if not self.awaits_state:
+            self.write_brought_in()
+
+    def bring_in(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
+        """Rows that `table` begins with, once its container is known; all ranks give the same.
+
+        Args:
+            ids: ``(n,)``.
+            embeddings: ``(n, dim)``.
+        """
+        self._brought_in.append((table, ids, embeddings))
+        if self.has_container:
+            self.write_brought_in()
+
+    def write_brought_in(self) -> None:
+        """Writes the rows that tables begin with, each rank a part of them."""
+        collective = self.container.collective
+        while self._brought_in:
+            table, ids, embeddings = self._brought_in.pop(0)
+            mine = slice(collective.rank, None, collective.world_size)
+            self.container.assign(table, ids[mine], embeddings[mine])
+
+    # -- the path of a forward pass
+
+    @property
+    def features(self) -> list[tuple[str, str]]:
+        """Table and pooling of each feature that the module looks up."""
+        return self._features
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids are best: that of the tables, if all of them lie on one GPU."""
+        _ = self.container
+        return torch.device("cpu") if self._path is None else self._path.device
+
+    @property
+    def stays_on_device(self) -> bool:
+        """Whether lookups never come to the host, so that nothing can be prefetched there."""
+        container = self.container
+        return self._path is not None and self._leaves_rows(container)
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether lookups may begin before their turn: of rows that come to the host."""
+        return not (self.stays_on_device or self.host.pools_at_owners)
+
+    def _leaves_rows(self, container: StepContainer) -> bool:
+        """Whether rows need not come to the host: the same on all ranks."""
+        names = self.table_names
+        return container.reads_directly(names) or pulls_on_device(container.state, names)
+
+    def path_for(self, ids: Tensor, *, is_training: bool) -> DevicePath | None:
+        """Path that looks up `ids` on their device; None: via the host.
+
+        Args:
+            ids: on any device.
+            is_training: the module's own `training`.
+
+        Raises:
+            InvalidArgumentError: the tables lie on a device, and the ids on another.
+        """
+        container = self._container or self.container
+        if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
+            misuse.refuse_tracing(self.table_names)
+        if is_training and not self._may_train and torch.is_grad_enabled():
+            self._check_training(container)
+        path = self._path
+        if path is None:
+            return None
+        with self.refusing(path, is_training=is_training):
+            path.check_place(self.table_names, "ids", ids)
+        return path if self._leaves_rows(container) else None
+
+    def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
+        """As `path_for`, for the gradient of what an operator of torch has looked up."""
+        with torch.enable_grad():  # so that it is refused where no optimizer takes it
+            return self.path_for(ids, is_training=True)
+
+    @property
+    def host(self) -> HostPath:
+        """Path of lookups for which `path_for` returns None."""
+        if self._host is None:
+            _ = self.container  # joins one
+            assert self._host is not None
+        return self._host
+
+    def _check_training(self, container: StepContainer) -> None:
+        """Refuses a pass of training whose gradients, or those of the pass before, would be lost."""
+        try:
+            if not self.is_container_given:
+                misuse.check_ranks(self.table_names, container)
+            step = container.counters.steps
+            if self._first_step is None:
+                self._first_step = step  # a model that was loaded has taken steps
+            self._may_train = self.has_optimizer or step > self._first_step
+            if not self._may_train:
+                misuse.check_gradients_are_taken(self.table_names, container)
+        except Exception as error:
+            self.refuse(error, is_training=True)
+
+    def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
+        """Raises on all ranks an error of the block, which precedes a lookup on the device."""
+        return path.refusing(self.container, self.table_names, is_training=is_training)
+
+    def refuse(self, error: Exception, *, is_training: bool) -> NoReturn:
+        """Raises `error`, which came before a lookup, on all ranks: the others have begun it.
+
+        Args:
+            is_training: the module's own `training`.
+        """
+        container, is_registered = self.container, is_training and torch.is_grad_enabled()
+        # What was prefetched, the others take without this rank.
+        is_alone = container.reads_directly(self.table_names)
+        if is_alone or (self.host.has_prefetched and is_registered):
+            raise error
+        if self._path is not None:
+            with self.refusing(self._path, is_training=is_training):
+                raise error
+        requests = [(table, np.empty(0, np.int64)) for table in self.table_names]
+        container.lookup_all(requests, is_registered=is_registered, refusal=error)
+        raise error
+
+    def lookup(self, table: str, ids: Index, *, is_training: bool) -> Shadow:
+        """Ids of one table to the rows that a model differentiates: for modules of your own.
+
+        It is registered for a gradient only in training with autograd on. Otherwise nothing is kept,
+        and no id receives a row.
+
+        Args:
+            table: name of one of the tables.
+            ids: ``(n,)``, C-contiguous.
+            is_training: the module's own `training`.
+        """
+        return self.host.look_up([(table, ids)], is_training=is_training)[0]

@@ -1,0 +1,1 @@
+"""Modules that look up in tables, and the configuration of tables."""

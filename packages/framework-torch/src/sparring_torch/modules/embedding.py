@@ -1,0 +1,194 @@
+"""`Embedding`: the drop-in for `torch.nn.Embedding` that needs no number of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, StorageLike
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
+from sparring_torch.device.groups import DeviceGroup, each_alone
+from sparring_torch.device.memory import memory_errors
+from sparring_torch.device.path import DevicePath
+from sparring_torch.jagged.ids import flat_ids, ids_in_place, is_flat, tensor_of, whole_ids
+from sparring_torch.lookup.batch_lookup import Ids
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.modules.single_table import SingleTable, answering_torch
+from sparring_torch.modules.table_configs import EmbeddingConfig, declaration, storage_on
+from sparring_torch.modules.table_module import untraced
+from sparring_torch.state.table_names import free_table_name
+
+__all__ = ["Embedding"]
+
+
+class Embedding(SingleTable):
+    """Ids of any shape to embeddings: ``(*)`` → ``(*, embedding_dim)``.
+
+    Ids may be any int64, and none of them is declared beforehand. For training and evaluation
+    see `EmbeddingBagCollection`.
+
+    Args:
+        embedding_dim: elements of an embedding.
+        padding_idx: this id reads as zeros, gets no gradient and no row.
+        name: of the table; give one to tables that are saved, or whose initial rows must be the
+            same in every run. None takes ``embedding``, ``embedding_1``, … that is free.
+        dtype: of rows, as they are stored: float32, float64, float16 or bfloat16. The output is
+            float32 for 16-bit rows.
+        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
+        num_embeddings: the most rows that the storage may hold; None sets no bound.
+        admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
+        seed: with the name and the id it determines an initial embedding.
+        placement: which ranks keep the rows, as in `EmbeddingConfig`.
+        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
+        storage: what keeps the rows.
+        device: where they lie, as in `EmbeddingBag`.
+        container: where the table lives; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: a number out of range, an unknown dtype or initializer.
+    """
+
+    @answering_torch
+    def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
+        self,
+        embedding_dim: int,
+        *,
+        padding_idx: int | None = None,
+        name: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        initializer: Initializer | str | dict[str, Any] | None = None,
+        num_embeddings: int | None = None,
+        admission: AdmissionLike = None,
+        seed: int = 0,
+        placement: str = "sharded",
+        expire: ExpiryLike = None,
+        storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.name = free_table_name("embedding", self) if name is None else name
+        config = EmbeddingConfig(
+            name=self.name,
+            embedding_dim=embedding_dim,
+            num_embeddings=num_embeddings,
+            data_type=dtype,
+            initializer=initializer,
+            admission=admission,
+            seed=seed,
+            placement=placement,
+            expire=expire,
+        )
+        declared = [declaration(config, storage_on(device, storage))]
+        self.agent = TrainAgent(declared, [(self.name, "sum")], container)
+        self.register_for_ops()
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
+        """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
+
+        Of a nested tensor of ids the result is one too. Arrays and lists are taken as tensors.
+
+        Raises:
+            InvalidArgumentError: a value is no id.
+        """
+        if not isinstance(input, Tensor) or input.is_nested:
+            return self._of_other_ids(input)
+        if torch.compiler.is_compiling():
+            found: Tensor = torch.ops.sparring.lookup(
+                input, *self.op_arguments(), self.embedding_dim
+            )
+            return found
+        return self._eager(input)
+
+    def _eager(self, input: Tensor) -> Tensor:  # noqa: A002 - as in `forward`
+        is_training = self.is_training
+        path = self.agent.path_for(input, is_training=is_training)
+        if path is not None:
+            with memory_errors(path.device):
+                return self._on_device(path, input)
+        try:
+            ids, kept = self._kept(input)
+        except Exception as error:
+            self.agent.refuse(error, is_training=is_training)
+        (embeddings,) = self.agent.host.gather(ids, is_training=is_training)
+        if kept is not None:
+            padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
+            embeddings = padded.index_copy(0, kept, embeddings)
+        embeddings = embeddings.view(*input.shape, self.embedding_dim)
+        return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        with torch.no_grad():
+            return self._eager(*arguments)
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        (values,) = arguments
+        path = self.agent.path_of_gradient(values)
+        gradient = gradient.view(-1, self.embedding_dim)
+        if path is not None:
+            group, kept = self._group(values)
+            gradient = gradient if kept is None else gradient[kept]
+            path.hold(self.agent.container, [group], [gradient])
+            return
+        ids, kept = self._kept(values)
+        self.agent.host.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
+
+    @untraced
+    def _of_other_ids(self, given: Any) -> Tensor:
+        if not isinstance(given, Tensor):
+            try:
+                ids = tensor_of(given, f"ids of table {self.name!r}")
+            except Exception as error:
+                self.agent.refuse(error, is_training=self.is_training)
+            return self.forward(ids)
+        embeddings = self.forward(flat_ids(given))
+        if is_flat(given):
+            jagged: Any = given
+            return torch.nested.nested_tensor_from_jagged(embeddings, jagged.offsets())
+        components = given.unbind()
+        parts = torch.split(embeddings, [each.numel() for each in components])
+        shaped = [
+            part.view(*each.shape, self.embedding_dim)
+            for part, each in zip(parts, components, strict=True)
+        ]
+        return torch.nested.as_nested_tensor(shaped, layout=given.layout)
+
+    def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
+        with self.agent.refusing(path, is_training=self.is_training):
+            group, kept = self._group(values)
+        (embeddings,) = path.pool(self.agent.container, [group], is_training=self.is_training)
+        if kept is not None:
+            padded = embeddings.new_zeros(values.numel(), self.embedding_dim)
+            embeddings = padded.index_copy(0, kept, embeddings)
+        return embeddings.view(*values.shape, self.embedding_dim)
+
+    def _group(self, values: Tensor) -> tuple[DeviceGroup, Tensor | None]:
+        """As `_kept`, on the device."""
+        kept = None
+        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        if self.padding_idx is not None:
+            kept = (ids != self.padding_idx).nonzero().squeeze(1)
+            ids = ids[kept]
+        return DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids)), kept
+
+    def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
+        """Ids that `forward` looks up."""
+        given = tensor_of(input, f"ids of table {self.name!r}")
+        return self._kept(flat_ids(given) if given.is_nested else given)[0]
+
+    def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
+        """Ids to look up, and their places in `values` if some are left out."""
+        ids = whole_ids(values, f"table {self.name!r}").reshape(-1)
+        kept = None
+        if self.padding_idx is not None:
+            kept = (ids != self.padding_idx).nonzero().squeeze(1)
+            ids = ids[kept]
+        return Ids(ids.contiguous().numpy(), [(0, len(ids))]), kept
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.embedding_dim}, name={self.name!r}{padding}"

@@ -1,0 +1,213 @@
+"""`EmbeddingBagCollection`: tables whose embeddings are pooled, feature by feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, StorageLike
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.device.groups import bag_groups, parts_of_features
+from sparring_torch.device.memory import memory_errors
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_tensor import KeyedTensor
+from sparring_torch.lookup.batch_lookup import Bags
+from sparring_torch.lookup.feature_router import FeatureRouter
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.modules.table_configs import (
+    EmbeddingBagConfig,
+    PoolingType,
+    declaration,
+    feature_outputs,
+    storage_on,
+    table_features,
+)
+from sparring_torch.modules.table_module import TableModule
+
+__all__ = ["EmbeddingBagCollection"]
+
+
+class EmbeddingBagCollection(TableModule):
+    """`KeyedJaggedTensor` in, `KeyedTensor` out, as TorchRec's of this name.
+
+    With tables ``users`` of dim 4 for feature ``user`` and ``items`` of dim 8 for features
+    ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, in which
+    ``keyed["viewed"]`` is ``(b, 8)``. The two features share the rows of ``items``.
+
+    Rows are no parameters: they live in storages and are trained by `sparring_torch.Optimizer`.
+    While `training` is off, or under `torch.no_grad`, it reads only; an id that was never
+    trained reads as its initial value and earns no row.
+
+    Args:
+        tables: what to look up in.
+        is_weighted: the batch has weights, and each embedding is multiplied by its own; weights
+            may require a gradient. Otherwise weights are not used.
+        unknown_features: ``ignore``, as TorchRec does: features of a batch that no table looks up are
+            left out; ``reject``: they raise.
+        storage: what keeps the tables that name no storage of their own.
+        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
+            there are looked up, pooled and trained there; a batch that does not know yet how many
+            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
+        container: where the tables live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: no tables, two of one name, a number out of range.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        *,
+        unknown_features: str = "ignore",
+        storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        outputs = feature_outputs(tables)
+        self._tables = list(tables)
+        self._is_weighted = is_weighted
+        pooled = [
+            (config.name, _mode(config))
+            for config, each in zip(tables, outputs, strict=True)
+            for _ in each
+        ]
+        self._names = [name for each in outputs for name in each]
+        self._dims = [
+            config.embedding_dim for config, each in zip(tables, outputs, strict=True) for _ in each
+        ]
+        self._router = FeatureRouter(
+            [table_features(config) for config in tables],
+            "EmbeddingBagCollection",
+            unknown_features,
+        )
+        everywhere = storage_on(device, storage)
+        declared = [declaration(config, everywhere) for config in tables]
+        self.agent = TrainAgent(declared, pooled, container)
+        self.register_for_ops()
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables."""
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
+
+        Raises:
+            InvalidArgumentError: features and tables do not fit, weights are missing, or a value
+                is no id.
+        """
+        if not torch.compiler.is_compiling():
+            return self._eager(features)
+        places, inverse = self._router.op_places(features), None
+        if features.variable_stride_per_key():
+            inverse = features.inverse_indices()[1][places[:-1]]
+            features = features.evened()
+        values = torch.ops.sparring.pooled_lookup(
+            features.values(),
+            features.lengths(),
+            features.weights() if self._is_weighted else None,
+            *self.op_arguments(),
+            places,
+            features.stride(),
+            sum(self._dims),
+        )
+        return self._keyed(values, inverse)
+
+    def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        is_training = self.is_training
+        try:
+            places = self._router.places(features)
+            inverse = None
+            if features.variable_stride_per_key():
+                inverse = features.inverse_indices()[1][places]
+                features = features.evened()
+        except Exception as error:
+            self.agent.refuse(error, is_training=is_training)
+        path = self.agent.path_for(features.values(), is_training=is_training)
+        if path is not None:
+            with memory_errors(path.device):
+                with self.agent.refusing(path, is_training=is_training):
+                    weights = features.weights() if self._is_weighted else None
+                    groups = bag_groups(self.agent.features, features, places, weights)
+                outputs = path.pool(self.agent.container, groups, is_training=is_training)
+                parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
+                return self._keyed(torch.cat(parts, dim=1), inverse)
+        try:
+            bags = self.wanted(features)
+        except Exception as error:
+            self.agent.refuse(error, is_training=is_training)
+        values = self.agent.host.pool(bags, is_training=is_training)
+        if features.device().type != "cpu":
+            values = values.to(features.device())
+        return self._keyed(values, inverse)
+
+    def _keyed(self, values: Tensor, inverse: Tensor | None) -> KeyedTensor:
+        """Pooled embeddings of examples, from those of bags.
+
+        Args:
+            values: ``(bags of a feature, sum of dims)``.
+            inverse: ``(outputs, examples)``: which bag is that of an example; None: its own.
+        """
+        if inverse is not None:
+            parts = zip(
+                torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
+            )
+            values = torch.cat([part.index_select(0, bags) for part, bags in parts], dim=1)
+        return KeyedTensor._trusted(self._names, self._dims, values)
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        ids, lengths, weights, places, _num_bags = arguments
+        with torch.no_grad():
+            return self._eager(self._router.batch(ids, lengths, weights, places)).values()
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        ids, lengths, weights, places, _num_bags, are_weights_trained = arguments
+        features = self._router.batch(ids, lengths, weights, places)
+        path = self.agent.path_of_gradient(features.values())
+        split = zip(torch.split(gradient, self._dims, dim=1), self.agent.dtypes, strict=True)
+        parts = [part.to(dtype) for part, dtype in split]
+        if path is not None:
+            groups = bag_groups(self.agent.features, features, places[:-1], weights)
+            joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
+            path.hold(self.agent.container, groups, joined)
+            if are_weights_trained:
+                raise UnsupportedError(
+                    "a compiled EmbeddingBagCollection on a device trains no weights; call it "
+                    "outside of torch.compile, or keep its tables in host memory"
+                )
+            return None
+        bags, parts = self.wanted(features), [part.cpu() for part in parts]
+        self.agent.host.take_gradient(bags, parts)
+        if not are_weights_trained:
+            return None
+        return self.agent.host.weight_gradient(bags, parts).to(features.device())
+
+    def wanted(self, features: KeyedJaggedTensor) -> Bags:
+        """Bags that `forward` looks up."""
+        return self._router.route(features, is_weighted=self._is_weighted)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)
+
+
+def _mode(config: EmbeddingBagConfig) -> str:
+    try:
+        found = PoolingType(config.pooling)
+    except ValueError:
+        found = PoolingType.NONE
+    if found is PoolingType.NONE:
+        raise InvalidArgumentError(
+            f"pooling of table {config.name!r}: must be PoolingType.SUM or PoolingType.MEAN, "
+            f"found {config.pooling!r}; for embeddings without pooling use an EmbeddingCollection",
+            table=config.name,
+        )
+    name: str = found.value
+    return name.lower()

@@ -1,0 +1,223 @@
+"""`EmbeddingCollection`: several tables, one embedding for each id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, StorageLike
+from sparring_torch.device.groups import id_groups, parts_of_features
+from sparring_torch.device.memory import memory_errors
+from sparring_torch.device.path import DevicePath
+from sparring_torch.jagged.jagged_tensor import JaggedTensor
+from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.lookup.batch_lookup import Bags, Ids
+from sparring_torch.lookup.feature_router import FeatureRouter
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.modules.table_configs import (
+    EmbeddingConfig,
+    declaration,
+    feature_outputs,
+    storage_on,
+    table_features,
+)
+from sparring_torch.modules.table_module import TableModule, untraced
+
+__all__ = ["EmbeddingCollection"]
+
+# Torch has it since 2.7; before, batches of unknown lengths are not exported.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
+
+
+class EmbeddingCollection(TableModule):
+    """`KeyedJaggedTensor` in, a `JaggedTensor` of embeddings for each feature out.
+
+    For sequences: a feature with bags of 2, 3 and 1 ids in a table of dim 8 becomes values
+    ``(6, 8)`` with lengths ``[2, 3, 1]``; ``to_padded_dense()`` makes ``(3, 3, 8)`` of it. For
+    training and evaluation see `EmbeddingBagCollection`.
+
+    Args:
+        tables: what to look up in.
+        unknown_features: as in `EmbeddingBagCollection`.
+        storage: what keeps the tables that name no storage of their own.
+        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
+            there are looked up, pooled and trained there; a batch that does not know yet how many
+            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
+        container: where the tables live; None leaves it to the `Optimizer`.
+
+    Raises:
+        InvalidArgumentError: no tables, two of one name, a number out of range.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        *,
+        unknown_features: str = "ignore",
+        storage: StorageLike = "hkv",
+        device: torch.device | str | None = None,
+        container: StepContainer | None = None,
+    ) -> None:
+        super().__init__()
+        self._tables = list(tables)
+        self._outputs = feature_outputs(tables)
+        self._router = FeatureRouter(
+            [table_features(config) for config in tables],
+            "EmbeddingCollection",
+            unknown_features,
+        )
+        self._names = [name for each in self._outputs for name in each]
+        self._dims = [
+            config.embedding_dim
+            for config, each in zip(tables, self._outputs, strict=True)
+            for _ in each
+        ]
+        # Pooling means nothing here, where each id is a bag of its own.
+        looked_up = [
+            (config.name, "sum")
+            for config, each in zip(tables, self._outputs, strict=True)
+            for _ in each
+        ]
+        everywhere = storage_on(device, storage)
+        declared = [declaration(config, everywhere) for config in tables]
+        self.agent = TrainAgent(declared, looked_up, container)
+        self.register_for_ops()
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+        return self._tables
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of the outputs, table by table."""
+        return self._outputs
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Feature → embeddings ``(ids of the feature, dim)``, on the device of the ids.
+
+        Raises:
+            InvalidArgumentError: features and tables do not fit, or a value is no id.
+        """
+        if not torch.compiler.is_compiling():
+            return self._eager(features)
+        if features.length_per_key_or_none() is None and not _is_exporting():
+            return self._of_unsynced(features)
+        places, strides = self._router.places(features), features.stride_per_key()
+        features = features.evened()
+        counts = features.length_per_key()
+        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
+        # One operator for all features, although they differ in dim: each element is a row.
+        flat = torch.ops.sparring.pooled_lookup(
+            features.values(),
+            features.lengths(),
+            None,
+            *self.op_arguments(),
+            self._router.op_places(features),
+            sum(sizes),
+            1,
+        )
+        lengths = features.lengths().to(torch.int64).view(len(counts), features.stride())
+        parts = self._shaped(torch.split(flat, sizes))
+        return {
+            name: JaggedTensor._trusted(part, None, lengths[place, : strides[place]])
+            for name, place, part in zip(self._names, places, parts, strict=True)
+        }
+
+    @untraced
+    def _of_unsynced(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As `forward`; a compiler does not know the shapes of what it returns."""
+        return self._eager(features)
+
+    def _eager(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        is_training = self.is_training
+        try:
+            places = self._router.places(features)
+            strides = features.stride_per_key()
+            features = features.evened()
+        except Exception as error:
+            self.agent.refuse(error, is_training=is_training)
+        path = self.agent.path_for(features.values(), is_training=is_training)
+        if path is not None:
+            with memory_errors(path.device):
+                return self._on_device(path, features, places, strides)
+        try:
+            bags = self._router.route(features, is_weighted=False)
+        except Exception as error:
+            self.agent.refuse(error, is_training=is_training)
+        device, stride = features.device(), features.stride()
+        parts = self.agent.host.gather(_ids_of(bags, len(features.keys())), is_training=is_training)
+        lengths = torch.from_numpy(bags.offsets).diff().to(device)
+        result: dict[str, JaggedTensor] = {}
+        for name, place, part in zip(self._names, bags.places, parts, strict=True):
+            own = lengths[place * stride : place * stride + strides[place]]
+            embeddings = part if device.type == "cpu" else part.to(device)
+            result[name] = JaggedTensor._trusted(embeddings, None, own)
+        return result
+
+    def _on_device(
+        self,
+        path: DevicePath,
+        features: KeyedJaggedTensor,
+        places: list[int],
+        strides: list[int],
+    ) -> dict[str, JaggedTensor]:
+        with self.agent.refusing(path, is_training=self.is_training):
+            groups = id_groups(self.agent.features, features, places)
+        outputs = path.pool(self.agent.container, groups, is_training=self.is_training)
+        counts, stride = features.length_per_key(), features.stride()
+        parts = parts_of_features(groups, outputs, [counts[place] for place in places])
+        lengths = features.lengths().to(torch.int64)
+        return {
+            name: JaggedTensor._trusted(
+                part, None, lengths[place * stride : place * stride + strides[place]]
+            )
+            for name, place, part in zip(self._names, places, parts, strict=True)
+        }
+
+    def _shaped(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings ``(ids of the feature, dim)``, or their gradients, of elements ``(n, 1)``."""
+        return [
+            part.view(-1, dim).to(dtype)
+            for part, dim, dtype in zip(parts, self._dims, self.agent.dtypes, strict=True)
+        ]
+
+    def look_up(self, *arguments: Any) -> Tensor:
+        ids, lengths, weights, places, _num_elements = arguments
+        with torch.no_grad():
+            found = self._eager(self._router.batch(ids, lengths, weights, places))
+        return torch.cat([each.values().reshape(-1, 1) for each in found.values()])
+
+    def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        ids, lengths, weights, places, *_ = arguments
+        features = self._router.batch(ids, lengths, weights, places)
+        places = places[:-1]
+        counts = features.length_per_key()
+        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
+        parts = self._shaped(torch.split(gradient, sizes))
+        path = self.agent.path_of_gradient(features.values())
+        if path is None:
+            self.agent.host.take_gradient(self.wanted(features), [part.cpu() for part in parts])
+            return
+        groups = id_groups(self.agent.features, features, places)
+        joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
+        path.hold(self.agent.container, groups, joined)
+
+    def wanted(self, features: KeyedJaggedTensor) -> Ids:
+        """Ids that `forward` looks up."""
+        return _ids_of(self._router.route(features, is_weighted=False), len(features.keys()))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)
+
+
+def _ids_of(bags: Bags, num_features: int) -> Ids:
+    """The same ids, one embedding for each.
+
+    Args:
+        num_features: of the batch.
+    """
+    stride = bags.num_bags
+    ends = bags.offsets[::stride].tolist() if stride else [0] * (num_features + 1)
+    return Ids(bags.ids, [(ends[place], ends[place + 1]) for place in bags.places])

@@ -1,0 +1,38 @@
+"""The tables of modules, as a planner is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sparring.adapter import TableDeclaration, workload_of
+from sparring.contracts import FeatureWorkload, TableWorkload
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.modules.embedding import Embedding
+from sparring_torch.modules.embedding_collection import EmbeddingCollection
+from sparring_torch.modules.table_module import TableModule
+
+__all__ = ["workloads_of"]
+
+
+def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
+    """One for each table, with the features of all `modules` that look up in it."""
+    features: dict[str, list[FeatureWorkload]] = {}
+    declared: dict[str, tuple[TableDeclaration, TrainAgent]] = {}
+    for module in modules:
+        is_pooled = not isinstance(module, (Embedding, EmbeddingCollection))
+        for table, pooling in module.agent.features:
+            found = FeatureWorkload(pooling if is_pooled else None)
+            features.setdefault(table, []).append(found)
+        for each in module.agent.declarations:
+            declared.setdefault(each.table.name, (each, module.agent))
+    workloads = []
+    for name, (each, agent) in declared.items():
+        found_in, method = features.get(name, ()), agent.known_method
+        workload = workload_of(
+            each.table, each.storage, found_in, method, agent.known_hyperparameters
+        )
+        may_pool = each.device == "cpu" and all(of.pooling for of in found_in)
+        may_divide = workload.may_divide and each.device == "cpu"
+        workloads.append(replace(workload, may_pool=may_pool, may_divide=may_divide))
+    return workloads

@@ -1,0 +1,1 @@
+"""Optimizers of torch over the rows of tables."""

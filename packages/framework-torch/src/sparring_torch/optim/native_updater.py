@@ -1,0 +1,277 @@
+"""Rows updated by an optimizer of torch: by the update method that does the same, or as parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparring.adapter import (
+    StepContainer,
+    TableState,
+    TableUpdate,
+    give_states,
+    storage_device,
+    suggestion,
+)
+from sparring.contracts import MethodChoice, Storage
+from sparring.errors import InvalidArgumentError
+from sparring_torch.device.kernels import tensor_device
+from sparring_torch.device.memory import memory_error
+from sparring_torch.optim.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
+from sparring_torch.optim.known_optimizers import (
+    FusedForm,
+    KnownOptimizer,
+    known_optimizer,
+    without_fused,
+)
+from sparring_torch.optim.optimizer_probe import probe
+from sparring_torch.optim.row_state import RowState
+from sparring_torch.optim.shadow_parameter import ShadowParameter
+from sparring_torch.optim.sparse_adam import over_rows
+
+__all__ = ["NativeUpdater"]
+
+_log = logging.getLogger(__name__)
+
+
+class NativeUpdater:
+    """How `Optimizer` updates tables by a class of torch.
+
+    Each step takes one of two routes. Both read and write the same columns of rows, and the same
+    scalars of tables, so that a step may take either:
+
+    - fused: an update method that is known to give the same rows (`known_optimizers`);
+    - shadow: the optimizer's own step, over rows in one parameter for each table.
+
+    Args:
+        container: where the tables live.
+        tables: their names.
+        native: the optimizer class.
+        hyperparameters: of `native`.
+        by_table: hyper-parameters of single tables, which override these; where there are any, each
+            table has a param_group of its own, whose ``table`` is its name.
+        given: the storages that were given open, by table.
+        may_fuse: whether the fused route may be taken.
+    """
+
+    def __init__(
+        self,
+        container: StepContainer,
+        tables: Sequence[str],
+        native: type[torch.optim.Optimizer],
+        hyperparameters: dict[str, Any],
+        by_table: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Storage],
+        *,
+        may_fuse: bool,
+    ) -> None:
+        self._container = container
+        native = over_rows(native)
+        hyperparameters = without_fused(native, hyperparameters)
+        by_table = {name: without_fused(native, dict(own)) for name, own in by_table.items()}
+        groups = _groups(tables, hyperparameters, by_table)
+        layouts: dict[str, RowState] = {}
+        self._known: list[KnownOptimizer | str] = []
+        """For each param_group."""
+        for names, values in groups:
+            found = _layouts(container, names, native, values)
+            layouts |= {name: found[_kind(container, name)] for name in names}
+            known: KnownOptimizer | str = "update='shadow' was given"
+            if may_fuse:
+                known = _uncounted_steps(container, names, found) or known_optimizer(
+                    native, values, found
+                )
+            self._known.append(known)
+        self._shadows = _make_shadows(container, tables, native, layouts, given)
+        self.parameters: list[Any] = [shadow.parameter for shadow in self._shadows.values()]
+        if by_table:
+            self.parameters = [
+                {"params": [self._shadows[name].parameter], "table": name, **values}
+                for (name,), values in groups
+            ]
+        self._native = native(self.parameters, **hyperparameters)
+        # The hooks of `Optimizer` run already.
+        self._native_step = unhooked_step(self._native)
+        # The probe stepped rows with this value: with True, rows of tables may become NaN.
+        self._fused = self._native.defaults.get("fused")
+        self.name = native.__name__
+        self.defaults = self._native.defaults
+        self.param_groups = self._native.param_groups
+        self.state: Any = self._native.state
+        for shadow in self._shadows.values():
+            shadow.adopt(self.state)
+        takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
+        self._block_bytes = BLOCK_BYTES if takes_blocks else None
+
+        self._route = ""
+        forms = self._forms()
+        self._note("shadow: " + forms if isinstance(forms, str) else _methods(forms))
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Table → the update method of the last step; or ``shadow``, and why."""
+        return dict.fromkeys(self._shadows, self._route)
+
+    def step(self, why_not_fused: str | None = None) -> None:
+        """Applies the gradients since the last step.
+
+        Args:
+            why_not_fused: why this step may not take the fused route; None where it may.
+        """
+        forms = why_not_fused or self._forms()
+        if isinstance(forms, str):
+            self._note("shadow: " + forms)
+            self._container.apply(self._update)
+            return
+        self._note(_methods(forms))
+        num_steps = self._container.state.counters.steps
+        choices = {}
+        for name, form in forms.items():
+            step = self._shadows[name].num_steps(num_steps) + 1
+            choices[name] = MethodChoice(form.method, form.hyper, step)
+        for name in self._container.apply_methods(choices):
+            self._shadows[name].count_step()
+
+    def _forms(self) -> dict[str, FusedForm] | str:
+        """The update method of each table; or why one of them has none."""
+        forms: dict[str, FusedForm] = {}
+        for known, group in zip(self._known, self.param_groups, strict=True):
+            form = known if isinstance(known, str) else known.form_of(group)
+            if isinstance(form, str):
+                return form
+            forms |= dict.fromkeys(self._tables_of(group), form)
+        return forms
+
+    def _tables_of(self, group: Mapping[str, Any]) -> list[str]:
+        return [group["table"]] if "table" in group else list(self._shadows)
+
+    def _note(self, route: str) -> None:
+        if route != self._route:
+            tables = ", ".join(self._shadows)
+            _log.info("%s updates tables %s by route %s", self.name, tables, route)
+            self._route = route
+
+    def _update(self, updates: Sequence[TableUpdate]) -> None:
+        loaded, on_device = [], None
+        for update in updates:
+            shadow = self._shadows.get(update.table.name)
+            if shadow is None:
+                raise InvalidArgumentError(
+                    f"table {update.table.name!r} has gradients, but its module was not given to "
+                    f"this Optimizer; it updates {', '.join(self._shadows)}",
+                    table=update.table.name,
+                )
+            shadow.load(update.rows, update.gradients)
+            loaded.append(shadow)
+            if shadow.is_on_device and on_device is None:
+                on_device = shadow.parameter.device
+        for group in self.param_groups:
+            if "fused" in group:
+                group["fused"] = self._fused
+        try:
+            step_in_blocks(
+                self._native_step,
+                loaded,
+                self.param_groups,
+                self._block_bytes if on_device is None else None,
+            )
+        except torch.OutOfMemoryError as error:
+            # Tensors that the optimizer makes on the way are made on the device of the rows.
+            raise memory_error(on_device or torch.device("cpu"), error) from error
+        finally:
+            for shadow in loaded:
+                shadow.unload()
+
+    def saved_groups(self) -> list[dict[str, Any]]:
+        """The param_groups with table names in place of parameters."""
+        return [{**group, "params": self._tables_of(group)} for group in self.param_groups]
+
+    def scalars(self) -> dict[str, dict[str, Any]]:
+        """State that is kept for each table as a whole."""
+        return {name: shadow.scalars() for name, shadow in self._shadows.items()}
+
+    def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes over what `scalars` gave."""
+        for name, shadow in self._shadows.items():
+            shadow.set_scalars(scalars[name])
+
+
+def _methods(forms: Mapping[str, FusedForm]) -> str:
+    return ", ".join(dict.fromkeys(form.method.name for form in forms.values()))
+
+
+def _groups(
+    tables: Sequence[str],
+    hyperparameters: dict[str, Any],
+    by_table: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[Sequence[str], dict[str, Any]]]:
+    """Tables and hyper-parameters of each param_group."""
+    for name in by_table:
+        if name not in tables:
+            raise InvalidArgumentError(
+                f"tables: this optimizer updates no table {name!r}; {suggestion(name, tables)}",
+                table=name,
+            )
+    if not by_table:
+        return [(tables, hyperparameters)]
+    return [([name], {**hyperparameters, **by_table.get(name, {})}) for name in tables]
+
+
+_Kind = tuple[torch.dtype, torch.device]
+
+
+def _kind(container: StepContainer, table: str) -> _Kind:
+    """Dtype that a table computes in, and the device of its rows: optimizers may keep their scalars
+    there, or work otherwise there."""
+    entry = container.entry(table)
+    device = tensor_device(storage_device(entry.choice or entry.storage))
+    return getattr(torch, entry.config.computing_dtype.name), device
+
+
+def _layouts(
+    container: StepContainer,
+    tables: Sequence[str],
+    native: type[torch.optim.Optimizer],
+    hyperparameters: dict[str, Any],
+) -> dict[_Kind, RowState]:
+    kinds = dict.fromkeys(_kind(container, name) for name in tables)
+    return {kind: probe(native, hyperparameters, *kind) for kind in kinds}
+
+
+def _uncounted_steps(
+    container: StepContainer, tables: Sequence[str], layouts: Mapping[_Kind, RowState]
+) -> str | None:
+    """Why steps of tables would be counted otherwise than by the shadow, if they would.
+
+    The shadow counts no step in which a filter admits no id of a table. Update methods count those in
+    which it has gradients, and other ranks do not know which ids an owner admits.
+    """
+    if not any("step" in layout.scalars for layout in layouts.values()):
+        return None
+    filtered = [name for name in tables if container.entry(name).admission_filter is not None]
+    return f"it counts steps, and ids of {', '.join(filtered)} are admitted" if filtered else None
+
+
+def _make_shadows(
+    container: StepContainer,
+    tables: Sequence[str],
+    native: type[torch.optim.Optimizer],
+    layouts: Mapping[str, RowState],
+    given: Mapping[str, Storage],
+) -> dict[str, ShadowParameter]:
+    states, shadows = {}, {}
+    for name in tables:
+        table = container.tables[name]
+        dtype, device = _kind(container, name)
+        layout = layouts[name]
+        initial = np.array(layout.initial_row(table.dim), table.computing_dtype)
+        states[name] = TableState(native.__name__, initial, layout.why_coupled)
+        # As wide as the blocks, where columns of the table are divided.
+        width = table.dim // container.layout(name).num_blocks
+        shadows[name] = ShadowParameter(width, dtype, layout, device)
+    give_states(container.state, states, given, native.__name__)
+    return shadows

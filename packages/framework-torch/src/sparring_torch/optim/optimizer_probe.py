@@ -1,0 +1,253 @@
+"""State of a native optimizer for each row, found by probing it on a tiny parameter.
+
+A row is the embedding, then the optimizer's state. Which state there is, the optimizer itself
+shows: it is stepped once, with a zero gradient, on a zero parameter of 4 rows. What it then keeps
+is either of the parameter's shape (state of the rows: `exp_avg` of Adam, `sum` of Adagrad) or a
+single number (a scalar of the whole table: `step`, `mu_product`). Anything else cannot be cut
+into rows, and the optimizer is refused by name.
+
+The same probe shows whether rows are independent: 4 rows stepped together must move as 2 and 2
+rows stepped apart, laid out as the engine lays them out. LAMB, LBFGS and Adafactor do not. And it
+shows whether one step may go over its rows in blocks, which an optimizer that counts its steps in
+attributes of its own would not survive; and whether columns move by themselves, as blocks of columns of
+a table must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.optim.block_step import step_in_blocks, unhooked_step
+from sparring_torch.optim.row_state import RowState
+from sparring_torch.optim.shadow_parameter import ShadowParameter
+
+__all__ = ["probe"]
+
+_ROWS, _DIM = 4, 3
+_STEPS = 3
+_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def probe(
+    native: type[Optimizer],
+    hyperparameters: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> RowState:
+    """Finds the state of `native`, and makes sure that it can be kept by row.
+
+    Args:
+        native: a class of `torch.optim`, or another of its kind.
+        hyperparameters: its keyword arguments.
+        dtype: that the tables are computed in; float32 or float64.
+        device: where their rows lie; None: the CPU.
+
+    Raises:
+        InvalidArgumentError: the optimizer does not accept these hyper-parameters.
+        UnsupportedError: its state cannot be kept by row, or rows influence each other.
+    """
+    device = device or torch.device("cpu")
+    # Tensors without a device of their own are the CPU's, whatever torch's default is: a step count
+    # that is on a GPU would have to be read from there in each step.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
+        layout = _found_state(native, hyperparameters, dtype, device)
+        trial = _Trial(native, hyperparameters, dtype, device)
+        with _refusal(native):
+            stepped = trial.over_rows(layout, slice(None))
+            halves = [trial.over_rows(layout, half) for half in (slice(0, 2), slice(2, 4))]
+        if not trial.is_close(stepped, torch.cat(halves)):
+            reason = "rows that are stepped together move differently from rows stepped apart"
+            if hyperparameters.get("fused"):
+                reason += " (found fused=True, which takes rows to lie without gaps: leave it out)"
+            raise _refused(native, reason)
+        layout = _with_counting_scalars(layout, trial, stepped)
+        return replace(
+            layout,
+            takes_blocks=trial.takes_blocks(layout),
+            why_coupled=trial.why_coupled(layout, stepped),
+        )
+
+
+class _FirstValues(dict[str, Any]):
+    """A parameter's state that remembers the first value of each entry."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+        self.update(entries)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.first.setdefault(name, value.clone() if isinstance(value, Tensor) else value)
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *entries: Any, **named: Any) -> None:
+        for name, value in dict(*entries, **named).items():
+            self[name] = value
+
+
+def _found_state(
+    native: type[Optimizer],
+    hyperparameters: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> RowState:
+    parameter = torch.nn.Parameter(torch.zeros(_ROWS, _DIM, dtype=dtype, device=device))
+    try:
+        optimizer = native([parameter], **hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"optimizer {native.__name__} does not accept {dict(hyperparameters)}: {error}",
+            optimizer=native.__name__,
+        ) from error
+    state = _FirstValues(optimizer.state.get(parameter, {}))
+    optimizer.state[parameter] = state
+    parameter.grad = torch.zeros_like(parameter)
+    with _refusal(native):
+        unhooked_step(optimizer)()
+    names, initial, scalars = [], [], {}
+    for name, value in optimizer.state[parameter].items():
+        is_tensor = isinstance(value, Tensor)
+        if is_tensor and value.shape == parameter.shape:
+            if value.dtype != dtype:
+                raise _refused(native, f"state {name!r} is {value.dtype}, but rows are {dtype}")
+            filling = value.reshape(-1)
+            if not bool((filling == filling[0]).all()):
+                raise _refused(native, f"state {name!r} of an untouched row is not one number")
+            names.append(name)
+            initial.append(float(filling[0]))
+        elif not is_tensor or value.dim() == 0:
+            scalars[name] = state.first.get(name, value)
+        else:
+            raise _refused(
+                native,
+                f"state {name!r} has shape {tuple(value.shape)} for a parameter of shape "
+                f"{tuple(parameter.shape)}",
+            )
+    return RowState(tuple(names), tuple(initial), scalars)
+
+
+class _Trial:
+    """A few steps with made-up gradients."""
+
+    def __init__(
+        self,
+        native: type[Optimizer],
+        hyperparameters: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._native, self._hyperparameters, self._dtype = native, hyperparameters, dtype
+        self._device = device
+        generator = torch.Generator("cpu").manual_seed(1)
+        start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
+        gradients = torch.randn(_STEPS, _ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
+        self._start, self._gradients = start.to(self._device), gradients.to(self._device)
+
+    def over_parameter(self) -> Tensor:
+        """The rows as an ordinary parameter."""
+        parameter = torch.nn.Parameter(self._start.clone())
+        optimizer = self._native([parameter], **self._hyperparameters)
+        step = unhooked_step(optimizer)
+        for gradient in self._gradients:
+            parameter.grad = gradient.clone()
+            step()
+        return parameter.detach()
+
+    def takes_blocks(self, layout: RowState) -> bool:
+        """Whether blocks of 3 and 1 rows give what all rows at once give."""
+        whole = self.over_rows(layout, slice(None))
+        try:
+            in_blocks = self.over_rows(layout, slice(None), num_block_rows=_ROWS - 1)
+        except Exception:
+            # It kept something between the blocks that it then did not understand.
+            return False
+        return torch.equal(whole, in_blocks)
+
+    def why_coupled(self, layout: RowState, stepped: Tensor) -> str:
+        """Why columns cannot be stepped apart; empty where the first one has no say in the others.
+
+        Args:
+            stepped: all rows, by `over_rows`.
+        """
+        start, gradients = self._start, self._gradients
+        self._start, self._gradients = start.clone(), gradients.clone()
+        self._start[:, 0] += 1
+        self._gradients[:, :, 0] *= -3
+        try:
+            other = self.over_rows(layout, slice(None))
+        finally:
+            self._start, self._gradients = start, gradients
+        if torch.equal(other[:, 1:], stepped[:, 1:]):
+            return ""
+        return "it moves an element of a row by others of the row"
+
+    def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
+        """Some of the rows, laid out with their state as the engine lays them out."""
+        start = self._start[part]
+        state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
+        rows = torch.cat([start, state.expand(len(start), -1)], 1)
+        shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
+        optimizer = self._native([shadow.parameter], **self._hyperparameters)
+        shadow.adopt(optimizer.state)
+        step = unhooked_step(optimizer)
+        for gradient in self._gradients[:, part]:
+            shadow.load(rows, gradient.clone())
+            block_bytes = None if num_block_rows is None else num_block_rows * shadow.row_bytes
+            step_in_blocks(step, [shadow], optimizer.param_groups, block_bytes)
+            shadow.unload()
+        return rows[:, :_DIM]
+
+    def is_close(self, one: Tensor, other: Tensor) -> bool:
+        difference = (one - other).abs().max()
+        # Written so that NaN is not close.
+        return bool(difference <= _TOLERANCE[self._dtype] * one.abs().max().clamp(min=1.0))
+
+
+def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> RowState:
+    """The layout under which a new table counts as an ordinary parameter does.
+
+    An optimizer that writes ``state["step"] = state.get("step", 0) + 1`` never shows the value
+    before its first step; its scalars must be left out until it makes them. Where neither way
+    gives the ordinary result, as SGD's with dampening, whose first step is special, scalars stay.
+    """
+    if not layout.scalars or trial.is_close(trial.over_parameter(), stepped):
+        return layout
+    without = replace(layout, scalars={})
+    try:
+        is_better = trial.is_close(trial.over_parameter(), trial.over_rows(without, slice(None)))
+    except Exception:
+        # It reads a scalar that is not there, as most would; what they raise is their own choice.
+        is_better = False
+    return without if is_better else layout
+
+
+@contextmanager
+def _refusal(native: type[Optimizer]) -> Iterator[None]:
+    """Whatever a probe step raises is the reason why this optimizer will not do."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
+        raise _refused(native, reason) from error
+
+
+def _refused(native: type[Optimizer], reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"optimizer {native.__name__} cannot update rows of a table: {reason}; choose one that "
+        "works element by element, as SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta or NAdam",
+        optimizer=native.__name__,
+        reason=reason,
+    )

@@ -1,0 +1,1 @@
+"""Lookups of the next batch while the current one is computed."""

@@ -1,0 +1,81 @@
+"""A batch whose lookups have begun before its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring.adapter import Prefetch, StepContainer
+from sparring_torch.lookup.host_path import Prefetched
+from sparring_torch.lookup.shadow_pooling import Plan
+from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.pipeline.batch_paths import Call
+
+__all__ = ["BatchPrefetch"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    agent: TrainAgent
+    plan: Plan
+
+
+class BatchPrefetch:
+    """Looks all tables of all modules up in one exchange, on a background thread.
+
+    Args:
+        container: where the tables live.
+        calls: of the modules, in the order of the forward pass.
+        batch: what the model will be called with.
+
+    Raises:
+        Exception: the modules refuse the batch. Where there are several ranks, `give` raises it, on all
+            of them.
+    """
+
+    def __init__(self, container: StepContainer, calls: Sequence[Call], batch: Any) -> None:
+        self._planned: list[_Planned] = []
+        refusal: Exception | None = None
+        try:
+            self._planned = [_planned(call, batch) for call in calls]
+        except Exception as error:
+            if container.collective.world_size == 1:
+                raise
+            refusal = error
+        requests = [request for each in self._planned for request in each.plan.requests]
+        if refusal is not None:
+            names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
+            requests = [(name, np.empty(0, np.int64)) for name in names]
+        self._prefetch: Prefetch = container.prefetch(requests, refusal=refusal)
+
+    def give(self) -> None:
+        """Hands what was looked up to the modules, for the forward pass that comes now.
+
+        Raises:
+            SparringError: as `StepContainer.lookup_all`.
+        """
+        lookups = iter(self._prefetch.finish())
+        by_agent: dict[int, list[Prefetched]] = {}
+        for each in self._planned:
+            mine = [next(lookups) for _ in each.plan.requests]
+            by_agent.setdefault(id(each.agent), []).append(Prefetched(each.plan, mine))
+        for each in self._planned:
+            each.agent.host.give_prefetched(by_agent[id(each.agent)])
+
+    def withdraw(self) -> None:
+        """Takes back what modules did not use."""
+        for each in self._planned:
+            each.agent.host.give_prefetched(())
+
+    def drop(self) -> None:
+        """Its turn will not come."""
+        self._prefetch.drop()
+
+
+def _planned(call: Call, batch: Any) -> _Planned:
+    arguments, named = call.on(batch)
+    agent = call.module.agent
+    return _Planned(agent, agent.host.plan(call.module.wanted(*arguments, **named)))

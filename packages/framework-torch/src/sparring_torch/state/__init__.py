@@ -1,0 +1,1 @@
+"""Rows in state dicts, copies, pickles and saved state."""

@@ -1,0 +1,247 @@
+"""Copies and pickles of modules: their rows are copied as weights are, or shared.
+
+    copy.deepcopy, pickle, torch.save(model)    rows and state are copied, into a container of the copy
+    copy.deepcopy in `shared_rows`              the copy reads the rows of the original
+
+Modules of one container share one in the copy too, and a table of several modules is copied once: a
+`_ContainerMark` and `_TableMark`s stand for them, of which `copy` and `pickle` make one copy each.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sparring.adapter import StepContainer, TableGroup
+from sparring.contracts import Storage
+from sparring.errors import UnsupportedError
+from sparring_torch.state import rows_in_state
+from sparring_torch.state.packed_rows import gather_table, pack, restore_table, unpack
+from sparring_torch.state.table_names import hold_table_name
+
+__all__ = ["CopiedTables", "shared_rows"]
+
+_shares_rows: ContextVar[bool] = ContextVar("shares_rows", default=False)
+
+
+@contextmanager
+def shared_rows() -> Iterator[None]:
+    """Copies that ``copy.deepcopy`` makes of modules in this block read the rows of the original.
+
+    For averages of weights, which copy a model to hold them::
+
+        with sparring_torch.shared_rows():
+            averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=…)
+
+    Such a copy looks up the rows as they are at the moment: those of the model that trains. It cannot be
+    trained: a lookup in training mode with autograd on raises, and so does an `Optimizer` over it.
+    """
+    token = _shares_rows.set(True)
+    try:
+        yield
+    finally:
+        _shares_rows.reset(token)
+
+
+class CopiedTables(TableGroup):
+    """The tables of a module, which are copied and pickled with their rows."""
+
+    # Of this object and its container alone: a copy makes its own.
+    _host: Any
+    _path: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if _shares_rows.get():
+            return SharedTables(self)
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_host", "_path", "_container"}
+        state = {name: value for name, value in self.__dict__.items() if name not in own}
+        state["is_container_given"] = state["has_optimizer"] = state["_may_train"] = False
+        state["_first_step"] = None
+        for each in self.declarations:
+            if isinstance(each.storage, Storage):
+                _refuse(each.table.name, "was given an open storage")
+        marks = _mark_of(self.container) if self.has_container else None
+        state["_marks"] = marks and (marks, [marks.table(name) for name in self.table_names])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        marks = state.pop("_marks")
+        self.__dict__.update(state)
+        self._host = self._path = self._container = None
+        for name in self.table_names:
+            hold_table_name(name, self)
+        if marks is not None:
+            copied, tables = marks
+            self.join(copied.container)
+            for table in tables:
+                table.restore(copied)
+
+
+class SharedTables:
+    """The tables of a module, for a copy of it that reads them only."""
+
+    has_optimizer = False
+
+    def __init__(self, original: CopiedTables) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not made yet
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.original, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Not as the original says: pickle demands the class of what it was given.
+        return _same, (self.original,)
+
+    def join(self, container: StepContainer) -> NoReturn:
+        """Refuses: an `Optimizer` would train the original twice."""
+        raise UnsupportedError(
+            f"tables {', '.join(self.original.table_names)} are those of another model, whose copy in "
+            "shared_rows() reads them only; give the Optimizer the modules that train"
+        )
+
+    def path_for(self, ids: Tensor, *, is_training: bool) -> Any:
+        """As the original's; the first call of each forward pass."""
+        self._check_reads(is_training)
+        return self.original.path_for(ids, is_training=is_training)  # type: ignore[attr-defined]
+
+    def lookup(self, table: str, ids: Any, *, is_training: bool) -> Any:
+        """As the original's."""
+        self._check_reads(is_training)
+        return self.original.lookup(table, ids, is_training=is_training)  # type: ignore[attr-defined]
+
+    def path_of_gradient(self, _ids: Tensor) -> NoReturn:
+        """Refuses the gradient of a compiled program, which has looked up without one."""
+        self._refuse_training()
+
+    def _check_reads(self, is_training: bool) -> None:
+        if is_training and torch.is_grad_enabled():
+            self._refuse_training()
+
+    def _refuse_training(self) -> NoReturn:
+        raise UnsupportedError(
+            f"this copy shares the rows of tables {', '.join(self.original.table_names)} with another "
+            "model (shared_rows()) and cannot train them; call eval() on it, or look up under "
+            "torch.no_grad(). A copy.deepcopy outside of shared_rows() has rows of its own"
+        )
+
+
+def _same(tables: CopiedTables) -> CopiedTables:
+    return tables
+
+
+class _ContainerMark:
+    """Stands for a container in a copy or a pickle."""
+
+    def __init__(self, container: StepContainer) -> None:
+        self._container = weakref.ref(container)
+        self._tables: dict[str, _TableMark] = {}
+
+    def table(self, name: str) -> _TableMark:
+        """Mark of a table, always the same."""
+        return self._tables.setdefault(name, _TableMark(self._container, name))
+
+    def __reduce__(self) -> Any:
+        container = self._container()
+        assert container is not None  # what is copied holds it
+        settings = {
+            "non_finite_gradients": container.non_finite_gradients.value,
+            "memory_bytes": container.state.memory_bytes,
+            "reduction": container.state.reduction,
+        }
+        return _CopiedContainer, (settings, container.counters.steps)
+
+    def __deepcopy__(self, memo: Any) -> _CopiedContainer:
+        make, arguments = self.__reduce__()
+        copied: _CopiedContainer = make(*arguments)
+        return copied
+
+
+class _TableMark:
+    """Stands for a table in a copy or a pickle."""
+
+    def __init__(self, container: weakref.ref[StepContainer], name: str) -> None:
+        self._container, self._name = container, name
+
+    def __reduce__(self) -> Any:
+        return _CopiedTable, (self._name, self._packed())
+
+    def __deepcopy__(self, memo: Any) -> _CopiedTable:
+        return _CopiedTable(self._name, self._packed())
+
+    def _packed(self) -> Tensor:
+        container, name = self._container(), self._name
+        assert container is not None
+        container.join_load()
+        world_size = container.collective.world_size
+        if world_size > 1:
+            _refuse(name, f"is on {world_size} ranks")
+        num_bytes = rows_in_state.num_row_bytes(container, name)
+        if num_bytes > rows_in_state.MOST_BYTES:
+            _refuse(
+                name,
+                f"has {num_bytes:,} bytes of rows, and up to {rows_in_state.MOST_BYTES:,} are copied in "
+                "memory",
+            )
+        storage = container.entry(name).storage
+        if storage is not None and (storage.capabilities.persistent or storage.capabilities.shared):
+            _refuse(
+                name, "is in a storage that outlives the process, and the copy would open it too"
+            )
+        return pack({"format": 1}, {name: gather_table(container, name)}).as_subclass(Tensor)
+
+
+class _CopiedContainer:
+    """The container of a copy."""
+
+    def __init__(self, settings: dict[str, Any], steps: int) -> None:
+        self.container = StepContainer(**settings)
+        self.container.state.set_steps(steps)
+
+
+class _CopiedTable:
+    """The rows of one table, until one of its modules has put them into the container of the copy."""
+
+    def __init__(self, name: str, packed: Tensor) -> None:
+        self._name = name
+        self._packed: Tensor | None = packed
+
+    def restore(self, copied: _CopiedContainer) -> None:
+        """Called by each module of the table; the first call brings the rows."""
+        if self._packed is not None:
+            _, tables = unpack(self._packed, f"copy of table {self._name!r}")
+            restore_table(copied.container, self._name, tables[self._name])
+            self._packed = None
+
+
+_marks = weakref.WeakKeyDictionary[StepContainer, _ContainerMark]()
+
+
+def _mark_of(container: StepContainer) -> _ContainerMark:
+    return _marks.setdefault(container, _ContainerMark(container))
+
+
+def _refuse(table: str, reason: str) -> NoReturn:
+    raise UnsupportedError(
+        f"copy or pickle of a model: table {table!r} {reason}. Copy it in `with "
+        "sparring_torch.shared_rows():` to read the rows of the original; or make another model, and "
+        "bring the rows over by container.save(url) and container.load(url)",
+        table=table,
+    )

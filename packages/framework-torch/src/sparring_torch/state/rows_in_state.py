@@ -1,0 +1,398 @@
+"""Rows in the `state_dict` of modules: inside, or by the name of a snapshot.
+
+    one rank, up to `MOST_BYTES`    keys, rows, optimizer state and scores of all tables of a module
+    otherwise                       URL and hash of the snapshot of this step
+
+It never communicates and never writes. What loads it finds all rows, or raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparring.adapter import StepContainer, TableGroup, open_snapshot
+from sparring.errors import DataError, InvalidArgumentError, SnapshotError, UnsupportedError
+from sparring_torch.state.packed_rows import (
+    PackedTable,
+    RowsTensor,
+    gather_table,
+    give_state,
+    has_same_rows,
+    pack,
+    restore_table,
+    unpack,
+)
+
+__all__ = ["MOST_BYTES", "RowsInState", "num_row_bytes", "without_rows"]
+
+MOST_BYTES = 1 << 30
+"""Bytes of rows of one module that travel in a `state_dict`; of one table that travel in a copy."""
+
+_KEY = "_extra_state"
+
+_leaves_rows_out: ContextVar[bool] = ContextVar("leaves_rows_out", default=False)
+_entries_before: ContextVar[tuple[RowsTensor, ...]] = ContextVar("entries_before", default=())
+"""Entries of other modules in the `state_dict` under way."""
+
+
+@contextmanager
+def without_rows() -> Iterator[None]:
+    """`state_dict` and `load_state_dict` leave rows out in this block.
+
+    For ordinary weights alone, where rows are saved by ``container.save`` or come from another place.
+    """
+    token = _leaves_rows_out.set(True)
+    try:
+        yield
+    finally:
+        _leaves_rows_out.reset(token)
+
+
+def num_row_bytes(container: StepContainer, table: str) -> int:
+    """Of all rows of a table on this rank."""
+    return container.num_rows(table) * container.tables[table].row_bytes
+
+
+class _LoadCall:
+    """One call of `load_state_dict`, which visits modules one after the other.
+
+    It holds what it knows weakly: torch does not say when a call ends.
+    """
+
+    def __init__(self, errors: list[str] | None = None) -> None:
+        self.errors = errors
+        """The list that torch makes for each call: the same for all modules of one."""
+        self.packed = weakref.WeakValueDictionary[int, Tensor]()
+        """Number → an entry that has rows."""
+        self.loaded = weakref.WeakKeyDictionary[StepContainer, set[str]]()
+        """Container → its tables that are loaded."""
+        self.joined: weakref.ref[StepContainer] | None = None
+        """Where tables live that lived nowhere before."""
+
+    def has_loaded(self, container: StepContainer, table: str) -> bool:
+        """Whether rows of a table have been replaced by this call."""
+        return table in self.loaded.get(container, ())
+
+    def note(
+        self, container: StepContainer, tables: Iterable[str], step: int, url: str | None = None
+    ) -> None:
+        """These tables of a container are loaded. Once all of them are, it stands at their step."""
+        known = self.loaded.setdefault(container, set())
+        known.update(tables)
+        if known >= set(container.tables):
+            container.state.set_steps(step)
+            container.saves.newest = None if url is None else (url, step)
+
+
+class _Calls(threading.local):
+    current: _LoadCall | None = None
+
+
+_calls = _Calls()
+
+
+class RowsInState(nn.Module):
+    """Gives the rows of its tables to `state_dict`, and takes them from `load_state_dict`."""
+
+    agent: TableGroup
+
+    def get_extra_state(self) -> Tensor:
+        """The rows of all tables, with their optimizer state, in one tensor of uint8.
+
+        On several ranks, and of more than `MOST_BYTES`, it names the snapshot of this step instead.
+
+        Raises:
+            UnsupportedError: there is no such snapshot: call ``container.save`` first.
+        """
+        return torch.empty(0) if _leaves_rows_out.get() else self._packed(_entries_before.get())
+
+    def set_extra_state(self, state: object) -> None:
+        """Replaces the rows of all tables by those that `get_extra_state` gave.
+
+        What was looked up for the next step is dropped. Where it names a snapshot, all ranks call it.
+
+        Raises:
+            DataError: it is no such state, or damaged; no row has changed.
+            InvalidArgumentError: the rows of another table, or with another optimizer's state.
+            SnapshotError: the snapshot that it names is gone, or is another one.
+            UnsupportedError: the rows of one rank, where there are several.
+        """
+        if not _leaves_rows_out.get():
+            self._load_rows(state, _LoadCall())
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        before = tuple(each for each in destination.values() if isinstance(each, RowsTensor))
+        token = _entries_before.set(before)
+        try:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+        finally:
+            _entries_before.reset(token)
+        if _leaves_rows_out.get():
+            del destination[prefix + _KEY]
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + _KEY
+        if key not in state_dict and not _leaves_rows_out.get():
+            raise InvalidArgumentError(
+                f"this state_dict has no rows of tables {', '.join(self.agent.table_names)}: no entry "
+                f"{key!r}. Was it saved by a model without tables, or in without_rows()? To load "
+                "ordinary weights alone, with rows from container.load(url) or none, call "
+                "load_state_dict in `with sparring_torch.without_rows():`",
+                key=key,
+            )
+        if _calls.current is None or _calls.current.errors is not error_msgs:
+            _calls.current = _LoadCall(error_msgs)
+        saved = state_dict.pop(key, None)  # of torch's own copy
+        try:
+            super()._load_from_state_dict(
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
+        finally:
+            if saved is not None:
+                state_dict[key] = saved
+        if key in missing_keys:
+            missing_keys.remove(key)
+        if not _leaves_rows_out.get():
+            self._load_rows(saved, _calls.current)
+
+    # -- saving
+
+    def _packed(self, before: Sequence[RowsTensor]) -> RowsTensor:
+        container, names = self.agent.container, list(dict.fromkeys(self.agent.table_names))
+        container.join_load()
+        elsewhere = {
+            name: each.number
+            for each in before
+            for name in names
+            if (id(container), name) in each.holds
+        }
+        mine = [name for name in names if name not in elsewhere]
+        header: dict[str, Any] = {
+            "format": 1,
+            "number": len(before),
+            "step": container.counters.steps,
+            "world_size": container.collective.world_size,
+            "elsewhere": elsewhere,
+            "snapshot": self._snapshot(container, mine),
+        }
+        are_here = header["snapshot"] is None
+        tables = {name: gather_table(container, name, are_rows_here=are_here) for name in mine}
+        packed = pack(header, tables)
+        packed.number = len(before)
+        packed.holds = {(id(container), name): tables[name].num_rows for name in mine}
+        return packed
+
+    def _snapshot(self, container: StepContainer, tables: list[str]) -> dict[str, Any] | None:
+        """The one to name; None: rows travel themselves."""
+        world_size = container.collective.world_size
+        num_bytes = sum(num_row_bytes(container, name) for name in tables)
+        if world_size == 1 and num_bytes <= MOST_BYTES:
+            return None
+        if not num_bytes and not container.counters.steps:
+            # `torch.distributed.checkpoint` asks a model for its state to load into it.
+            return None
+        container.saves.join()
+        newest, step = container.saves.newest, container.counters.steps
+        if newest is None or newest[1] != step:
+            reason = (
+                f"are on {world_size} ranks"
+                if world_size > 1
+                else f"take {num_bytes:,} bytes, and up to {MOST_BYTES:,} travel in it"
+            )
+            raise UnsupportedError(
+                f"state_dict: the rows of tables {', '.join(tables)} {reason}. It can name a snapshot of "
+                f"step {step} instead, and "
+                + ("there is none" if newest is None else f"the newest is of step {newest[1]}")
+                + ": call container.save(url) before state_dict(), of the container that the optimizer "
+                "of the rows has, on all ranks (sparring_torch.lightning has a callback that does), or "
+                "leave rows out in `with sparring_torch.without_rows():`"
+            )
+        return {"url": newest[0], "hash": open_snapshot(newest[0]).manifest_hash}
+
+    # -- loading
+
+    def _load_rows(self, state: object, call: _LoadCall) -> None:
+        agent = self.agent
+        place = f"tables {', '.join(agent.table_names)}"
+        header, tables = unpack(state, place)
+        if not header.keys() >= {"number", "step", "world_size", "elsewhere", "snapshot"}:
+            raise DataError(f"{place}: the saved rows are those of a copy, not of a state_dict")
+        elsewhere: dict[str, int] = header["elsewhere"]
+        missing = set(agent.table_names) - set(tables) - set(elsewhere)
+        if missing:
+            raise InvalidArgumentError(
+                f"{place}: the saved rows are those of {', '.join(tables)}; give the module the names "
+                "with which its tables were saved",
+                tables=sorted(missing),
+            )
+        container = self._container_for(call, elsewhere)
+        if isinstance(state, Tensor):
+            call.packed[header["number"]] = state
+        entries = [(header, {name: tables[name] for name in agent.table_names if name in tables})]
+        for name, number in elsewhere.items():
+            if not call.has_loaded(container, name):
+                entries.append(_entry_elsewhere(call, name, number, place))
+        for found, given in entries:
+            is_shared = self._live_agent is not agent
+            wanted = _without_known_rows(container, given, found) if is_shared else given
+            if wanted:
+                _load(container, wanted, found, call)
+
+    @property
+    def _live_agent(self) -> TableGroup:
+        """That of the original, of a copy in `shared_rows`."""
+        live: TableGroup = getattr(self.agent, "original", self.agent)
+        return live
+
+    def _container_for(self, call: _LoadCall, elsewhere: Mapping[str, int]) -> StepContainer:
+        """Modules that live nowhere yet are brought together, as an `Optimizer` would."""
+        agent = self._live_agent
+        known = None if call.joined is None else call.joined()
+        own = set(agent.table_names) - set(elsewhere)
+        if known is not None and not agent.has_container and own.isdisjoint(known.tables):
+            agent.join(known)
+        if known is None:
+            call.joined = weakref.ref(agent.container)
+        return agent.container
+
+
+def _without_known_rows(
+    container: StepContainer, tables: Mapping[str, PackedTable], header: Mapping[str, Any]
+) -> dict[str, PackedTable]:
+    """Those that a copy in `shared_rows` may load: its rows are those of a model that may train.
+
+    Raises:
+        InvalidArgumentError: that model has other rows.
+    """
+    named = header["snapshot"]
+    is_known = named is not None and container.saves.newest == (named["url"], header["step"])
+    unknown = {}
+    for name, saved in tables.items():
+        if not container.num_rows(name):
+            unknown[name] = saved
+        elif not is_known and (named is not None or not has_same_rows(container, name, saved)):
+            raise InvalidArgumentError(
+                f"this copy shares the rows of table {name!r} with another model (shared_rows()), and "
+                "the state_dict has others; load the state of that model first, or load it in `with "
+                "sparring_torch.without_rows():`",
+                table=name,
+            )
+    return unknown
+
+
+def _entry_elsewhere(
+    call: _LoadCall, table: str, number: int, place: str
+) -> tuple[dict[str, Any], dict[str, PackedTable]]:
+    """Header and table of a module before, with which the rows travel."""
+    if number not in call.packed:
+        raise InvalidArgumentError(
+            f"{place}: the rows of table {table!r} travel with another module of the model that was "
+            "saved, which comes before; load the state_dict of the whole model",
+            table=table,
+        )
+    header, tables = unpack(call.packed[number], place)
+    if table not in tables:
+        raise DataError(
+            f"{place}: the saved rows of table {table!r} are nowhere in this state_dict"
+        )
+    return header, {table: tables[table]}
+
+
+def _load(
+    container: StepContainer,
+    tables: Mapping[str, PackedTable],
+    header: Mapping[str, Any],
+    call: _LoadCall,
+) -> None:
+    """Loads some tables of one entry."""
+    named, step = header["snapshot"], int(header["step"])
+    if named is not None:
+        _load_snapshot(container, tables, named, call)
+        call.note(container, tables, step, named["url"])
+        return
+    _check_ranks(container, tables, int(header["world_size"]))
+    container.quiesce()
+    container.discard()
+    container.saves.newest = None
+    for name, saved in tables.items():
+        restore_table(container, name, saved)
+    call.note(container, tables, step)
+
+
+def _check_ranks(
+    container: StepContainer, tables: Mapping[str, PackedTable], saved_by: int
+) -> None:
+    """Refuses rows inside a state unless one rank saved them, and one rank loads them."""
+    names, world_size = ", ".join(tables), container.collective.world_size
+    if saved_by > 1:
+        raise UnsupportedError(
+            f"this state_dict was taken of {saved_by} ranks before their first step, and has no rows of "
+            f"tables {names}; nothing was loaded of them. Load one that names a snapshot, or ordinary "
+            "weights alone in `with sparring_torch.without_rows():`"
+        )
+    if world_size > 1:
+        raise UnsupportedError(
+            f"this state_dict has the rows of tables {names} of one rank, and there are {world_size}: "
+            "load it in one process, call container.save(url) there, and container.load(url) on all "
+            "ranks; ordinary weights load in `with sparring_torch.without_rows():`"
+        )
+
+
+def _load_snapshot(
+    container: StepContainer,
+    tables: Mapping[str, PackedTable],
+    named: Mapping[str, str],
+    call: _LoadCall,
+) -> None:
+    url, expected = named["url"], named["hash"]
+    what_to_do = (
+        f"Nothing was loaded of tables {', '.join(tables)}: bring that snapshot back to {url}, or load "
+        "another one with container.load(url) and the ordinary weights in `with "
+        "sparring_torch.without_rows():`"
+    )
+    container.quiesce()
+    try:
+        snapshot = open_snapshot(url)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"this state_dict has its rows in the snapshot {url}, which cannot be read: {error}. "
+            + what_to_do,
+            url=url,
+        ) from error
+    if snapshot.manifest_hash != expected:
+        raise SnapshotError(
+            f"this state_dict has its rows in the snapshot {url} of hash {expected}, found another one "
+            f"there, of hash {snapshot.manifest_hash}. {what_to_do}",
+            url=url,
+        )
+    for name, saved in tables.items():
+        give_state(container, name, saved)
+    names = [name for name in tables if not call.has_loaded(container, name)]
+    if set(snapshot.tables) == set(container.tables) and not call.loaded.get(container):
+        container.load(url)  # with counters
+        call.note(container, snapshot.tables, container.counters.steps, url)
+    elif names:
+        container.load(url, tables=names)

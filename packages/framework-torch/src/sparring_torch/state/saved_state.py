@@ -1,0 +1,155 @@
+"""State that torch keeps in addition to the rows of tables, as numbers and arrays: no pickle.
+
+A `state_dict` is a tree of mappings, lists, numbers and tensors. It becomes JSON with the tensors
+taken out:
+
+    {"step": 3, "betas": (0.9, 0.999), 7: tensor}
+    {"map": [["step", 3], ["betas", {"tuple": [0.9, 0.999]}], [7, {"tensor": "dense.0", "dtype": …}]]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparring.adapter import State
+from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.state.cut_tensors import cut_state, whole
+from sparring_torch.state.rows_in_state import without_rows
+
+__all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
+def gather_state(**parts: _Stateful) -> State:
+    """Copies the state of modules, optimizers and schedulers, for `StepContainer.save`.
+
+    Of a `sparring_torch.Optimizer` this is what it keeps for whole tables; rows, and the state of
+    each row, are saved with the tables.
+
+    Where FSDP2 cut parameters over ranks, all ranks call it: the copy has the whole of each.
+
+    Args:
+        **parts: by name, whatever has `state_dict` and `load_state_dict`.
+
+    Raises:
+        UnsupportedError: a state holds something else than numbers, text and tensors.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    with without_rows():
+        values = {name: _packed(part.state_dict(), name, arrays) for name, part in parts.items()}
+    return State(values, arrays)
+
+
+def restore_state(state: State, **parts: _Stateful) -> None:
+    """Gives parts back what `gather_state` copied.
+
+    Args:
+        state: of `StepContainer.load`.
+        **parts: made as they were, under the same names; those that are left out stay as they are.
+
+    Raises:
+        InvalidArgumentError: the state has nothing under a name, or the part refuses it.
+    """
+    restored = {}
+    for name in parts:
+        if not isinstance(state.values, Mapping) or name not in state.values:
+            raise InvalidArgumentError(
+                f"this state has nothing for {name!r}; it has "
+                f"{', '.join(state.values or ()) or 'nothing'}",
+                name=name,
+            )
+        restored[name] = _unpacked(state.values[name], state.arrays)
+    with without_rows():
+        for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer) and {"state", "param_groups"} <= set(
+                restored[name]
+            ):
+                restored[name] = cut_state(restored[name], part)
+            part.load_state_dict(restored[name])
+
+
+def gather_random_state() -> State:
+    """Copies torch's random state of this rank: the CPU's, and that of the current GPU if one is
+    in use."""
+    states = {"torch": torch.get_rng_state().numpy().copy()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state().numpy().copy()
+    return State(None, states, is_of_rank=True)
+
+
+def restore_random_state(state: State) -> None:
+    """Gives torch the random state back that `gather_random_state` copied."""
+    torch.set_rng_state(torch.from_numpy(np.array(state.arrays["torch"], np.uint8)))
+    if "cuda" in state.arrays and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(state.arrays["cuda"], np.uint8)))
+
+
+def _packed(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    if isinstance(value, Tensor):
+        return _packed_tensor(value, place, arrays)
+    if isinstance(value, Mapping):
+        items = []
+        for key, each in value.items():
+            if not isinstance(key, (str, int)):
+                raise _refused(place, f"key {key!r}")
+            items.append([key, _packed(each, f"{place}.{key}", arrays)])
+        return {"map": items}
+    if isinstance(value, (list, tuple)):
+        items = [_packed(each, f"{place}.{i}", arrays) for i, each in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, _PLAIN):
+        return value
+    raise _refused(place, type(value).__name__)
+
+
+def _packed_tensor(value: Tensor, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    if value.is_sparse or value.is_complex() or value.is_quantized:
+        raise _refused(place, f"a tensor of {value.dtype}, {value.layout}")
+    name = f"{place[:150]}.{len(arrays)}"
+    plain = whole(value.detach()).cpu().contiguous()
+    dtype = str(plain.dtype).removeprefix("torch.")
+    # NumPy has no bfloat16.
+    shown = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
+    arrays[name] = shown.numpy().copy()
+    return {"tensor": name, "dtype": dtype}
+
+
+def _unpacked(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(each, arrays) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "map" in value:
+        return {key: _unpacked(each, arrays) for key, each in value["map"]}
+    if "tuple" in value:
+        return tuple(_unpacked(each, arrays) for each in value["tuple"])
+    name, dtype = str(value.get("tensor")), getattr(torch, str(value.get("dtype")), None)
+    if name not in arrays or not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(
+            f"this state has no tensor {name!r} of {value.get('dtype')}; it was not written by "
+            "gather_state",
+            name=name,
+        )
+    tensor = torch.from_numpy(np.array(arrays[name]))
+    return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+
+
+def _refused(place: str, found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"state {place}: found {found}; numbers, text, lists, mappings and dense tensors can be "
+        "saved. Save the rest by yourself, and give this part a state_dict without it",
+        place=place,
+    )

@@ -1,0 +1,344 @@
+"""Measures what plans are made of on this machine, and writes it as a calibration."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring import AUTO, PluginManager, join_job
+from sparring.contracts import Collective
+from sparring.errors import ConfigError, InvalidArgumentError, SparringError
+from sparring_cli import as_yaml
+from sparring_plan.planning.calibration.step_timings import step_costs
+from sparring_plan.planning.calibration.storage_timings import (
+    MeasuredStorage,
+    pool_ns_per_byte,
+    storage_costs,
+)
+from sparring_plan.planning.inputs import Calibration, ExchangeCosts, MachineCosts, StorageCosts
+from sparring_plan.simulation.calibration import best_seconds, calibrate
+
+__all__ = ["CalibrateOptions", "Measured", "measure", "write_calibration"]
+
+_SIZES = (4 << 10, 1 << 20, 16 << 20)
+_TRIAD_ELEMENTS = 8 << 20
+_ROUNDS = 5
+_DEADLINE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateOptions:
+    """Choice of what is measured.
+
+    Args:
+        path: a folder on the disk that RocksDB would have; None leaves RocksDB out.
+        url: of the Redis that rows would be in; None leaves Redis out.
+        model: ``package.module:function``, which returns what a step of the dense model runs: a
+            callable, or a tuple of a module and its inputs; None leaves it out.
+    """
+
+    path: Path | None = None
+    url: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A calibration, and what it lacks and why.
+
+    Args:
+        calibration: None on the ranks that only take part in messages.
+        rank: of this process, where a launcher started several; 0 writes the file.
+        skipped: sentences.
+        seconds: what measuring took.
+    """
+
+    calibration: Calibration | None
+    rank: int
+    skipped: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Auto:
+    backend: str = AUTO
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measure(options: CalibrateOptions, manager: PluginManager) -> Measured:
+    """Measures this machine for less than a minute. Best run where nothing else does.
+
+    Under torchrun or mpiexec all ranks call it: messages and links are measured between them, and
+    all else on rank 0 while the others wait.
+
+    Raises:
+        ConfigError: the model cannot be imported or called.
+        StorageIOError: the path or the server cannot be used.
+    """
+    begin = time.perf_counter()
+    dense = None if options.model is None else _dense_step(options.model)
+    if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) < 2:
+        link = _loopback()
+        return _measured(options, manager, dense, link, begin, 0)
+    with join_job(
+        _Auto(), _Auto(), framework="torch", deadline_seconds=_DEADLINE_SECONDS,
+        plugin_manager=manager,
+    ) as job:  # fmt: skip
+        rank = job.membership.rank
+        link = _between_ranks(job.collective)
+        measured = _measured(options, manager, dense, link, begin, rank) if rank == 0 else None
+        job.collective.barrier()
+    return measured or Measured(None, rank, (), time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkTimes:
+    over: str
+    seconds: Mapping[int, float]
+    """Bytes of a message → seconds from one end to the other."""
+
+    @property
+    def latency_seconds(self) -> float:
+        return self.seconds[_SIZES[0]]
+
+    @property
+    def gbit(self) -> float:
+        small, large = _SIZES[1:]
+        seconds = self.seconds[large] - self.seconds[small]
+        return (large - small) * 8e-9 / max(seconds, 1e-9)
+
+
+def _measured(
+    options: CalibrateOptions,
+    manager: PluginManager,
+    dense: Callable[[], object] | None,
+    link: _LinkTimes,
+    begin: float,
+    rank: int,
+) -> Measured:
+    storages: dict[str, StorageCosts] = {}
+    skipped = []
+    try:
+        hkv = MeasuredStorage("hkv", "host", {}, {}, 200_000, 16_384)
+        storages["hkv"] = storage_costs(hkv, manager)
+    except SparringError as error:
+        skipped.append(f"hkv: {error}")
+    if options.path is None:
+        skipped.append("rocksdb: not measured; give its disk by --path")
+    else:
+        storages["rocksdb"] = _rocksdb(options.path, manager)
+    if options.url is None:
+        skipped.append("redis: not measured; give its server by --url")
+    else:
+        given = {"url": options.url, "prefix": f"calibration-{os.getpid()}"}
+        redis = MeasuredStorage("redis", "remote", given, {}, 20_000, 4_096, ("sgd", "adam"))
+        storages["redis"] = storage_costs(redis, manager)
+    if not storages:
+        raise ConfigError("calibrate: no storage could be measured; " + "; ".join(skipped))
+    if dense is None:
+        skipped.append("the dense model: not measured; give it by --model package.module:function")
+    found = calibrate(32, next(iter(storages)) if "hkv" not in storages else "hkv", manager)
+    machine = MachineCosts(
+        measured_over=link.over,
+        message_us=_rounded(found.message_seconds * 1e6),
+        link_gbit=_rounded(link.gbit),
+        link_latency_us=_rounded(link.latency_seconds * 1e6),
+        memory_gigabytes_per_second=_rounded(_triad_bytes_per_second() * 1e-9),
+        dense_ms=0.0 if dense is None else _rounded(_median_seconds(dense) * 1e3),
+        dense_model=options.model or "",
+    )
+    exchange = ExchangeCosts(
+        memory="host",
+        add_ns=_rounded(found.add_seconds_per_row * 1e9),
+        pool_ns_per_byte=pool_ns_per_byte(),
+        chunk_rows=4096,
+        chunks_in_flight=8,
+    )
+    calibration = Calibration(
+        name=platform.node() or "unnamed",
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        storages=storages,
+        exchange=exchange,
+        machine=machine,
+    )
+    if "hkv" in storages:
+        steps = step_costs(calibration, found.message_seconds, manager)
+        exchange = exchange.model_copy(update={"steps": steps})
+        calibration = calibration.model_copy(update={"exchange": exchange})
+    else:
+        skipped.append("steps: not measured, as hkv is not")
+    return Measured(calibration, rank, tuple(skipped), time.perf_counter() - begin)
+
+
+def _rocksdb(path: Path, manager: PluginManager) -> StorageCosts:
+    """RocksDB past the caches, in a folder of its own that is removed afterwards."""
+    if not path.is_dir():
+        raise InvalidArgumentError(
+            f"calibrate: --path {path} is no folder; name one on the disk that rows would be on"
+        )
+    folder = tempfile.mkdtemp(prefix="calibration-", dir=path)
+    try:
+        given: dict[str, Any] = {"path": folder, "block_cache_bytes": 1 << 20, "direct_io": True}
+        try:
+            return storage_costs(_on_disk(given), manager)
+        except SparringError:
+            # File systems without direct access, as those in memory.
+            return storage_costs(_on_disk({**given, "direct_io": False}), manager)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_disk(options: Mapping[str, Any]) -> MeasuredStorage:
+    kept = {"path": "rows"}
+    return MeasuredStorage("rocksdb", "disk", options, kept, 30_000, 4_096, ("sgd", "adam"))
+
+
+def _loopback() -> _LinkTimes:
+    """Messages between two threads over a TCP connection of this machine to itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        for each in (near, far):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def answer() -> None:
+            for size in _SIZES:
+                for _ in range(_ROUNDS):
+                    far.sendall(_received(far, size)[:1])
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        seconds: dict[int, float] = {}
+        for size in _SIZES:
+            message, times = bytes(size), []
+            for _ in range(_ROUNDS):
+                begin = time.perf_counter()
+                near.sendall(message)
+                _received(near, 1)
+                times.append(time.perf_counter() - begin)
+            # There and one byte back: the way back is a latency, which is half of the shortest.
+            seconds[size] = min(times) if seconds else min(times) / 2
+        thread.join()
+    return _LinkTimes("loopback", seconds)
+
+
+def _received(connection: socket.socket, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            raise ConfigError("calibrate: the loopback connection was closed; run it again")
+        view = view[count:]
+    return buffer
+
+
+def _between_ranks(collective: Collective) -> _LinkTimes:
+    """Messages round the ring of all ranks, each sending to the next while it takes of the one before."""
+    after = (collective.rank + 1) % collective.world_size
+    before = (collective.rank - 1) % collective.world_size
+    seconds = {}
+    for size in _SIZES:
+        outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
+        times = []
+        for _ in range(_ROUNDS):
+            collective.barrier()
+            begin = time.perf_counter()
+            coming = collective.receive(incoming, before)
+            going = collective.send(outgoing, after)
+            coming.wait()
+            going.wait()
+            times.append(time.perf_counter() - begin)
+        seconds[size] = min(times)
+    over = f"{collective.world_size} ranks, {type(collective).__name__}"
+    return _LinkTimes(over, seconds)
+
+
+def _triad_bytes_per_second() -> float:
+    """NumPy's a = b + s·c in two passes, which move five arrays."""
+    a, b, c = (np.ones(_TRIAD_ELEMENTS) for _ in range(3))
+
+    def triad() -> None:
+        np.multiply(c, 3.0, out=a)
+        np.add(a, b, out=a)
+
+    return 5 * a.nbytes / best_seconds(triad)
+
+
+def _dense_step(name: str) -> Callable[[], object]:
+    """The callable that runs a step of the dense model."""
+    module, _, function = name.partition(":")
+    try:
+        made = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"calibrate: --model {name}: {error}; give package.module:function, of a function without "
+            "arguments that returns a callable, or a tuple of a module and its inputs"
+        ) from None
+    step, inputs = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
+    if not callable(step):
+        raise ConfigError(
+            f"calibrate: --model {name} returned {type(step).__name__}; return a callable, or a tuple of "
+            "a module and its inputs"
+        )
+
+    def run() -> object:
+        output = step(*inputs)
+        if getattr(output, "requires_grad", False):
+            output.sum().backward()
+        return output
+
+    return run
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Writes the file whole, or leaves what was there.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(
+                    "# Measured by `sparring plan calibrate`; times in nanoseconds of a row.\n"
+                )
+                file.write(
+                    as_yaml(calibration.model_dump(exclude_none=True, exclude_defaults=True))
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the calibration: {error.strerror}") from None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,1 @@
+"""Costs of the options of each table."""

@@ -1,0 +1,39 @@
+"""The whole problem as an integer programme, for cases that are small enough."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparring_plan.planning.costs.costs import Ints, Options
+from sparring_plan.planning.search.bound import SAFETY, highs
+from sparring_plan.planning.search.placement import Placement
+from sparring_plan.planning.search.programme import Programme
+
+__all__ = ["prove"]
+
+_MOST_NODES = 300
+
+
+def prove(
+    options: Options, before: Placement, alive: Ints, most_columns: int
+) -> tuple[Placement, float] | None:
+    """Searches for a better plan than `before`, among the options `alive`, and bounds those plans.
+
+    Limited by nodes of the search tree, with one thread and a fixed seed: the same input has the same
+    result. Returns None where highspy is missing, the programme has more than `most_columns`, or the
+    search finds nothing.
+    """
+    module = highs()
+    programme = Programme(Placement(options), alive, np.arange(options.num_ranks))
+    if module is None or programme.num_columns > most_columns:
+        return None
+    scale = before.seconds
+    start = programme.values_of(before, scale)
+    solution = programme.solve(
+        module, programme.model(module, scale), start, nodes=_MOST_NODES, gap=1e-3
+    )
+    if solution is None:
+        return None
+    found = programme.placement_of(solution.values)
+    bound = min(solution.bound * scale * (1 - SAFETY), scale)
+    return (found if found.fits and found.seconds < scale else before), bound

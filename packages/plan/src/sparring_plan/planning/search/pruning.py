@@ -1,0 +1,126 @@
+"""A smaller problem with the same best plan: fewer options, and what every plan bears taken out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring_plan.planning.costs.costs import Floats, Ints, Options, Span
+from sparring_plan.planning.search.placement import Placement
+
+__all__ = ["Reduced", "reduce_options"]
+
+
+_ROUNDING = 1e-11
+"""Sums of bytes in another order may differ by as much, as a share of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A problem in place of another.
+
+    Args:
+        options: of each table that is to be placed those that a best plan may need.
+        kept: (options,): which of the other problem each is.
+        pins: the placement of the other problem with the tables that have their place already.
+    """
+
+    options: Options
+    kept: Ints
+    pins: Placement
+
+    def of_whole(self, placement: Placement) -> Placement:
+        """The same placement in the problem that this one stands for."""
+        whole = self.pins.copy()
+        for table, option in enumerate(placement.option):
+            taken = int(self.kept[option])
+            whole.put(int(whole.options.table[taken]), taken, placement.ranks(table))
+        return whole
+
+
+def reduce_options(options: Options, pins: Placement | None = None) -> Reduced | None:
+    """Leaves out options that fit no rank, and those that another one of the table beats in everything.
+
+    The least of `base` of a table's options becomes part of `fixed`, and that of `base_memory` is taken
+    from `capacity`: every plan bears them. What `pins` places is held by its ranks. Returns None where a
+    table has no option that fits.
+    """
+    pins = Placement(options) if pins is None else pins
+    held, held_memory = pins.load - options.fixed, pins.memory
+    whole = replace(options, held=held, held_memory=held_memory)
+    candidates = np.flatnonzero(pins.option[options.table] < 0)
+    fits = np.ones(len(candidates), bool)
+    while True:
+        kept = candidates[fits]
+        if len(np.unique(options.table[kept])) < np.count_nonzero(pins.option < 0):
+            return None
+        smaller = _without_common(_subset(whole, kept))
+        if (smaller.capacity <= held_memory.min(axis=0)).any():
+            return None
+        alone = smaller.base_memory + smaller.shard_memory
+        too_large = (alone > smaller.capacity * (1 + 3 * _ROUNDING)).any(axis=1)
+        if not too_large.any():
+            break
+        fits[np.flatnonzero(fits)[too_large]] = False
+    chosen = _not_beaten(smaller)
+    found = _without_common(_subset(smaller, chosen))
+    room = found.capacity * (1 - _ROUNDING)
+    return Reduced(replace(found, capacity=room), kept[chosen], pins)
+
+
+def _not_beaten(options: Options) -> Ints:
+    # Of shards on ranks that are chosen freely there is one kind, however the blocks are called.
+    spans = np.asarray([int(shape.span) for shape in options.shapes])
+    places = np.asarray([shape.num_places for shape in options.shapes])
+    spans = np.where((spans == Span.WITHIN) & (places == 1), int(Span.RANKS), spans)
+    group = (spans * (places.max() + 1) + places)[options.shape]
+    costs = np.concatenate(
+        [options.base, options.shard, options.base_memory, options.shard_memory], axis=1
+    )
+    kept: list[Ints] = []
+    for table in range(len(options.table_names)):
+        of = np.arange(options.start[table], options.start[table + 1])
+        cost, same = costs[of], group[of][:, None] == group[of]
+        no_more = (cost[:, None] <= cost).all(axis=2) & same
+        # Of equal options the first stays.
+        is_first = np.arange(len(of))[:, None] < np.arange(len(of))
+        beaten: NDArray[np.bool_] = no_more & (~no_more.T | is_first)
+        kept.append(of[~beaten.any(axis=0)])
+    return np.concatenate(kept)
+
+
+def _subset(options: Options, kept: Ints) -> Options:
+    """The same ranks with the options `kept`, and the tables that have some of them."""
+    tables, table = np.unique(options.table[kept], return_inverse=True)
+    return replace(
+        options,
+        table_names=[options.table_names[each] for each in tables],
+        start=np.searchsorted(table, np.arange(len(tables) + 1)),
+        table=table,
+        shape=options.shape[kept],
+        storage=options.storage[kept],
+        base=options.base[kept],
+        shard=options.shard[kept],
+        base_memory=options.base_memory[kept],
+        shard_memory=options.shard_memory[kept],
+        hits=options.hits[kept],
+    )
+
+
+def _without_common(options: Options) -> Options:
+    base, fixed = _split(options, options.base)
+    memory, used = _split(options, options.base_memory)
+    return replace(
+        options,
+        base=base,
+        base_memory=memory,
+        fixed=options.fixed + fixed,
+        capacity=options.capacity - used,
+    )
+
+
+def _split(options: Options, base: Floats) -> tuple[Floats, Floats]:
+    least = np.minimum.reduceat(base, options.start[:-1], axis=0)
+    return base - least[options.table], least.sum(axis=0)

@@ -1,0 +1,198 @@
+"""The search: a bound, the placement that comes nearest to it, and what separates them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparring_plan.planning.costs.costs import Floats, Ints, Options
+from sparring_plan.planning.search.annealing import anneal
+from sparring_plan.planning.search.bound import (
+    Bound,
+    aggregate_bound,
+    goal_choice,
+    linear_bound,
+    threshold_bound,
+)
+from sparring_plan.planning.search.exact import prove
+from sparring_plan.planning.search.placement import Placement, improve, place_all
+from sparring_plan.planning.search.pruning import reduce_options
+
+__all__ = ["Found", "fits", "option_prices", "search"]
+
+_TARGET_GAP = 0.02
+_TARGET_GAP_OF_LARGE = 0.04
+_FEW_COLUMNS, _MOST_COLUMNS = 2_000, 12_000
+"""Of integer programmes: those that are solved in seconds, and those that are tried at last."""
+_LARGE = 20_000_000
+"""Options × ranks from which on a better plan is not worth the minutes."""
+_ENOUGH = 0.005
+_MOST_OPTIONS = 100_000
+"""With more, linear programmes take minutes; the bound of NumPy is then near."""
+_ROUNDS_PER_TABLE, _FEWEST_ROUNDS, _WORK = 4, 200, 200_000
+"""Rounds of local search; the last is rounds × ranks at most."""
+_GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
+_ROOMS = (1.0, 0.95, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best placement that was found, and a bound that no other beats."""
+
+    placement: Placement
+    bound: Bound
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How much longer the step is than the bound, as a share of the bound."""
+        return max(self.placement.seconds / self.bound_seconds - 1, 0.0)
+
+
+def search(options: Options, pins: Placement | None = None) -> Found | None:
+    """Finds a plan; None where none was found that fits the memory.
+
+    Args:
+        pins: tables that have their place already; the bound is of plans that have them there.
+    """
+    if pins is not None and pins.is_complete:
+        bound = aggregate_bound(options)
+        return Found(pins, bound, pins.seconds) if pins.fits else None
+    reduced = reduce_options(options, pins)
+    if reduced is None:
+        return None
+    smaller = reduced.options
+    target = _target(smaller)
+    bound = aggregate_bound(smaller)
+    best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, None)
+    if best is None or _gap(best, bound) > _ENOUGH:
+        linear = linear_bound(smaller, bound) if len(smaller) <= _MOST_OPTIONS else None
+        if linear is not None:
+            bound = linear
+            best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, best)
+    if best is None:
+        best = _placed(smaller, [_smallest(smaller)], bound, None)
+    if best is None:
+        return None
+    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
+        higher = threshold_bound(smaller, bound.seconds, best.seconds)
+        best = _aimed(smaller, replace(bound, seconds=higher), best)
+        bound = replace(bound, seconds=higher)
+    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
+        bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
+    if _gap(best, bound) > target:
+        best, bound = _proven(smaller, best, bound, _FEW_COLUMNS)
+    if _gap(best, bound) > target:
+        alive = _worth_trying(smaller, bound, best)
+        best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
+        best, bound = _proven(smaller, best, bound, _MOST_COLUMNS)
+    whole = reduced.of_whole(best)
+    return Found(whole, bound, min(bound.seconds, whole.seconds))
+
+
+def _proven(
+    options: Options, best: Placement, bound: Bound, most_columns: int
+) -> tuple[Placement, Bound]:
+    """Improves both by the integer programme, where it has at most so many columns."""
+    proof = None
+    if _gap(best, bound) > _target(options):
+        proof = prove(options, best, _worth_trying(options, bound, best), most_columns)
+    if proof is None:
+        return best, bound
+    return proof[0], replace(bound, seconds=max(bound.seconds, proof[1]))
+
+
+def _placed(
+    options: Options, choices: list[Ints], bound: Bound, best: Placement | None
+) -> Placement | None:
+    """The best of `best` and of what the choices become by placement and local search."""
+    for choice in choices:
+        if best is not None and _gap(best, bound) < _ENOUGH:
+            break
+        placement = place_all(options, choice)
+        if placement is not None:
+            best = _improved(placement, best)
+    return best
+
+
+def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
+    """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
+    seen: set[tuple[bytes, float | None]] = set()
+    for goal in _GOALS_OF_CHOICES:
+        for room in _ROOMS:
+            choice = goal_choice(options, bound.seconds * goal, room)
+            if choice is None:
+                continue
+            for seconds in (None, bound.seconds * goal):
+                if (choice.tobytes(), seconds) in seen:
+                    continue
+                seen.add((choice.tobytes(), seconds))
+                placement = place_all(options, choice, seconds)
+                if placement is not None:
+                    best = _improved(placement, best)
+                if _gap(best, bound) < _target(options):
+                    return best
+    return best
+
+
+def _improved(placement: Placement, best: Placement | None) -> Placement:
+    """The better one of `best` and of what `placement` becomes by local search."""
+    most = min(_ROUNDS_PER_TABLE * len(placement.option), _WORK // len(placement.load))
+    improve(placement, max(_FEWEST_ROUNDS, most))
+    if best is None or placement.seconds < best.seconds:
+        return placement.copy()
+    return best
+
+
+def fits(options: Options) -> bool:
+    """True where the options that need the least memory can be placed."""
+    reduced = reduce_options(options)
+    return (
+        reduced is not None and place_all(reduced.options, _smallest(reduced.options)) is not None
+    )
+
+
+def _target(options: Options) -> float:
+    return _TARGET_GAP if len(options) * options.num_ranks < _LARGE else _TARGET_GAP_OF_LARGE
+
+
+def _gap(placement: Placement, bound: Bound) -> float:
+    return placement.seconds / max(bound.seconds, 1e-15) - 1
+
+
+def option_prices(options: Options, bound: Bound) -> Floats:
+    """(options,): seconds of an average rank, at the prices that the bound found."""
+    load = options.total() @ bound.prices / options.num_ranks
+    memory = options.total_memory() @ bound.memory_prices / options.num_ranks
+    prices: Floats = load + memory
+    return prices
+
+
+def _priced(options: Options, bound: Bound) -> Ints:
+    """Of each table the option that costs least at the prices of the bound."""
+    price = option_prices(options, bound)
+    return np.asarray([of[0] + np.argmin(price[of]) for of in _tables(options)])
+
+
+def _smallest(options: Options) -> Ints:
+    """Of each table the option that takes the least memory."""
+    memory = (options.total_memory() / options.capacity).sum(axis=1)
+    return np.asarray([of[0] + np.argmin(memory[of]) for of in _tables(options)])
+
+
+def _tables(options: Options) -> list[Ints]:
+    return [np.asarray(options.of(table)) for table in range(len(options.table_names))]
+
+
+def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
+    """Options that a better plan may have: the bound with any other would be above `best`."""
+    price = option_prices(options, bound)
+    least = np.minimum.reduceat(price, options.start[:-1])
+    room = options.capacity - options.average_held_memory()
+    offset = (options.fixed + options.average_held()) @ bound.prices - room @ bound.memory_prices
+    with_option = least.sum() + offset + price - least[options.table]
+    alive = with_option <= best.seconds * (1 + 1e-9)
+    alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)
+    alive[best.option] = True
+    return np.flatnonzero(alive)

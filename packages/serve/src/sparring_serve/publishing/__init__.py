@@ -1,0 +1,1 @@
+"""Publishes snapshots of a run as serving snapshots."""

@@ -1,0 +1,1 @@
+"""Tables that a lookup service serves."""

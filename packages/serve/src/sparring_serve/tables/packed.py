@@ -1,0 +1,298 @@
+"""Serving snapshots behind the contract of a service: mapped files of sparring-packed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sparring_packed
+from sparring import open_place
+from sparring.contracts import NUM_PARTITIONS
+from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
+from sparring_serve.config import ServingConfig
+from sparring_serve.service import Place
+from sparring_serve.tables.contract import (
+    Found,
+    Ids,
+    Looked,
+    Scanned,
+    TableShape,
+    Version,
+    VersionGoneError,
+)
+from sparring_serve.tables.recent_ids import RecentIds
+from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
+
+__all__ = ["PackedServingTables", "open_packed_tables"]
+
+_log = logging.getLogger(__name__)
+
+_CURSOR = struct.Struct("<QQ")
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTables:
+    """Maps the newest serving snapshot that is intact, or the pinned one: the partitions of a shard.
+
+    Raises:
+        SnapshotError: there is none, the pinned one is damaged, or all are.
+    """
+    server, folder = config.server, config.snapshots.rstrip("/")
+    partitions = place.shards.partitions_of(place.shard)
+
+    def open_at(url: str) -> sparring_packed.PackedTables:
+        return sparring_packed.open(
+            url,
+            verify=server.verify,
+            keep_versions=server.keep_versions,
+            cache=server.cache,
+            partitions=None if partitions == (0, NUM_PARTITIONS) else partitions,
+        )
+
+    if server.pin is not None:
+        if os.sep in server.pin or server.pin in ("", ".", ".."):
+            raise InvalidArgumentError(
+                f"server.pin must be the name of a folder in {folder}, found {server.pin!r}"
+            )
+        try:
+            packed = open_at(f"{folder}/{server.pin}")
+        except SnapshotError as error:
+            raise SnapshotError(
+                f"{error}. server.pin={server.pin} names this version: name another folder of {folder}, "
+                "or leave server.pin out to serve the newest intact version"
+            ) from error
+        return PackedServingTables(packed, warm_up_seconds=server.warm_up_seconds)
+    try:
+        return PackedServingTables(
+            open_at(config.snapshots), warm_up_seconds=server.warm_up_seconds
+        )
+    except (SnapshotError, InvalidArgumentError) as error:
+        names = _names(folder)
+        older = _open_older(folder, names, open_at)
+        if older is None and isinstance(error, SnapshotError):
+            raise SnapshotError(
+                f"{error}. Serving snapshots are written by: sparring publish RUN {config.snapshots}"
+            ) from error
+        if older is None:
+            raise
+        behind = Behind(
+            str(error), names, lambda: _names(folder), lambda: open_at(config.snapshots)
+        )
+    _log.warning(
+        "the newest version cannot be served: %s. Version %s, step %d, is served until an intact newer "
+        "one is published; server.pin=%s serves no other",
+        behind.refused, older.snapshot_url, older.version.step, Path(older.snapshot_url).name,
+    )  # fmt: skip
+    return PackedServingTables(older, warm_up_seconds=server.warm_up_seconds, behind=behind)
+
+
+def _names(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(open_place(folder).names())
+    except OSError:
+        return frozenset()
+
+
+def _open_older(
+    folder: str,
+    names: frozenset[str],
+    open_at: Callable[[str], sparring_packed.PackedTables],
+) -> sparring_packed.PackedTables | None:
+    """Opens the newest serving snapshot that is intact; None: there is none."""
+    steps: list[tuple[int, str]] = []
+    for name in names:
+        try:
+            steps.append((sparring_packed.read_manifest(f"{folder}/{name}").step, name))
+        except SparringError:
+            continue  # not a serving snapshot, or its manifest is damaged
+    for _, name in sorted(steps, reverse=True):
+        try:
+            return open_at(f"{folder}/{name}")
+        except (SnapshotError, InvalidArgumentError) as error:
+            _log.warning("%s/%s is skipped: %s", folder, name, error)
+    return None
+
+
+_RETRY_SECONDS = 60.0
+"""A rejected version is opened again after this time: its files may have been copied completely."""
+
+
+@dataclass(slots=True)
+class Behind:
+    """The newest version, which could not be opened when the server started.
+
+    Args:
+        refused: reason why it was rejected.
+        names: content of the folder at the last attempt.
+        list_names: lists the folder.
+        open_newest: opens the newest version.
+        tried: time of `time.monotonic` of the last attempt.
+    """
+
+    refused: str
+    names: frozenset[str]
+    list_names: Callable[[], frozenset[str]]
+    open_newest: Callable[[], sparring_packed.PackedTables]
+    tried: float = field(default_factory=time.monotonic)
+
+    def retry(self) -> sparring_packed.PackedTables:
+        """Opens the newest version.
+
+        Raises:
+            SparringError: it is rejected again, or nothing has changed and the last attempt was less than
+                a minute ago.
+        """
+        names, now = self.list_names(), time.monotonic()
+        if names == self.names and now - self.tried < _RETRY_SECONDS:
+            raise SnapshotError(self.refused)
+        self.names, self.tried = names, now
+        try:
+            return self.open_newest()
+        except SparringError as error:
+            self.refused = str(error)
+            raise
+
+
+class PackedServingTables:
+    """`ServingTables` of mapped files.
+
+    Args:
+        packed: opened serving snapshots; closed with this.
+        warm_up_seconds: that a newer version may be read before it is served; 0: it is not.
+        behind: the newest version, if it could not be opened and `packed` is older.
+    """
+
+    def __init__(
+        self,
+        packed: sparring_packed.PackedTables,
+        *,
+        warm_up_seconds: float = 0.0,
+        behind: Behind | None = None,
+    ) -> None:
+        self._packed = packed
+        self._behind = behind
+        self.not_fresh = "" if behind is None else behind.refused
+        self._warm_up_seconds = warm_up_seconds
+        self._recent = RecentIds()
+        # Newer versions have the same.
+        self._initial = {
+            each.name: InitialValues(
+                each.initializer.kind,
+                each.initializer.first,
+                each.initializer.second,
+                each.seed,
+                _DTYPES[each.trained_dtype],
+            )
+            for each in sparring_packed.read_manifest(packed.snapshot_url).tables
+        }
+        self._remember()
+
+    def _remember(self) -> None:
+        """Copies what each call asks for: to ask the library costs a call for each table."""
+        packed = self._packed
+        self._shapes = {
+            name: TableShape(
+                name,
+                each.dim,
+                _DTYPES.get(each.dtype, each.dtype),
+                each.num_rows,
+                self._initial[name],
+                is_bound=packed.num_layers > 1,
+            )
+            for name, each in packed.tables.items()
+        }
+        self._versions = tuple(map(_version, packed.versions))
+        self._figures = {
+            "layers": float(packed.num_layers),
+            "mapped_bytes": float(packed.mapped_bytes),
+        }
+        warmed = packed.warmed_up
+        if warmed is not None:
+            self._figures |= {
+                "warm_up_seconds": warmed.seconds,
+                "warm_up_ids": float(warmed.num_ids),
+                "warm_up_bytes": float(warmed.directory_bytes),
+            }
+
+    def shapes(self) -> Mapping[str, TableShape]:
+        return self._shapes
+
+    def versions(self) -> Sequence[Version]:
+        return self._versions
+
+    def lookup(
+        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+    ) -> Looked:
+        if self._warm_up_seconds:
+            for name, ids in asked:
+                self._recent.note(name, ids)
+        is_stored = dtype == RowDtype.INT8 and all(
+            self._shapes[name].dtype == "int8" for name, _ in asked
+        )
+        try:
+            pulled = self._packed.pull(
+                dict(asked),
+                dtype="stored" if is_stored else "fp32",
+                missing="initial" if missing == Missing.INITIAL else "zeros",
+                version=version or None,
+            )
+        except InvalidArgumentError as error:
+            if version and version not in [each.hash for each in self._packed.versions]:
+                raise VersionGoneError(f"version {version}: {error}") from None
+            raise
+        return Looked(
+            _version(pulled.version),
+            [Found(pulled.rows[name], pulled.found[name]) for name, _ in asked],
+        )
+
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+        if len(cursor) not in (0, _CURSOR.size):
+            raise InvalidArgumentError(
+                f"cursor: {len(cursor)} bytes, expected those of the answer before, or none to begin"
+            )
+        begin = _CURSOR.unpack(cursor) if cursor else (0, 0)
+        versions = {each.hash: each for each in self._versions}
+        wanted = version or self._versions[0].hash
+        try:
+            chunk = self._packed.scan_chunk(table, begin, most_rows, version=wanted)
+        except InvalidArgumentError as error:
+            if wanted not in [each.hash for each in self._packed.versions]:
+                raise VersionGoneError(f"version {wanted}: {error}") from None
+            raise
+        following = b"" if chunk.cursor is None else _CURSOR.pack(*chunk.cursor)
+        return Scanned(chunk.ids, chunk.rows, following, versions[wanted])
+
+    def refresh(self) -> bool:
+        try:
+            if self._behind is None:
+                is_new = self._refresh()
+            else:
+                # Calls in progress end on the previous tables, which close after the last of them.
+                self._packed, self._behind, is_new = self._behind.retry(), None, True
+        except SparringError as error:
+            self.not_fresh = str(error)
+            raise
+        self.not_fresh = ""
+        if is_new:
+            self._remember()
+        return is_new
+
+    def _refresh(self) -> bool:
+        seconds = self._warm_up_seconds
+        warm_up = sparring_packed.WarmUp(seconds, self._recent.newest_first) if seconds else None
+        return self._packed.refresh(warm_up=warm_up)
+
+    def figures(self) -> Mapping[str, float]:
+        return {**self._figures, "is_behind": float(bool(self.not_fresh))}
+
+    def close(self) -> None:
+        self._packed.close()
+
+
+def _version(version: sparring_packed.PackedVersion) -> Version:
+    return Version("", version.step, version.hash, version.published)

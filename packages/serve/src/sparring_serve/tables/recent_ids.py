@@ -1,0 +1,40 @@
+"""Ids that were asked for lately, for the warm-up of a newer version."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from sparring_serve.tables.contract import Ids
+
+__all__ = ["RecentIds"]
+
+_IDS_OF_A_CALL = 4096
+_CALLS = 64
+
+
+class RecentIds:
+    """Of each table the ids of the last 64 calls, up to 4,096 of each. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[str, deque[Ids]] = {}
+
+    def note(self, table: str, ids: Ids) -> None:
+        # A copy: ids are a part of the message, which may be long.
+        noted = ids[:_IDS_OF_A_CALL].copy()
+        with self._lock:
+            self._calls.setdefault(table, deque(maxlen=_CALLS)).append(noted)
+
+    def newest_first(self) -> dict[str, Ids]:
+        """Table → ids, each once, those of the newest call first."""
+        with self._lock:
+            calls = {table: list(reversed(each)) for table, each in self._calls.items()}
+        found = {}
+        for table, each in calls.items():
+            joined = np.concatenate(each)
+            _, first = np.unique(joined, return_index=True)
+            found[table] = joined[np.sort(first)]
+        return found

@@ -1,0 +1,1 @@
+"""The conformance kits of collectives and sharding kinds."""

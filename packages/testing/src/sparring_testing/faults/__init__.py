@@ -1,0 +1,1 @@
+"""Faults of disks, links and processes."""

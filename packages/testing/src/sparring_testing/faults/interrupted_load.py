@@ -1,0 +1,124 @@
+"""Kills a process in the middle of a load, for tests of storages that outlive it.
+
+    kill_in_a_load("rocksdb", {"path": str(folder)}, str(tmp_path / "snapshot"))
+
+Run as ``python -m sparring_testing.faults.interrupted_load BACKEND OPTIONS URL``, this module is the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring import (
+    StepContainer,
+    StorageChoice,
+    hyper_from,
+    interrupted_load,
+    open_storage,
+    resolve_method,
+)
+from sparring.contracts import Keys, MethodChoice, Rows, Scores, Storage, TableConfig, Uniform
+from sparring.errors import InterruptedLoadError
+
+__all__ = ["check_that_an_interrupted_load_is_noticed", "kill_in_a_load"]
+
+TABLE = TableConfig("item", 8, "float32", Uniform(-1, 1))
+NUM_ROWS = 1_000
+START_SECONDS = 60
+_METHOD = resolve_method("sgd")
+_HYPER = hyper_from(_METHOD, {"lr": 0.1})
+
+
+def container_of(backend: str, options: Mapping[str, Any]) -> StepContainer:
+    """A training whose one table is stored in the backend."""
+    container = StepContainer()
+    container.declare(TABLE, StorageChoice(backend, options))
+    container.set_state(TABLE.name, np.empty(0, np.float32), _METHOD.name)
+    return container
+
+
+def take_step(container: StepContainer) -> None:
+    """One step over some keys."""
+    found = container.lookup(TABLE.name, np.arange(50))
+    assert found.shadow_id is not None
+    container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
+    choice = MethodChoice(_METHOD, _HYPER, container.counters.steps + 1)
+    container.apply_methods({TABLE.name: choice})
+
+
+def check_that_an_interrupted_load_is_noticed(
+    backend: str, options: Mapping[str, Any], url: str
+) -> None:
+    """Kills a process in a load: training goes on after a load or a clear, and not before.
+
+    Args:
+        backend: of a storage that outlives the process and declares `notes`.
+        options: of the storage; they are passed as JSON.
+        url: of a snapshot that can be written.
+    """
+    with container_of("memory", {}) as container:
+        keys = np.arange(NUM_ROWS)
+        container.storage(TABLE.name).upsert(keys, np.ones((NUM_ROWS, TABLE.dim), np.float32))
+        container.save(url)
+    with container_of(backend, options) as container:
+        take_step(container)
+    kill_in_a_load(backend, options, url)
+    with container_of(backend, options) as container:
+        for _ in range(2):
+            with pytest.raises(InterruptedLoadError, match=r"'item': a load of .* was cut short"):
+                take_step(container)
+            container.discard()
+        container.load(url)
+        assert container.num_rows(TABLE.name) == NUM_ROWS
+        take_step(container)
+    kill_in_a_load(backend, options, url)
+    with open_storage(backend, TABLE, **options) as storage:
+        assert interrupted_load(storage) == url
+        assert storage.size < NUM_ROWS
+        storage.clear()
+    with container_of(backend, options) as container:
+        take_step(container)
+        assert container.num_rows(TABLE.name) == 50
+
+
+def kill_in_a_load(backend: str, options: Mapping[str, Any], url: str) -> None:
+    """Starts a process that loads a snapshot, and kills it (SIGKILL) when half of a chunk is stored."""
+    command = [sys.executable, "-m", __name__, backend, json.dumps(options), url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+            told = os.read(process.stdout.fileno(), 16) if ready else b""
+        finally:
+            process.send_signal(signal.SIGKILL)
+    if told != b"half":
+        raise RuntimeError(f"the process that should load told {told!r}: {command}")
+
+
+def load_half(backend: str, options: Mapping[str, Any], url: str) -> None:
+    """Loads until it is killed; runs in the process of `kill_in_a_load`."""
+
+    def upsert_half(storage: Storage, keys: Keys, rows: Rows, _scores: Scores) -> None:
+        storage.upsert(keys[: len(keys) // 2], rows[: len(keys) // 2])
+        os.write(1, b"half")
+        time.sleep(START_SECONDS)
+        raise AssertionError("this process was not killed")
+
+    Storage.upsert_from = upsert_half  # type: ignore[assignment,method-assign]
+    with container_of(backend, options) as container:
+        container.load(url)
+
+
+if __name__ == "__main__":
+    load_half(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,1 @@
+"""The conformance kits of framework adapters, models and data sets."""

@@ -1,0 +1,1 @@
+"""Storages through the C interface."""

@@ -1,0 +1,50 @@
+"""One rank of `sparring_testing.processes.rank_processes`: ``python -m sparring_testing.processes.rank_process ADDRESS``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from multiprocessing.connection import Client
+
+from sparring import (
+    EnvironmentOptions,
+    EnvironmentRendezvous,
+    PluginManager,
+    checked_options,
+    make_plugin_manager,
+)
+from sparring.contracts import Membership
+from sparring_testing.processes.rank_processes import KEY_VARIABLE, Job, Outcome
+
+__all__ = ["serve"]
+
+
+def serve(address: str) -> None:
+    """Does jobs until the socket at `address` is closed."""
+    membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
+    manager = make_plugin_manager()
+    with Client(address, "AF_UNIX", authkey=os.environ[KEY_VARIABLE].encode()) as connection:
+        connection.send(membership.rank)
+        while True:
+            try:
+                job: Job = connection.recv()
+            except EOFError:
+                return
+            connection.send(_do(job, membership.rank, manager))
+
+
+def _do(job: Job, rank: int, manager: PluginManager) -> Outcome:
+    try:
+        descriptor = manager.collective(job.backend)
+        options = checked_options("collective", descriptor, job.options)
+        membership = Membership(rank, job.world_size)
+        with descriptor.factory(membership, options, job.deadline_seconds) as collective:
+            return Outcome(job.body(collective, *job.arguments))
+    # Whatever it is, the test is told, and the next job may do better.
+    except Exception:
+        return Outcome(traceback=traceback.format_exc())
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

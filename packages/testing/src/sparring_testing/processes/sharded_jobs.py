@@ -1,0 +1,174 @@
+"""Jobs of a few threads whose tables are sharded by a plan, for tests: their batches, steps and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparring import StepContainer, StorageChoice, hyper_from, resolve_method
+from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.layout import TableSharding
+from sparring.contracts.ranks.rendezvous import Membership
+from sparring.contracts.storage.column_block import ColumnBlock
+from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.tables.initializers import Uniform
+from sparring.contracts.tables.table import TableConfig
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+
+__all__ = [
+    "DIM",
+    "KINDS",
+    "Rows",
+    "batch_of",
+    "gradients_of",
+    "joined",
+    "opened",
+    "stored",
+    "train",
+]
+
+DIM, STEPS = 4, 5
+Rows = dict[int, tuple[bytes, int]]
+"""Whole rows and their scores, by key."""
+Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
+"""Of one rank: columns, and the rows of these columns, with scores, by key."""
+
+
+class _OfNodes(ThreadRendezvous):
+    """Ranks of nodes of two, or of one node where their number is odd."""
+
+    def membership(self) -> Membership:
+        size = self.shard_map().world_size
+        return Membership(0, size, local_world_size=2 if size % 2 == 0 else size)
+
+
+def _two(size: int) -> TableSharding:
+    return TableSharding("column_wise", (size - 1, 0), columns=2)
+
+
+def _of_node(_: int) -> TableSharding:
+    return TableSharding("table_column_wise", columns=2)
+
+
+def _grid(size: int) -> TableSharding:
+    if size < 4:
+        return TableSharding("grid", (0, size - 1, size - 1, 0)[: 4 if size > 1 else 2], columns=2)
+    return TableSharding("grid", columns=2)
+
+
+KINDS: Mapping[str, Callable[[int], Any]] = {
+    "row_wise": lambda _: "row_wise",
+    "table_wise": lambda size: TableSharding("table_wise", (size - 1,)),
+    "table_row_wise": lambda size: TableSharding("table_row_wise", tuple({0, size - 1})),
+    "data_parallel": lambda _: "data_parallel",
+    "column_wise": _two,
+    "table_column_wise": _of_node,
+    "grid": _grid,
+}
+
+
+def opened(
+    collective: Collective | None,
+    kind: str,
+    method: str = "adagrad",
+    sharding: TableSharding | None = None,
+    **more: Any,
+) -> StepContainer:
+    """A container with the table ``user`` of a kind, or as `sharding` says; `more` is of its
+    `TableConfig`."""
+    world_size = 1 if collective is None else collective.world_size
+    plan = {} if collective is None else {"user": sharding or KINDS[kind](world_size)}
+    container = StepContainer(
+        collective=collective,
+        rendezvous=_OfNodes(world_size) if collective else None,
+        reduction=Reduction.SUM,
+        plan=plan,
+    )
+    table = TableConfig("user", DIM, initializer=Uniform(-1, 1), seed=5, **more)
+    container.declare(table, StorageChoice("memory", {"policy": "lfu"}))
+    made = resolve_method(method)
+    state = made.initial_state(DIM, hyper_from(made, {}), table.computing_dtype)
+    container.set_state("user", state, method)
+    return container
+
+
+def gradients_of(step: int, rank: int) -> tuple[Any, Any]:
+    """Ids of a rank, and gradients of which every sum is exact in any order."""
+    random = np.random.default_rng((step, rank))
+    ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
+    return ids, random.integers(-64, 65, (len(ids), DIM)).astype(np.float32) / 64
+
+
+def batch_of(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:
+    """The ids and gradients of some ranks together; none of no ranks."""
+    batches = [gradients_of(step, rank) for rank in ranks]
+    ids = np.concatenate([np.empty(0, np.int64), *(each for each, _ in batches)])
+    return ids, np.concatenate([np.empty((0, DIM), np.float32), *(each for _, each in batches)])
+
+
+def train(
+    container: StepContainer,
+    ranks: Sequence[int],
+    method: str = "adagrad",
+    steps: Sequence[int] = range(STEPS),
+    prefetches: bool = False,
+) -> list[Any]:
+    """Takes steps with the batches of some ranks; returns the rows of the lookups."""
+    made, seen = resolve_method(method), []
+    following = None
+    for step in steps:
+        ids, given = batch_of(step, ranks)
+        if following is not None:
+            found = following.finish()[0]
+            found.shadow_id = container.resources.register("user", found.keys, found.inverse)
+        else:
+            found = container.lookup("user", ids)
+        seen.append(found.rows[found.inverse])
+        if prefetches and step + 1 in steps:
+            following = container.prefetch([("user", batch_of(step + 1, ranks)[0])])
+        sums = np.zeros(found.rows.shape, found.rows.dtype)
+        np.add.at(sums, found.inverse, given)
+        assert found.shadow_id is not None
+        container.resources.accumulate(found.shadow_id, sums)
+        choice = MethodChoice(made, hyper_from(made, {"lr": 0.125}), step + 1)
+        assert container.apply_methods({"user": choice}) in (["user"], [])
+    return seen
+
+
+def stored(container: StepContainer) -> Pieces:
+    """The rows on this rank, by columns."""
+    pieces = []
+    for part in container.entry("user").parts:
+        columns = ColumnBlock(0, DIM) if part.block is None else part.block.columns
+        rows: dict[int, Any] = {}
+        if part.storage is not None:
+            for chunk in part.storage.scan():
+                values = zip(np.array(chunk.rows), chunk.scores.tolist(), strict=True)
+                rows |= dict(zip(chunk.keys.tolist(), values, strict=True))
+        pieces.append((columns, container.tables["user"], rows))
+    return pieces
+
+
+def joined(held: Sequence[Pieces]) -> Rows:
+    """Whole rows from the pieces of all ranks; each piece of a row is there once, or is a replica."""
+    whole: dict[int, dict[int, tuple[ColumnBlock, Any, int]]] = {}
+    table = held[0][0][1]
+    for pieces in held:
+        for columns, _, rows in pieces:
+            for key, (row, score) in rows.items():
+                own = whole.setdefault(key, {})
+                if columns.begin in own:
+                    assert columns.width == DIM
+                    assert own[columns.begin][1].tobytes() == row.tobytes()
+                own[columns.begin] = columns, row, score
+    result = {}
+    for key, parts in whole.items():
+        made = np.zeros((1, table.width), table.numpy_dtype)
+        for columns, row, _ in parts.values():
+            columns.put(table, made, row[None])
+        assert sum(columns.width for columns, *_ in parts.values()) == DIM, "a piece is missing"
+        (score,) = {score for *_, score in parts.values()}
+        result[key] = made.tobytes(), score
+    return result

@@ -1,0 +1,1 @@
+"""Samples, and references that results are compared with."""

@@ -1,0 +1,67 @@
+"""Books of the upserts and evictions of a bounded storage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparring.contracts import Evicted, Keys, Rows, Storage
+from sparring_testing.references.samples import contents, distinct_keys, random_rows, row_bytes
+
+__all__ = ["Ledger", "capacity_of", "fill"]
+
+
+class Ledger:
+    """Books every upsert and eviction, and compares with the contents of the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.held: dict[int, bytes] = {}
+        self.scores: dict[int, int] = {}
+
+    def upsert(self, keys: Keys, rows: Rows, rng: np.random.Generator) -> Evicted:
+        """Upserts with random scores where the storage takes any."""
+        scores = None
+        if self.storage.capabilities.scores == "given":
+            scores = rng.integers(0, 1_000_000, len(keys), np.uint64)
+            self.scores.update(zip(keys.tolist(), scores.tolist(), strict=True))
+        evicted = self.storage.upsert(keys, rows, scores)
+        self.held.update(zip(keys.tolist(), row_bytes(rows), strict=True))
+        self.book(evicted)
+        return evicted
+
+    def book(self, evicted: Evicted) -> None:
+        """Takes what left out of the books; fails where it was not in them."""
+        assert evicted.keys.dtype == np.int64
+        assert evicted.rows.dtype == self.storage.table.numpy_dtype
+        assert evicted.scores.dtype == np.uint64
+        assert evicted.scores.shape == (len(evicted),)
+        for key, row, score in zip(
+            evicted.keys.tolist(), row_bytes(evicted.rows), evicted.scores.tolist(), strict=True
+        ):
+            assert key in self.held, f"key {key} was handed back and had left before"
+            assert row == self.held.pop(key), f"key {key} was handed back with an old row"
+            if key in self.scores:
+                assert score == self.scores[key], f"key {key} was handed back with another score"
+
+    def check(self) -> None:
+        """Fails unless the storage holds exactly what the books say."""
+        found = contents(self.storage)
+        assert {key: row.data for key, row in found.items()} == self.held
+        assert self.storage.size == len(self.held)
+        for key, row in found.items():
+            assert key not in self.scores or row.score == self.scores[key]
+
+
+def fill(storage: Storage, rng: np.random.Generator) -> None:
+    """Brings a storage that evicts to where every further key displaces another."""
+    ledger = Ledger(storage)
+    for _ in range(8):
+        keys = distinct_keys(rng, capacity_of(storage))
+        ledger.upsert(keys, random_rows(rng, len(keys), storage.table), rng)
+
+
+def capacity_of(storage: Storage) -> int:
+    """The capacity of a storage that has one."""
+    capacity = storage.capacity
+    assert capacity is not None
+    return capacity

@@ -1,0 +1,161 @@
+"""Storages with a capacity, whatever their policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparring.contracts import Keys, Rows, Storage
+from sparring.errors import CapacityError
+from sparring_testing.references.ledger import Ledger, capacity_of, fill
+from sparring_testing.references.samples import (
+    Row,
+    assert_holds,
+    contents,
+    distinct_keys,
+    random_rows,
+    require,
+)
+
+__all__ = ["BoundedTests"]
+
+
+class BoundedTests:
+    """The bound holds, and no row is lost on the way."""
+
+    def test_capacity_is_never_exceeded(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        for part in np.array_split(distinct_keys(rng, 4 * capacity), 13):
+            try:
+                storage.upsert(part, random_rows(rng, len(part), storage.table))
+            except CapacityError:
+                assert not storage.capabilities.evicts, "a storage that evicts was full"
+            assert storage.size <= capacity == storage.capacity
+            assert len(contents(storage)) == storage.size
+
+    def test_nothing_leaves_before_the_storage_is_full(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        # Where each bucket is bounded, one may be full when the table is not; but half the
+        # capacity must be usable before that.
+        is_exact = storage.capabilities.eviction_scope == "table"
+        num_fitting = capacity if is_exact else max(1, capacity // 2)
+        for part in np.array_split(distinct_keys(rng, num_fitting), 5):
+            assert len(storage.upsert(part, random_rows(rng, len(part), storage.table))) == 0
+        assert storage.size == num_fitting
+
+    def test_storage_that_evicts_stays_full(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        fill(storage, rng)
+        share = 1.0 if storage.capabilities.eviction_scope == "table" else 0.9
+        assert storage.size >= share * capacity
+
+    def test_full_storage_that_may_not_evict_refuses_and_is_unchanged(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(not storage.capabilities.evicts, "this storage declares evicts=True")
+        keys = distinct_keys(rng, capacity + 1)
+        rows = random_rows(rng, capacity + 1, storage.table)
+        before = _upsert_until_refused(storage, keys, rows)
+        assert contents(storage) == before, "the refused upsert left some of its rows"
+        known = np.array(list(before), np.int64)
+        replacement = random_rows(rng, len(known), storage.table)
+        storage.upsert(known, replacement)  # a full storage takes new rows for known keys
+        assert_holds(storage, known, replacement)
+        assert storage.erase(known[:3]) == 3
+        storage.upsert(known[:3], replacement[:3])
+        assert storage.size == len(before)
+
+    def test_upsert_of_known_keys_evicts_nothing(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage = bounded_storage
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        fill(storage, rng)
+        keys = np.array(list(contents(storage)), np.int64)
+        rows = random_rows(rng, len(keys), storage.table)
+        assert len(storage.upsert(keys, rows)) == 0
+        assert_holds(storage, keys, rows)
+
+    def test_every_upserted_key_is_held_or_was_handed_back_once(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        ledger = Ledger(storage)
+        keys = distinct_keys(rng, 4 * capacity)
+        for _ in range(12):
+            chosen = rng.permutation(keys)[: max(1, capacity // 2)]
+            ledger.upsert(chosen, random_rows(rng, len(chosen), storage.table), rng)
+        ledger.check()
+
+    def test_one_call_may_bring_more_rows_than_fit(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        ledger = Ledger(storage)
+        keys = distinct_keys(rng, 3 * capacity)
+        ledger.upsert(keys[:capacity], random_rows(rng, capacity, storage.table), rng)
+        # Old keys, in another order, among far too many new ones.
+        mixed = rng.permutation(keys)
+        ledger.upsert(mixed, random_rows(rng, len(mixed), storage.table), rng)
+        ledger.check()
+
+    def test_find_keeps_scores(self, bounded_storage: Storage, rng: np.random.Generator) -> None:
+        storage = bounded_storage
+        keys = distinct_keys(rng, max(2, capacity_of(storage) // 2))
+        for part in np.array_split(keys, 2):
+            storage.upsert(part, random_rows(rng, len(part), storage.table))
+        before = contents(storage)
+        for _ in range(3):
+            storage.find(keys[: len(keys) // 3])
+        assert contents(storage) == before, "find changed scores"
+
+    def test_erased_rows_are_not_handed_back(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        keys = distinct_keys(rng, 3 * capacity)
+        storage.upsert(keys[:capacity], random_rows(rng, capacity, storage.table))
+        storage.erase(keys[:capacity])
+        evicted = storage.upsert(keys[capacity:], random_rows(rng, 2 * capacity, storage.table))
+        assert not set(evicted.keys.tolist()) & set(keys[:capacity].tolist())
+
+    def test_evicted_rows_are_the_callers_own(
+        self, bounded_storage: Storage, rng: np.random.Generator
+    ) -> None:
+        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        require(storage.capabilities.evicts, "this storage declares evicts=False")
+        fill(storage, rng)
+        rows = random_rows(rng, capacity, storage.table)
+        evicted = storage.upsert(distinct_keys(rng, capacity), rows)
+        copies = evicted.keys.copy(), evicted.rows.copy(), evicted.scores.copy()
+        before = contents(storage)
+        storage.upsert(distinct_keys(rng, capacity), rows)
+        given = evicted.keys, evicted.rows, evicted.scores
+        assert all(np.array_equal(a, b) for a, b in zip(given, copies, strict=True))
+        before = contents(storage)
+        evicted.keys[:] = 5
+        evicted.rows[:] = -1
+        evicted.scores[:] = 3
+        assert contents(storage) == before
+
+
+def _upsert_until_refused(storage: Storage, keys: Keys, rows: Rows) -> dict[int, Row]:
+    """Contents before the first upsert that was refused for want of room."""
+    for part in np.array_split(np.arange(len(keys)), 7):
+        before = contents(storage)
+        try:
+            storage.upsert(keys[part], rows[part])
+        except CapacityError:
+            return before
+    pytest.fail(f"a storage of capacity {storage.capacity} took {len(keys)} keys")

@@ -1,0 +1,133 @@
+"""Every key, every width, every bit of a row."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparring.contracts import DTYPES, Storage
+from sparring_testing.references.samples import (
+    EXTREME_KEYS,
+    MakeStorage,
+    assert_holds,
+    contents,
+    distinct_keys,
+    random_rows,
+    row_bytes,
+    table_of,
+)
+
+__all__ = ["ValueTests"]
+
+_DIMS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 63, 64, 100, 129, 512, 1024)
+
+# State whose halves, read as float16 or bfloat16, are NaNs that a conversion would quieten.
+_SIGNALLING_HALVES = (0x7F817F81, 0xFF81FF81, 0x7C017C01, 0x3F807F81, 0x7F813F80)
+
+
+class ValueTests:
+    """No key is reserved, no number is altered."""
+
+    def test_every_int64_is_a_legal_key(self, storage: Storage, rng: np.random.Generator) -> None:
+        keys = EXTREME_KEYS
+        rows = random_rows(rng, len(keys), storage.table)
+        assert not storage.find(keys).found.any()
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)
+        assert storage.size == len(keys)
+        held = contents(storage)
+        assert {key: row.data for key, row in held.items()} == dict(
+            zip(keys.tolist(), row_bytes(rows), strict=True)
+        )
+        assert storage.erase(keys) == len(keys)
+        assert not storage.find(keys).found.any()
+
+    @pytest.mark.parametrize("key", EXTREME_KEYS.tolist())
+    def test_extreme_key_alone(self, storage: Storage, rng: np.random.Generator, key: int) -> None:
+        rows = random_rows(rng, 1, storage.table)
+        storage.upsert([key], rows)
+        others = np.setdiff1d(EXTREME_KEYS, key)
+        assert not storage.find(others).found.any()
+        assert_holds(storage, [key], rows)
+        assert storage.erase(others) == 0
+        assert storage.erase([key]) == 1
+        assert storage.size == 0
+
+    def test_neighbouring_and_aligned_keys_are_kept_apart(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
+        # Runs and multiples of powers of two: what a weak hash folds onto few places.
+        numbers = np.arange(-250, 250)
+        keys = np.unique(np.concatenate([numbers << shift for shift in (0, 1, 7, 20, 32, 54)]))
+        rows = random_rows(rng, len(keys), storage.table)
+        storage.upsert(keys, rows)
+        assert storage.size == len(keys)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize(
+        ("dtype", "dim"),
+        [(dtype, dim) for dtype in ("float32", "float64") for dim in _DIMS]
+        # Rows of an even number of bytes that is no multiple of four, and of four.
+        + [(dtype, dim) for dtype in ("float16", "bfloat16") for dim in (1, 2, 3, 17, 64)],
+    )
+    def test_rows_of_every_dim(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dim: int, dtype: str
+    ) -> None:
+        table = table_of(dim, dtype)
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = random_rows(rng, 80, table)
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)
+        held = contents(storage)
+        assert [held[key].data for key in keys.tolist()] == row_bytes(rows)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_state_behind_the_embedding_is_part_of_the_row(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(5, dtype, state_width=11)
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = random_rows(rng, 80, table)
+        storage.upsert(keys, rows)
+        assert storage.find(keys).rows.shape == (80, table.width)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_state_of_16_bit_rows_is_float32_bit_for_bit(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(3, dtype, state_width=5)  # with a gap before the state
+        storage = new_storage(table)
+        keys = distinct_keys(rng, 80)
+        rows = np.zeros((80, table.width), table.numpy_dtype)
+        bits = rng.integers(0, 2**32, (80, 5), np.uint32)
+        bits[0] = _SIGNALLING_HALVES
+        state = bits.view(np.float32)
+        table.embeddings(rows)[...] = random_rows(rng, 80, table_of(3, dtype))
+        table.state(rows)[...] = state
+        storage.upsert(keys, rows)
+        assert row_bytes(table.state(storage.find(keys).rows)) == row_bytes(state)
+        assert_holds(storage, keys, rows)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_row_bits_are_preserved(
+        self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
+    ) -> None:
+        table = table_of(8, dtype)
+        storage = new_storage(table)
+        raw = rng.integers(0, 256, (200, table.row_bytes), np.uint8)
+        rows = raw.view(table.numpy_dtype)  # NaNs of every payload among them
+        # NumPy's own finfo knows no bfloat16.
+        info = ml_dtypes.finfo(table.numpy_dtype)  # type: ignore[no-untyped-call]
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.max, -info.max]
+        rows[0] = np.array(special, table.numpy_dtype)
+        integers = rows.view(f"u{table.numpy_dtype.itemsize}")
+        integers[1, :4] = integers[0, 4] ^ np.array([1, 2, 3, 4], integers.dtype)
+        keys = distinct_keys(rng, 200)
+        storage.upsert(keys, rows)
+        assert_holds(storage, keys, rows)
+        held = contents(storage)
+        assert [held[key].data for key in keys.tolist()] == row_bytes(rows)

@@ -1,0 +1,204 @@
+"""Checks what a configuration says of plugins: that they exist and take these options."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from sparring import AUTO, make_plugin_manager, resolved_backends
+from sparring.contracts import Descriptor, StorageDescriptor, is_path
+from sparring.errors import PluginError
+from sparring_cli import ConfigPath, Places, Problem, dotted, explain
+from sparring_train.config.reading.partial import right_part
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+    from sparring_train.config.run import RunConfig
+
+__all__ = ["check_backends", "with_option_paths"]
+
+_PARTS = ("storage", "collective", "rendezvous")
+
+_Found = TypeVar("_Found", bound=Descriptor)
+
+
+def check_backends(
+    sections: Mapping[str, Any], value: Mapping[str, Any], places: Places, manager: PluginManager
+) -> list[Problem]:
+    """Problems of the framework, storage, collective and rendezvous of a configuration.
+
+    Args:
+        sections: those of a `RunConfig` that are right.
+        value: the whole, as it was read: of other sections the name of the backend is checked.
+        places: where its values stand.
+        manager: where backends are looked up.
+    """
+    problems: list[Problem] = []
+
+    def found(path: ConfigPath, find: Callable[[str], _Found], name: str | None) -> _Found | None:
+        if name is None:
+            return None
+        try:
+            return find(name)
+        except PluginError as error:
+            problems.append(Problem(places.of_value(path), str(error), path))
+            return None
+
+    names = {part: _backend_name(part, sections, value) for part in _PARTS}
+    framework = sections.get("framework")
+    found(("framework",), manager.framework, framework)
+    chosen = resolved_backends(
+        names["rendezvous"] or AUTO, names["collective"] or AUTO, framework=framework or "torch"
+    )
+    for part, find, name in (
+        ("storage", manager.storage, names["storage"]),
+        ("collective", manager.collective, names["collective"] and chosen.collective),
+        ("rendezvous", manager.rendezvous, names["rendezvous"] and chosen.rendezvous),
+    ):
+        descriptor = found((part, "backend"), find, name)
+        if descriptor is None or part not in sections:
+            continue
+        at = (part, "options")
+        options = _option_problems(descriptor, sections[part].options, at, places, manager)
+        if part == "storage" and not options and chosen.collective != "local":
+            options = _late_deadlines(sections, places, manager)
+        problems += options
+    return problems
+
+
+def with_option_paths(
+    config: RunConfig, change: Callable[[ConfigPath, str], str], manager: PluginManager | None
+) -> RunConfig:
+    """A copy in which each path among the options of storage, collective and rendezvous is replaced.
+
+    Args:
+        config: the configuration.
+        change: see `sparring.with_paths`.
+        manager: where backends are looked up; what is wrong is left as it is. None: all that are
+            installed.
+    """
+    given = [part for part in _PARTS if getattr(config, part).options]
+    if not given:
+        return config
+    manager = manager or make_plugin_manager()
+    changed = {}
+    for part in given:
+        section = getattr(config, part)
+        find: Callable[[str], Descriptor] = getattr(manager, part)
+        with suppress(PluginError, ValidationError):
+            descriptor = find(section.backend)
+            options = _with_paths(descriptor, section.options, (part, "options"), change, manager)
+            changed[part] = section.model_copy(update={"options": options})
+    return config.model_copy(update=changed)
+
+
+def _with_paths(
+    descriptor: Descriptor,
+    options: Mapping[str, Any],
+    at: ConfigPath,
+    change: Callable[[ConfigPath, str], str],
+    manager: PluginManager,
+) -> dict[str, Any]:
+    """Options with their paths replaced, and those of storages that they name."""
+    made = copy.deepcopy(dict(options))
+    for name, field in descriptor.options.model_fields.items():
+        if isinstance(made.get(name), str) and is_path(field):
+            made[name] = change((*at, name), made[name])
+    if not isinstance(descriptor, StorageDescriptor) or descriptor.inner is None:
+        return made
+    for inner in descriptor.inner(descriptor.options.model_validate(options)):
+        section: Any = made
+        for key in inner.path:
+            section = section[key]
+        if isinstance(section, dict) and "options" in section:
+            below = (*at, *inner.path, "options")
+            found = manager.storage(inner.backend)
+            section["options"] = _with_paths(found, section["options"], below, change, manager)
+    return made
+
+
+def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, Any]) -> str | None:
+    """The backend that a section names; None where that is wrong itself, and was said."""
+    if part in sections:
+        return str(sections[part].backend)
+    given = value.get(part)
+    name = given.get("backend") if isinstance(given, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _late_deadlines(
+    sections: Mapping[str, Any], places: Places, manager: PluginManager
+) -> list[Problem]:
+    """Storages that may take longer than other ranks wait: those would give up first, and blame it
+    on a rank in place of a storage."""
+
+    most = sections.get("deadline_seconds")
+    if most is None:
+        return []
+
+    def look(backend: str, options: Mapping[str, Any], at: ConfigPath) -> list[Problem]:
+        descriptor = manager.storage(backend)
+        checked = descriptor.options.model_validate(options)
+        problems = []
+        seconds = getattr(checked, "deadline_seconds", None)
+        if isinstance(seconds, (int, float)) and seconds >= most:
+            path = (*at, "deadline_seconds")
+            problems.append(
+                Problem(
+                    places.of_value(path),
+                    f"{dotted(path)} must be less than deadline_seconds, so that other ranks are "
+                    "told in time; lower it, or raise deadline_seconds",
+                    path,
+                    found=f"{seconds:g}",
+                    expected=f"less than {most:g}",
+                )
+            )
+        for inner in descriptor.inner(checked) if descriptor.inner is not None else ():
+            problems += look(inner.backend, inner.options, (*at, *inner.path, "options"))
+        return problems
+
+    storage = sections["storage"]
+    return look(storage.backend, storage.options, ("storage", "options"))
+
+
+def _option_problems(
+    descriptor: Descriptor,
+    options: Mapping[str, Any],
+    at: ConfigPath,
+    places: Places,
+    manager: PluginManager,
+) -> list[Problem]:
+    """Problems of the options at `at`, and of those of storages that they name."""
+    problems: list[Problem] = []
+    try:
+        checked = descriptor.options.model_validate(options)
+    except ValidationError as error:
+        problems = explain(error, options, places, model=descriptor.options, at=at)
+        # Storages that these options name may be wrong too.
+        try:
+            checked = descriptor.options.model_validate(
+                right_part(descriptor.options, options, error)
+            )
+        except ValidationError:
+            return problems
+    if not isinstance(descriptor, StorageDescriptor) or descriptor.inner is None:
+        return problems
+    for inner in descriptor.inner(checked):
+        below = (*at, *inner.path)
+        try:
+            found = manager.storage(inner.backend)
+        except PluginError as error:
+            path = (*below, "backend")
+            at_name = path if places.is_known(path) else below  # a name alone stands for a mapping
+            problems.append(Problem(places.of_value(at_name), str(error), at_name))
+            continue
+        problems += _option_problems(found, inner.options, (*below, "options"), places, manager)
+    if not problems and descriptor.check is not None:
+        for each in descriptor.check(checked, manager):
+            path = (*at, *each.path)
+            problems.append(Problem(places.of_value(path), f"{dotted(path)}: {each.message}", path))
+    return problems

@@ -1,0 +1,111 @@
+"""A YAML file and overrides → `RunConfig`, or every error in them at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from sparring import AUTO
+from sparring_cli import (
+    CONFIG_LIMITS,
+    ConfigPath,
+    Problem,
+    apply_override,
+    explain,
+    parse_yaml,
+    place_in,
+    raise_problems,
+    read_text,
+    resolve_path,
+    with_paths,
+)
+from sparring_train.config.reading.backends import check_backends, with_option_paths
+from sparring_train.config.reading.partial import right_sections
+from sparring_train.config.run import RunConfig, check_together
+from sparring_train.config.run_type import run_type
+from sparring_train.config.sections.plan import check_plan
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["load_config", "parse_config"]
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    folder: str | None = None,
+    plugin_manager: PluginManager | None = None,
+) -> RunConfig:
+    """Reads a configuration file.
+
+    Args:
+        path: a YAML file in UTF-8, at most 256 KiB.
+        overrides: ``dotted.key=value``, later ones win; see `apply_override`.
+        folder: where relative paths of the file start; None: at its own folder. Those of overrides
+            start at the current directory.
+        plugin_manager: where given, the backends that the file names must exist, and their
+            options are checked too.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong. ``error.problems`` has each `Problem`,
+            and the message a line for each: ``file:line:column: message (…)``.
+    """
+    source = os.fspath(path)
+    return parse_config(
+        read_text(source, CONFIG_LIMITS),
+        overrides,
+        source=source,
+        folder=str(FilePath(source).parent) if folder is None else folder,
+        plugin_manager=plugin_manager,
+    )
+
+
+def parse_config(
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    source: str = "<text>",
+    folder: str = "",
+    plugin_manager: PluginManager | None = None,
+) -> RunConfig:
+    """Reads a configuration from text; `source` is how messages call it. See `load_config`."""
+    parsed = parse_yaml(text, place_in(source))
+    value = parsed.mapping()
+    for override in overrides:
+        parsed.problems += apply_override(override, value, parsed.places)
+    if not parsed.is_readable:
+        raise_problems(parsed.problems)
+    # What YAML could not read stands as null in `value`, and was complained of already.
+    told = {problem.path for problem in parsed.problems}
+    problems: list[Problem] = []
+    kind = run_type(plugin_manager)
+
+    def resolve(at: ConfigPath, path: str) -> str:
+        is_override = parsed.places.of_value(at).is_override
+        return path if is_override or path == AUTO else resolve_path(path, folder)
+
+    try:
+        config = with_paths(kind.model_validate(value), resolve)
+        config = with_option_paths(config, resolve, plugin_manager)
+        sections = dict(config)
+    except ValidationError as error:
+        problems = explain(error, value, parsed.places, model=kind)
+        sections = right_sections(kind, value, error)
+        # They were not held against each other, because others are wrong.
+        try:
+            check_together(sections)
+        except ValidationError as more:
+            problems += explain(more, value, parsed.places, model=kind)
+    if plugin_manager is not None:
+        problems += check_backends(sections, value, parsed.places, plugin_manager)
+        problems += check_plan(sections, parsed.places, plugin_manager)
+    problems = parsed.problems + [each for each in problems if each.path not in told]
+    if problems:
+        raise_problems(problems)
+    return config

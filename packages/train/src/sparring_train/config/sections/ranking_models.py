@@ -1,0 +1,196 @@
+"""Kinds of the `model` section that rank items: two towers, and a sequence model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparring.contracts import TableConfig
+from sparring_train.columns import Schema
+from sparring_train.config.section import PositiveFloat, PositiveInt
+from sparring_train.config.sections.kinds import Loss, ModelSection, Ranking
+from sparring_train.config.sections.model import Dim, Layers, Pooling, pooling_field
+
+__all__ = ["RankingModel", "SequenceModel", "TwoTowersModel"]
+
+_Features = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(min_length=1, max_length=64, strict=False),
+]
+
+
+class RankingModel(ModelSection):
+    """Keys of a softmax over the items of a step. Examples without a user or an item are left out."""
+
+    embedding_dim: Dim = Field(
+        64, description="Elements of an embedding, and of the vectors of users and of items."
+    )
+    temperature: PositiveFloat = Field(
+        1.0, description="Products of vectors are divided by it in the loss."
+    )
+    normalize: bool = Field(False, description="Vectors of users and of items have length 1.")
+    log_q: bool = Field(
+        True,
+        description="The loss is corrected for how often an item comes: without it frequent items, "
+        "often in a batch, are ranked too low.",
+    )
+    positive: float | None = Field(
+        None,
+        description="Examples whose label is below are left out of the loss and of the test. Null: 1 "
+        "where labels are 0 and 1; else all examples are taken. `table` data with a label need it.",
+    )
+
+    @property
+    def loss(self) -> Loss:
+        return "ranking"
+
+    @abstractmethod
+    def ranking(self, schema: Schema) -> Ranking:
+        """See `ModelSection`."""
+
+    @abstractmethod
+    def features(self) -> Sequence[tuple[str, str, bool]]:
+        """Key, a feature that it names, and whether that has at most one id an example."""
+
+    def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
+        """One for each feature that is named, or group of features that share one."""
+        named = {name for _, name, _ in self._looked_up()}
+        tables = (each.table_name for each in schema.features if each.name in named)
+        return tuple(TableConfig(name, self.embedding_dim) for name in dict.fromkeys(tables))
+
+    def problem(self, schema: Schema) -> str | None:
+        """See `ModelSection`."""
+        return next(self._problems(schema), None)
+
+    def _looked_up(self) -> Sequence[tuple[str, str, bool]]:
+        return self.features()
+
+    def _problems(self, schema: Schema) -> Iterator[str]:
+        known = ", ".join(each.name for each in schema.features)
+        for key, name, is_one in self.features():
+            feature = schema.feature(name)
+            if feature is None:
+                yield f"model.{key} is {name!r}, the features of the data are {known}"
+            elif is_one and feature.is_list:
+                yield f"model.{key} is {name!r}, which is a list; it takes one id an example"
+        if self.positive is not None and schema.label is None:
+            yield f"model.positive is {self.positive:g}, and the data has no label"
+
+    def _threshold(self, schema: Schema) -> float | None:
+        return 1.0 if self.positive is None and schema.label == "binary" else self.positive
+
+
+class TwoTowersModel(RankingModel):
+    """One vector of a user and one of an item, trained by a softmax over the items of a step: Yi et al.,
+    "Sampling-bias-corrected neural modeling for large corpus item recommendations", RecSys 2019."""
+
+    kind: Literal["two_towers"]
+    user: _Features = Field(
+        ("user",), description="Features of the user's tower; the first has the user."
+    )
+    item: _Features = Field(
+        ("item",), description="Features of the item's tower; the first has the item."
+    )
+    layers: Layers = Field(
+        (),
+        description="Widths of the hidden layers of each tower; a last layer of `embedding_dim` is "
+        "added. Empty: a vector is the sum of the embeddings of the features.",
+    )
+    pooling: Pooling = pooling_field()
+
+    def features(self) -> Sequence[tuple[str, str, bool]]:
+        """See `RankingModel`."""
+        return [
+            (key, name, place == 0)
+            for key, names in (("user", self.user), ("item", self.item))
+            for place, name in enumerate(names)
+        ]
+
+    def ranking(self, schema: Schema) -> Ranking:
+        """Test examples of one user are one query."""
+        return Ranking(
+            item=self.item,
+            user=self.user[0],
+            query=self.user[0],
+            temperature=self.temperature,
+            normalize=self.normalize,
+            log_q=self.log_q,
+            positive=self._threshold(schema),
+        )
+
+    def _problems(self, schema: Schema) -> Iterator[str]:
+        yield from super()._problems(schema)
+        for name in self.user:
+            if name in self.item:
+                yield f"model.user and model.item both name {name!r}; it describes one of them"
+
+
+class SequenceModel(RankingModel):
+    """The next item after a history, by self-attention: Kang and McAuley, "Self-attentive sequential
+    recommendation", ICDM 2018; trained by a softmax over the items of a step."""
+
+    kind: Literal["sequence"]
+    history: str = Field(
+        "history", min_length=1, description="The list of items before, oldest first."
+    )
+    item: str = Field("item", min_length=1, description="The feature that has the next item.")
+    user: str | None = Field(
+        None,
+        min_length=1,
+        description="A feature with the user, whose items of the training examples are not ranked in "
+        "the test. Null: only those of the history are not.",
+    )
+    length: Annotated[int, Field(ge=1, le=4096)] = Field(
+        50, description="Items of a history that are used: the last ones."
+    )
+    blocks: Annotated[int, Field(ge=1, le=64)] = Field(2, description="Layers of self-attention.")
+    heads: PositiveInt = Field(
+        2, description="Heads of an attention; a divisor of `embedding_dim`."
+    )
+    hidden_layer: PositiveInt = Field(
+        256, description="Width of the layer over each position in a block."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.2, description="The part of elements that training drops."
+    )
+
+    def features(self) -> Sequence[tuple[str, str, bool]]:
+        """See `RankingModel`."""
+        user = [] if self.user is None else [("user", self.user, True)]
+        return [*self._looked_up(), *user]
+
+    def ranking(self, schema: Schema) -> Ranking:
+        """Each test example is a query."""
+        return Ranking(
+            item=(self.item,),
+            user=self.user,
+            history=self.history,
+            temperature=self.temperature,
+            normalize=self.normalize,
+            log_q=self.log_q,
+            positive=self._threshold(schema),
+        )
+
+    def _looked_up(self) -> Sequence[tuple[str, str, bool]]:
+        return [("history", self.history, False), ("item", self.item, True)]
+
+    def _problems(self, schema: Schema) -> Iterator[str]:
+        yield from super()._problems(schema)
+        history, item = schema.feature(self.history), schema.feature(self.item)
+        assert history is not None
+        assert item is not None
+        if not history.is_list:
+            yield f"model.history is {self.history!r}, which is no list"
+        if history.table_name != item.table_name:
+            yield (
+                f"model.history and model.item must share a table, found {history.table_name!r} and "
+                f"{item.table_name!r}"
+            )
+        if self.embedding_dim % self.heads:
+            yield (
+                f"model.embedding_dim {self.embedding_dim} must be a multiple of model.heads, "
+                f"{self.heads}"
+            )

@@ -1,0 +1,308 @@
+"""Quality of predictions. What cannot be told from the samples is NaN, never a guess.
+
+The AUC is scikit-learn's. The means are summed here: they come batch by batch, in float64 whatever the
+dtype of predictions, while scikit-learn wants all samples at once and sums float32 in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring.errors import ConfigError, InvalidArgumentError
+from sparring_train.named_classes import name_of_class
+
+__all__ = [
+    "BinaryQuality",
+    "CollectedPredictions",
+    "JoinedQuality",
+    "LOWER_IS_BETTER",
+    "MeanLogLoss",
+    "NumberQuality",
+    "Quality",
+    "RootMeanSquareError",
+    "auc",
+    "log_loss",
+    "rmse",
+]
+
+
+LOWER_IS_BETTER = frozenset({"log_loss", "rmse"})
+"""Metrics of this package whose lower values are better."""
+
+
+def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """The area under the ROC curve by scikit-learn: the chance that a 1 outranks a 0.
+
+    Equal scores count half.
+
+    Args:
+        scores: ``(n,)``, larger where a 1 is thought more likely: probabilities or logits.
+        labels: ``(n,)``, 0 or 1.
+
+    Returns:
+        From 0 to 1; NaN if the labels are all the same, there are none, or a score is NaN.
+
+    Raises:
+        InvalidArgumentError: shapes differ, or a label is neither 0 nor 1.
+    """
+    score, label = _columns(scores, labels)
+    is_one = _checked_labels(label)
+    if is_one.all() or not is_one.any() or np.isnan(score).any():
+        return math.nan
+    # It takes longer to import than a short run to train.
+    from sklearn.metrics import roc_auc_score
+
+    # scikit-learn refuses infinity; as the largest finite number it ranks the same.
+    return float(roc_auc_score(is_one, np.nan_to_num(score)))
+
+
+def log_loss(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Mean of ``-log(p)`` where the label is 1 and ``-log(1 - p)`` where it is 0, in nats.
+
+    Probabilities are held within the machine epsilon of their dtype from 0 and 1, so that a
+    rounded sigmoid does not make the mean infinite.
+
+    Returns:
+        From 0 on; NaN if there are no samples or a probability is NaN.
+
+    Raises:
+        InvalidArgumentError: shapes differ, a label is neither 0 nor 1, or a probability is
+            outside [0, 1].
+    """
+    loss = MeanLogLoss()
+    loss.update(probabilities, labels)
+    return loss.value
+
+
+def rmse(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> float:
+    """Root of the mean squared difference; NaN if there are no samples.
+
+    Raises:
+        InvalidArgumentError: shapes differ.
+    """
+    error = RootMeanSquareError()
+    error.update(predictions, targets)
+    return error.value
+
+
+class MeanLogLoss:
+    """`log_loss` over samples that come batch by batch, in constant memory."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._total = 0.0
+
+    def update(self, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> None:
+        """Adds a batch. Raises as `log_loss`, and then adds nothing."""
+        probability, label = _columns(probabilities, labels)
+        is_one = _checked_labels(label)
+        is_outside = (probability < 0) | (probability > 1)
+        if is_outside.any():
+            raise InvalidArgumentError(
+                f"probabilities: found {probability[is_outside][0]}, must be from 0 to 1; pass "
+                "sigmoid(logits) where these are logits"
+            )
+        kind = probability.dtype if probability.dtype.kind == "f" else np.dtype(np.float64)
+        epsilon = float(np.finfo(kind).eps)
+        exact = np.clip(probability.astype(np.float64), epsilon, 1 - epsilon)
+        self._total -= float(np.log(np.where(is_one, exact, 1 - exact)).sum())
+        self.num_samples += len(label)
+
+    @property
+    def value(self) -> float:
+        return self._total / self.num_samples if self.num_samples else math.nan
+
+
+class RootMeanSquareError:
+    """`rmse` over samples that come batch by batch, in constant memory."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._total = 0.0
+
+    def update(self, predictions: npt.ArrayLike, targets: npt.ArrayLike) -> None:
+        """Adds a batch. Raises as `rmse`, and then adds nothing."""
+        prediction, target = _columns(predictions, targets)
+        difference = prediction.astype(np.float64) - target.astype(np.float64)
+        self._total += float(np.dot(difference, difference))
+        self.num_samples += len(target)
+
+    @property
+    def value(self) -> float:
+        return math.sqrt(self._total / self.num_samples) if self.num_samples else math.nan
+
+
+class CollectedPredictions:
+    """Keeps all scores and labels, as the exact AUC needs them: about 5 bytes a sample.
+
+    Scores are kept in the dtype in which they come.
+    """
+
+    def __init__(self) -> None:
+        self._scores: list[npt.NDArray[np.floating]] = []
+        self._labels: list[npt.NDArray[np.bool_]] = []
+
+    def update(self, scores: npt.ArrayLike, labels: npt.ArrayLike) -> None:
+        """Adds a batch. Raises as `auc`, and then adds nothing."""
+        score, label = _columns(scores, labels)
+        is_one = _checked_labels(label)
+        self._scores.append(score.copy())
+        self._labels.append(is_one)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(map(len, self._labels))
+
+    @property
+    def num_ones(self) -> int:
+        """Number of samples with the label 1."""
+        return sum(int(np.count_nonzero(each)) for each in self._labels)
+
+    def auc(self) -> float:
+        """See `sparring_train.quality.predictions.auc`."""
+        if not self._scores:
+            return math.nan
+        return auc(np.concatenate(self._scores), np.concatenate(self._labels))
+
+
+class Quality(Protocol):
+    """Metrics of samples that come batch by batch."""
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch; both are ``(b,)``."""
+
+    def metrics(self) -> dict[str, float]:
+        """Name → value over all samples."""
+
+    def why_undefined(self, part: str) -> str | None:
+        """The reason if the samples do not determine a metric, which is NaN then.
+
+        Args:
+            part: name of the part of the data that they are of, for the message.
+        """
+
+
+class BinaryQuality:
+    """AUC and log loss of probabilities; see `CollectedPredictions` for the memory it takes."""
+
+    def __init__(self) -> None:
+        self._collected, self._mean_log_loss = CollectedPredictions(), MeanLogLoss()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        self._collected.update(predictions, labels)
+        self._mean_log_loss.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """``auc`` and ``log_loss``."""
+        return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
+
+    def why_undefined(self, part: str) -> str | None:
+        """See `Quality.why_undefined`."""
+        num_samples, num_ones = self._collected.num_samples, self._collected.num_ones
+        if not num_samples:
+            return f"there is no {part} row"
+        if num_ones in (0, num_samples):
+            return f"all {num_samples:,} {part} rows have the label {int(num_ones > 0)}"
+        return None
+
+
+class JoinedQuality:
+    """The metrics of several.
+
+    Args:
+        parts: the first one has the metrics of the model; no two have a metric of one name.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._lower: set[str] = set()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        for part in self._parts:
+            part.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """Those of all parts.
+
+        Raises:
+            ConfigError: two have a metric of one name, or a value is no number.
+        """
+        found: dict[str, float] = {}
+        for part in self._parts:
+            name = name_of_class(type(part))
+            given = part.metrics()
+            twice = sorted(set(found) & set(given))
+            if twice:
+                raise ConfigError(
+                    f"training.metrics: {name} returns the metric {twice[0]!r}, which there is already; "
+                    "give it another name",
+                    setting="training.metrics",
+                )
+            try:
+                found |= {str(key): float(value) for key, value in given.items()}
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"training.metrics: {name}.metrics() must return numbers by name, found {given!r}: "
+                    f"{error}",
+                    setting="training.metrics",
+                ) from error
+            if not getattr(part, "higher_is_better", True):
+                self._lower.update(given)
+        return found
+
+    def why_undefined(self, part: str) -> str | None:
+        """See `Quality.why_undefined`."""
+        why: str | None = self._parts[0].why_undefined(part)
+        return why
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        """Names of metrics whose lower values are better, once `metrics` was called."""
+        return LOWER_IS_BETTER | self._lower
+
+
+class NumberQuality:
+    """Root mean squared error of numbers."""
+
+    def __init__(self) -> None:
+        self._error = RootMeanSquareError()
+
+    def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Adds a batch."""
+        self._error.update(predictions, labels)
+
+    def metrics(self) -> dict[str, float]:
+        """``rmse``."""
+        return {"rmse": self._error.value}
+
+    def why_undefined(self, part: str) -> str | None:
+        """See `Quality.why_undefined`."""
+        return None if self._error.num_samples else f"there is no {part} row"
+
+
+def _columns(
+    first: npt.ArrayLike, second: npt.ArrayLike
+) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    one, two = np.asarray(first), np.asarray(second)
+    if one.ndim != 1 or one.shape != two.shape:
+        raise InvalidArgumentError(
+            f"predictions and labels: found the shapes {one.shape} and {two.shape}, both must be "
+            "(n,) with the same n"
+        )
+    return one, two
+
+
+def _checked_labels(labels: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+    is_one: npt.NDArray[np.bool_] = labels == 1
+    is_wrong = ~(is_one | (labels == 0))
+    if is_wrong.any():
+        at = int(np.argmax(is_wrong))
+        raise InvalidArgumentError(f"labels: found {labels[at]} at {at}, must be 0 or 1")
+    return is_one

@@ -1,0 +1,1 @@
+"""Recommendations from a saved model: items, their columns, and their names."""

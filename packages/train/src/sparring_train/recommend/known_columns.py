@@ -1,0 +1,186 @@
+"""Columns that the training rows determine for an item or for a user.
+
+A click model has columns of the item (brand, price), of the user (age) and of neither (hour). To score
+an item for a user who never met it, the item's columns are taken from the item's rows, and the user's
+from the user's rows. A column belongs to the item if successive rows of one item nearly always have the
+same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparring_train.columns import Column, ColumnBatch, Schema
+from sparring_train.loop.item_catalogue import ItemCatalogue
+
+__all__ = ["KnownColumns", "items_and_user", "known_columns"]
+
+Ids = npt.NDArray[np.int64]
+
+_MAX_CHANGES = 0.05
+"""Share of repeated rows in which a column of an item may have another value than in the row before."""
+_PENDING = 1 << 16
+_ODD = 0x1E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class KnownColumns:
+    """Columns of items and of one user, from their last rows."""
+
+    items: ColumnBatch
+    """Each item once; its ids include the item and all columns, of which `of_item` are to be used."""
+    of_item: frozenset[str]
+    """Names of features and numbers that belong to the item."""
+    of_user: frozenset[str]
+    user: ColumnBatch | None
+    """The user's last row; None if the training rows do not contain the user."""
+
+
+def known_columns(
+    batches: Iterable[ColumnBatch], schema: Schema, item: str, user: str | None, user_id: int | None
+) -> KnownColumns:
+    """Reads training rows once.
+
+    Args:
+        batches: all training rows.
+        schema: their columns.
+        item: the feature of items.
+        user: the feature of users, if there is one.
+        user_id: the user whose columns are wanted.
+
+    Raises:
+        ValueError: if no row has an item.
+    """
+    features = [each.name for each in schema.features]
+    columns = [name for name in (*features, *schema.numbers) if name not in (item, user)]
+    catalogue = ItemCatalogue([item, *(name for name in features if name != item)])
+    by_item, by_user = _Changes(len(columns)), _Changes(len(columns))
+    last: ColumnBatch | None = None
+    for batch in batches:
+        if user is not None:
+            rows = batch.take(batch.ids[user].counts == 1)
+            by_user.add(rows.ids[user].ids, _hashes(rows, schema, columns))
+            if user_id is not None and len(own := _rows_of(batch, user, user_id)):
+                last = own.take(slice(len(own) - 1, None))
+        rows = batch.take(batch.ids[item].counts == 1)
+        one_each = {**rows.ids, item: Column(rows.ids[item].ids)}
+        by_item.add(rows.ids[item].ids, _hashes(rows, schema, columns))
+        catalogue.add(ColumnBatch(one_each, rows.numbers))
+    changes = by_item.shares(), by_user.shares()
+    of = {
+        name: "item" if of_item <= of_user else "user"
+        for name, of_item, of_user in zip(columns, *changes, strict=True)
+        if min(of_item, of_user) <= _MAX_CHANGES
+    }
+    return KnownColumns(
+        catalogue.items(),
+        frozenset(name for name, owner in of.items() if owner == "item"),
+        frozenset(name for name, owner in of.items() if owner == "user"),
+        last,
+    )
+
+
+def items_and_user(
+    batches: Iterable[ColumnBatch],
+    names: Sequence[str],
+    user: str | None,
+    user_id: int | None,
+    *,
+    history: str | None,
+) -> tuple[ColumnBatch, ColumnBatch | None]:
+    """Reads training rows once, for a model that knows which features belong to an item.
+
+    Args:
+        batches: all training rows, in the order of the files.
+        names: features of an item; the first has its id.
+        user: the feature of users, if there is one.
+        user_id: the user whose row is wanted.
+        history: a feature with the items before each row. The last of the longest ones counts.
+
+    Returns:
+        Each item once, with the features of its last row, and the user's last row, if there is one.
+    """
+    catalogue = ItemCatalogue(names)
+    last: ColumnBatch | None = None
+    longest = 0
+    for batch in batches:
+        has_item = batch.take(batch.ids[names[0]].counts == 1)
+        one_each = {**has_item.ids, names[0]: Column(has_item.ids[names[0]].ids)}
+        catalogue.add(replace(has_item, ids=one_each))
+        if user is None or user_id is None:
+            continue
+        own = _rows_of(has_item, user, user_id)
+        if not len(own):
+            continue
+        lengths = np.zeros(len(own), np.int64) if history is None else own.ids[history].counts
+        if int(lengths.max()) >= longest:
+            longest = int(lengths.max())
+            place = len(own) - 1 - int(np.argmax(lengths[::-1]))
+            last = own.take(slice(place, place + 1))
+    return catalogue.items(), last
+
+
+def _rows_of(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
+    rows = batch.take(batch.ids[user].counts == 1)
+    return rows.take(rows.ids[user].ids == user_id)
+
+
+class _Changes:
+    """Counts, by column, how often the value of a key differs from that in the key's row before."""
+
+    def __init__(self, num_columns: int) -> None:
+        self._keys: Ids = np.empty(0, np.int64)
+        self._values: Ids = np.empty((0, num_columns), np.int64)
+        self._pending: list[tuple[Ids, Ids]] = []
+        self._num_pending = 0
+        self._num_repeated = 0
+        self._num_changed = np.zeros(num_columns, np.int64)
+
+    def add(self, keys: Ids, values: Ids) -> None:
+        self._pending.append((keys, values))
+        self._num_pending += len(keys)
+        if self._num_pending > max(_PENDING, len(self._keys)):
+            self._merge()
+
+    def shares(self) -> npt.NDArray[np.float64]:
+        """Share of repeated rows with a change ``(columns,)``; 1 if no key is repeated."""
+        self._merge()
+        if not self._num_repeated:
+            return np.ones(len(self._num_changed))
+        return self._num_changed / self._num_repeated
+
+    def _merge(self) -> None:
+        keys = np.concatenate([self._keys, *(each for each, _ in self._pending)])
+        values = np.concatenate([self._values, *(each for _, each in self._pending)])
+        order = np.argsort(keys, kind="stable")
+        keys, values = keys[order], values[order]
+        is_same = keys[1:] == keys[:-1]
+        self._num_repeated += int(np.count_nonzero(is_same))
+        self._num_changed += ((values[1:] != values[:-1]) & is_same[:, None]).sum(0)
+        is_last = np.append(~is_same, True)[: len(keys)]
+        self._keys, self._values = keys[is_last], values[is_last]
+        self._pending, self._num_pending = [], 0
+
+
+def _hashes(batch: ColumnBatch, schema: Schema, columns: list[str]) -> Ids:
+    """Returns a number for the value of each column in each row, ``(b, columns)``."""
+    made = np.empty((len(batch), len(columns)), np.int64)
+    for place, name in enumerate(columns):
+        if name in batch.ids:
+            column = batch.ids[name]
+            # The position of an id in its list counts, so that lists in another order differ.
+            ends = np.cumsum(column.counts)
+            starts = np.repeat(ends - column.counts, column.counts)
+            positions = np.arange(len(column.ids)) - starts
+            with np.errstate(over="ignore"):
+                mixed = (column.ids ^ (column.ids >> 29)) * (2 * positions + _ODD)
+            sums = np.concatenate(([0], np.cumsum(mixed)))
+            made[:, place] = sums[ends] - sums[ends - column.counts] + column.counts
+        else:
+            numbers = batch.numbers[:, schema.numbers.index(name)]
+            made[:, place] = np.ascontiguousarray(numbers).view(np.int32)
+    return made

@@ -1,0 +1,1 @@
+"""One run: its ranks, plan, snapshots, storages, logs and result."""

@@ -1,0 +1,58 @@
+"""The sharding plan of a run, once its ranks are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sparring import AUTO, automatic_plan
+from sparring.contracts import Collective, Membership, ShardingPlan
+from sparring_train.config.run import RunConfig
+from sparring_train.config.sections.plan import plan_request, read_plan_file
+from sparring_train.run.result import Progress
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["plan_of_run"]
+
+
+def plan_of_run(
+    config: RunConfig,
+    collective: Collective,
+    membership: Membership,
+    plugin_manager: PluginManager,
+    progress: Progress,
+) -> ShardingPlan | None:
+    """The plan that `config.plan` asks for; None where it says nothing. All ranks call it.
+
+    Args:
+        config: the run.
+        collective: of its ranks, not in use.
+        membership: of this rank.
+        plugin_manager: where the planner is looked up.
+        progress: rank 0 tells it of the plan.
+
+    Raises:
+        ConfigError: a file that does not fit: ``file:line:column: message``.
+        CapacityError: ``auto``, and the tables do not fit the memory.
+        PluginError: what reads plan files is not installed.
+    """
+    if config.plan is None:
+        return None
+    request = plan_request(dict(config), collective.world_size)
+    if config.plan != AUTO:
+        plan = read_plan_file(config.plan, request, plugin_manager)
+        shardings = [plan.sharding_of(name) for name in plan.tables]
+        counts = Counter(each.kind for each in shardings if each is not None)
+        said = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        messages = [f"plan {config.plan}: {len(shardings)} tables: {said}"]
+    else:
+        made = automatic_plan(request, collective, membership, plugin_manager)
+        plan = made.sharding
+        messages = [f"plan auto: {each}" for each in made.assumed]
+        messages += [made.summary] if made.summary else []
+    if collective.rank == 0:
+        for message in messages:
+            progress.on_message(message)
+    return plan

@@ -1,0 +1,85 @@
+"""The run that a snapshot is of, to be asked: its configuration is in the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sparring import Snapshot
+from sparring.errors import ConfigError, UnsupportedError
+from sparring_cli import as_yaml
+from sparring_train.config.reading.former_kinds import current_sections
+from sparring_train.config.reading.loader import parse_config
+from sparring_train.config.run import RunConfig
+from sparring_train.hookspecs import OpenedModel, SavedModel
+from sparring_train.registered_kinds import trainer_names, trainer_of
+from sparring_train.run.same_run import ORIGINS, RUN
+
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["opened_run", "run_of"]
+
+_SECTIONS = ("seed", "data", "model", "tables", "optimizer")
+
+
+def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager) -> RunConfig:
+    """The configuration of the run that saved a snapshot, as far as the snapshot has it.
+
+    Args:
+        snapshot: saved by `sparring train`.
+        overrides: ``dotted.key=value``, as where data have been moved: ``data.path=new.csv``.
+        manager: where kinds and backends are looked up.
+
+    Raises:
+        ConfigError: it was not saved by `sparring train`, or an override is wrong.
+    """
+    names = snapshot.state_names(0)
+    frameworks = [name for name in trainer_names(manager) if name in names]
+    if RUN not in names or not frameworks:
+        raise ConfigError(
+            f"snapshot {snapshot.url} was not saved by `sparring train`, so its model is unknown; "
+            "load it in the program that made it: container.load",
+            setting="snapshots.url",
+        )
+    saved = current_sections(snapshot.state(RUN).values)
+    sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
+    if ORIGINS in names and sections["data"]["kind"] == "table":
+        # A file may look otherwise than that of the run, as one whose first rows are all digits.
+        types = {**snapshot.state(ORIGINS).values, **sections["data"].get("types", {})}
+        named = {name: types[name] for name in sections["data"]["categorical"] if name in types}
+        sections["data"] = {**sections["data"], "types": named}
+    # Rows come from the snapshot: the default storage need not be installed.
+    rowless = {"framework": frameworks[0], "storage": {"backend": "memory"}}
+    text = as_yaml({**rowless, **sections})
+    return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
+
+
+@contextmanager
+def opened_run(
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager, *, in_order: bool = False
+) -> Iterator[tuple[RunConfig, OpenedModel]]:
+    """Configuration and model of the run that saved a snapshot, over the rows of the snapshot.
+
+    Args:
+        snapshot: snapshot of the run.
+        overrides: see `run_of`.
+        manager: see `run_of`.
+        in_order: whether training rows are read in the order of the files, if their kind supports it.
+
+    Raises:
+        ConfigError: see `run_of`.
+        UnsupportedError: the trainer of its framework opens no saved models.
+    """
+    config = run_of(snapshot, overrides, manager)
+    if in_order and hasattr(config.data, "shuffle"):
+        data = config.data.model_copy(update={"shuffle": False})
+        config = config.model_copy(update={"data": data})
+    open_model = trainer_of(config.framework, manager).open
+    if open_model is None:
+        raise UnsupportedError(
+            f"{snapshot.url}: the trainer of framework {config.framework!r} opens no saved models"
+        )
+    with open_model(config, manager, SavedModel(snapshot.url)) as model:
+        yield config, model
