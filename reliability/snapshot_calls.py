@@ -1,8 +1,8 @@
 """Calls of the C library fail, each in turn, while snapshots are saved: libfiu, under the interpreter.
 
-It sees calls that `sparring_testing.faults.faulty_disk`, which stands between our code and `os`, does not:
-writes that end early, `close`, and those that Python itself makes. It does not see what takes the
-descriptor of a folder (`openat`, `renameat`, `unlinkat`) nor `preadv2`; these the other one does.
+It intercepts calls that `sparring_testing.faults.faulty_disk`, which wraps `os`, does not: short writes,
+`close`, and calls that Python itself makes. It does not intercept calls with the descriptor of a folder
+(`openat`, `renameat`, `unlinkat`) nor `preadv2`, which the other one does.
 
 The saves are made by a process of their own, as the library must be loaded before all others.
 """

@@ -1,4 +1,4 @@
-"""Checks what no linter knows: circles of modules, uses of faces, what belongs to core, and plain words.
+"""Checks import cycles, sizes of directories, uses of public modules, what belongs to core, and words.
 
     python tools/check_house.py
 
@@ -28,13 +28,22 @@ WORDS = {
     "lies": "is, is stored",
     "by way of": "via, through",
 }
+MAX_MODULES = 20
+"""Maximum number of modules in one directory, including `__init__`."""
 PROSE = ("*.py", "*.pyi", "*.md", "*.cc", "*.h", "*.cu", "*.cuh", "*.inc")
 _WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 _RIDDLE = re.compile(r'^\s*[rf]?"""(What|Who|Whose)\b')
 
 
 def main() -> int:
-    findings = [*circles(), *face_in_core(), *misplaced(), *private_modules(), *words()]
+    findings = [
+        *circles(),
+        *crowded_directories(),
+        *face_in_core(),
+        *misplaced(),
+        *private_modules(),
+        *words(),
+    ]
     print(*findings, f"{len(findings)} findings", sep="\n")
     return 1 if findings else 0
 
@@ -48,6 +57,18 @@ def circles() -> Iterator[str]:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             yield f"{source.relative_to(ROOT)}: circle of imports: {' -> '.join(error.args[1])}"
+
+
+def crowded_directories() -> Iterator[str]:
+    """Directories of source with more than `MAX_MODULES` modules."""
+    for source in sorted(ROOT.glob("packages/*/src")):
+        for directory in sorted({path.parent for path in source.rglob("*.py")}):
+            number = len(list(directory.glob("*.py")))
+            if number > MAX_MODULES:
+                yield (
+                    f"{directory.relative_to(ROOT)}: contains {number} modules, more than {MAX_MODULES}; "
+                    "group them by the task that a reader has"
+                )
 
 
 def face_in_core() -> Iterator[str]:

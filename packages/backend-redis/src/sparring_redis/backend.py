@@ -51,9 +51,9 @@ class RedisStorage(Storage):
 
     What a retry may do
         `find` reads. `upsert` assigns whole rows: a second time it assigns the same bytes, and an
-        older assignment cannot come after a newer one (`sparring_redis.connections.server`). So both are sent
-        again, within the deadline, when a reply is lost. `erase` counts what existed, and a second
-        time would count less, so it is not: it raises, and may be called again.
+        older assignment cannot come after a newer one (`sparring_redis.connections.server`). Therefore
+        both are sent again, within the deadline, when a reply is lost. `erase` returns the number of keys
+        that existed, which would be smaller the second time; it raises instead, and may be called again.
 
     What holds when a call fails
         A call is one Redis command for each bucket, and Redis runs each whole or not at all. An

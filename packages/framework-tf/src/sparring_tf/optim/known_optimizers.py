@@ -1,7 +1,7 @@
 """Optimizers of Keras whose step over rows an update method can take.
 
-As `sparring_torch.optim.known_optimizers`: classes are known by name, and then tried out over made-up rows, so
-that a release of Keras that computes otherwise is found out, and its rows go through shadows.
+Works like `sparring_torch.optim.known_optimizers`: classes are recognized by name, and then tried out
+with sample rows. If a release of Keras computes differently, its rows are updated through shadows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ranks of a ``torch.distributed`` group.
 
-Messages go over a gloo group of our own, apart from all groups of the program, so that no tag and
-no time-out meets another's; those of tensors on GPUs by NCCL (`sparring_torch.distributed.device_collective`).
-Where ``torch.distributed`` is not initialised, this does it.
+Messages are sent over a separate gloo group, so that tags and time-outs do not conflict with those of the
+program; tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This module
+initializes ``torch.distributed`` if the program has not done so.
 
 gloo has no mercy on a message that is larger than its buffer: it ends the process. And of a smaller
 one it does not tell. So the size goes into the tag: messages of another size do not meet.

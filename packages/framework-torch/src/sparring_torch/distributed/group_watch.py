@@ -4,8 +4,8 @@ gloo's waits have drawbacks for us. A wait that times out closes all connections
 the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
 inside gloo. Instead:
 
-    one thread for each peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), answers its
-                               questions, and so learns at once when the peer leaves, reports a
+    one thread for each peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), replies
+                               to its questions, and so learns at once when the peer leaves, reports a
                                failure, or its connection closes
     one timekeeper             looks now and then whether the main thread has waited too long
 

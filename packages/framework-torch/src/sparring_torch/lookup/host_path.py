@@ -6,8 +6,8 @@
     ResourceManager ◄── gradients of the embeddings, or of the shadows ◄──────────────┘
 
 `sparring_torch.lookup.batch_lookup` contains the autograd node of the first way,
-`sparring_torch.lookup.shadow_pooling` the second way, and `sparring_torch.device.path` the path of tables on
-a device.
+`sparring_torch.lookup.shadow_pooling` the second way, and `sparring_torch.device.path` the path of tables
+on a device.
 """
 
 from __future__ import annotations

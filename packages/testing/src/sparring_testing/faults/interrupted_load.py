@@ -2,7 +2,7 @@
 
     kill_in_a_load("rocksdb", {"path": str(folder)}, str(tmp_path / "snapshot"))
 
-Run as ``python -m sparring_testing.faults.interrupted_load BACKEND OPTIONS URL``, this module is the process.
+``python -m sparring_testing.faults.interrupted_load BACKEND OPTIONS URL`` runs that process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One rank of `sparring_testing.processes.rank_processes`: ``python -m sparring_testing.processes.rank_process ADDRESS``."""
+"""One rank of `sparring_testing.processes.rank_processes`.
+
+Started as ``python -m sparring_testing.processes.rank_process ADDRESS``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reads a configuration: YAML and overrides, checks of plugins, stored configurations, and the way back to YAML."""
+"""Reads a configuration: YAML, checks of plugins, stored configurations; and writes YAML."""
