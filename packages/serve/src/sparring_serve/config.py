@@ -57,7 +57,8 @@ class TlsFiles(DocumentModel):
     key_file: Path | None = Field(None, description="Its key, without a password.")
     ca_file: Path | None = Field(
         None,
-        description="Certificates to trust. A server that has it demands a certificate of clients.",
+        description="Certificates to trust. If a server has this file, clients must present a "
+        "certificate.",
     )
 
     @model_validator(mode="after")
@@ -72,79 +73,84 @@ class ServerConfig(DocumentModel):
 
     address: str | None = Field(
         None,
-        description="host:port to listen on; null: that of the shard and replica in `shards`.",
+        description="host:port to listen on; null: the address of the shard and replica in `shards`.",
     )
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
-        4, description="Calls that are answered at once by a process."
+        4, description="Number of calls that a process answers at the same time."
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that share the port and the pages of the tables."
     )
     verify: Literal["all", "open"] = Field(
         "all",
-        description="What of a version is hashed before it is served: every byte, or headers.",
+        description="Which part of a version is hashed before it is served: every byte, or only the "
+        "headers.",
     )
     poll_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         1.0, description="How often the folder is searched for a newer version."
     )
     warm_up_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         1.0,
-        description="How long at most a newer version is read before it is served: rows of ids asked "
-        "lately, then directories; 0: not at all.",
+        description="Maximum time for which a newer version is read before it is served: first the "
+        "rows of recently requested ids, then directories. 0: no warm-up.",
     )
     keep_versions: Annotated[int, Field(ge=1, le=8)] = Field(
-        2, description="Versions that a client may name."
+        2, description="Number of versions that a client can request."
     )
     cache: Path | None = Field(
         None,
-        description="Local folder for copies, where `snapshots` is a URL: files are copied and hashed "
+        description="Local folder for copies if `snapshots` is a URL: files are copied and hashed "
         "before they are mapped.",
     )
     pin: str | None = Field(
         None, description="Serve the version in this folder of `snapshots`, and no newer one."
     )
     most_ids: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        1_000_000, description="Ids of a call."
+        1_000_000, description="Maximum number of ids in a call."
     )
     most_bytes: Annotated[ByteCount, Field(ge=1 << 16, le=64 << 20)] = Field(
-        64 << 20, description="Bytes of a request, and of an answer."
+        64 << 20, description="Maximum size of a request, and of a reply."
     )
     most_bytes_in_flight: Annotated[ByteCount, Field(ge=1 << 16)] = Field(
-        256 << 20, description="Bytes of all calls under way; more are refused."
+        256 << 20, description="Maximum size of all calls in progress; further calls are rejected."
     )
     most_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
-        10.0, description="A call with a longer deadline, or with none, is refused."
+        10.0, description="Calls with a longer deadline or without a deadline are rejected."
     )
     most_queries: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
-        1_024, description="Queries of a call for recommendations."
+        1_024, description="Maximum number of queries in a call for recommendations."
     )
     most_k: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
-        1_000, description="Rows for each query of a call for recommendations."
+        1_000, description="Maximum number of rows per query in a call for recommendations."
     )
     drain_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
-        10.0, description="How long calls under way may take after SIGTERM."
+        10.0, description="How long calls in progress may take after SIGTERM."
     )
     metrics_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
-        None, description="Port of metrics for Prometheus, on the same host; null: none."
+        None, description="Port of the metrics for Prometheus, on the same host; null: no metrics."
     )
     health_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None,
-        description="Port of health calls in plain text, on the same host, for probes that cannot use "
-        "TLS, as those of Kubernetes; null: health is on the port of `address` only.",
+        description="Port of health checks in plain text, on the same host, for probes that cannot "
+        "use TLS, such as the probes of Kubernetes; null: only the port of `address` "
+        "answers health checks.",
     )
     reflection: bool = Field(
         False,
-        description="Tell generic clients, as grpcurl, the messages of the lookup service; needs "
-        "`pip install 'sparring-serve[reflection]'`.",
+        description="Describes the messages of the lookup service to generic clients such as grpcurl; "
+        "requires `pip install 'sparring-serve[reflection]'`.",
     )
-    tls: TlsFiles = Field(TlsFiles(), description="Encrypts, if it has a certificate.")
+    tls: TlsFiles = Field(
+        TlsFiles(), description="Files of TLS. With a certificate, the server encrypts."
+    )
     token_file: Path | None = Field(
         None,
-        description="A line for each token: role (pull, push or admin), blank, token; null: lookups are "
-        "accepted from everywhere, and all other calls from loopback addresses only.",
+        description="File with a line per token: role (pull, push or admin), space, token. null: "
+        "lookups are accepted from all addresses, and all other calls from loopback "
+        "addresses only.",
     )
     insecure: bool = Field(
-        False, description="Allow plain text where other machines reach the port."
+        False, description="Allows plain text if other machines can reach the port."
     )
 
 
@@ -153,40 +159,48 @@ class ClientConfig(DocumentModel):
 
     deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         0.2,
-        description="Of a pull, attempts with other replicas and repeated ones after pauses included.",
+        description="Deadline of a pull, including attempts with other replicas and retries after "
+        "pauses.",
     )
     row_dtype: Literal["float32", "float16", "int8"] = Field(
-        "float32", description="Of rows on the wire."
+        "float32", description="Data type of rows in replies."
     )
     push_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
-        10.0, description="Of a push, attempts after lost answers and full queues included."
+        10.0,
+        description="Deadline of a push, including retries after lost replies and full queues.",
     )
     most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
-        8 << 20, description="Bytes of rows in an answer; a pull of more is divided."
+        8 << 20,
+        description="Maximum size of the rows in a reply; larger pulls are divided into several "
+        "calls.",
     )
     consistency: Literal["newest", "one_version"] = Field(
         "newest",
-        description="`one_version`: all rows of a pull are of one version, over shards and calls.",
+        description="`one_version`: all rows of a pull have the same version, over all shards and "
+        "calls.",
     )
     on_failure: Literal["raise", "flag", "stale", "initial", "stale_or_initial"] = Field(
         "raise",
-        description="If no replica of a shard answers: an error; or rows that are flagged, which are "
-        "NaN, those that the client saw last (NaN where it saw none), initial values, or, of the last "
-        "two, the first that there is.",
+        description="Result if no replica of a shard replies. `raise`: an error. Otherwise flagged "
+        "rows; `flag`: NaN; `stale`: the rows that the client received last, or NaN; "
+        "`initial`: initial values; `stale_or_initial`: the rows that the client received "
+        "last, or initial values.",
     )
     stale_rows: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         100_000,
-        description="With `on_failure: stale`: places for rows of each table that the client keeps; a "
-        "row takes the place of another.",
+        description="Slots per table for rows that the client keeps for `on_failure: stale`; a new "
+        "row replaces the row in its slot.",
     )
     max_staleness_seconds: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Refuse rows of an older version; 0: any age."
+        0.0, description="A pull raises an error if the version is older; 0: any age is accepted."
     )
     tls: TlsFiles | None = Field(
-        None, description="Encrypts, if given; `ca_file` null: the system's."
+        None,
+        description="Files of TLS. If given, the client encrypts; `ca_file: null` trusts the "
+        "certificates of the system.",
     )
-    token_file: Path | None = Field(None, description="A file whose first line is the token.")
-    insecure: bool = Field(False, description="Allow plain text to servers on other machines.")
+    token_file: Path | None = Field(None, description="File whose first line is the token.")
+    insecure: bool = Field(False, description="Allows plain text to servers on other machines.")
 
 
 class ServingConfig(DocumentModel):
@@ -195,21 +209,24 @@ class ServingConfig(DocumentModel):
     snapshots: LocalPath = Field(
         "served",
         min_length=1,
-        description="The folder that `sparring publish` writes: a path, or a URL of fsspec, as s3://bucket/served.",
+        description="The folder that `sparring publish` writes: a path, or a URL of fsspec such as "
+        "s3://bucket/served.",
     )
     tables: dict[str, BackendTableDeclaration] = Field(
         default_factory=dict,
-        description="In place of `snapshots`: tables whose rows stay in the storage that is trained "
-        "into, as Redis, with caches before it in each server. By name.",
+        description="Alternative to `snapshots`: tables by name whose rows stay in the storage of the "
+        "training, such as Redis, with caches in each server.",
     )
     shards: tuple[tuple[str, ...], ...] = Field(
         (("127.0.0.1:7433",),),
         min_length=1,
         max_length=4096,
-        description="Of each shard the addresses of its replicas.",
+        description="The addresses of the replicas of each shard.",
     )
     map_number: Annotated[int, Field(ge=1, lt=1 << 62)] = Field(
-        1, description="Of `shards`; raise it with each change, so that clients take the newer map."
+        1,
+        description="Version of `shards`. Increase it with each change so that clients use the newer "
+        "map.",
     )
     server: ServerConfig = ServerConfig()
     client: ClientConfig = ClientConfig()

@@ -35,8 +35,8 @@ class StorageDeclaration(DocumentModel):
     backend: str = Field("hkv", description="A storage that `sparring plugins` lists.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Of the backend; in text `{rank}`, `{world_size}` and `{table}` stand for the shard, "
-        "the number of shards, and the table.",
+        description="Options of the backend. In text, `{rank}`, `{world_size}` and `{table}` are "
+        "replaced by the shard, the number of shards, and the table.",
     )
 
 
@@ -45,29 +45,33 @@ class TableDeclaration(DocumentModel):
 
     dim: Annotated[int, Field(ge=1, le=65_536)] = Field(description="Elements of an embedding.")
     update_method: str = Field(
-        "adagrad", description="How gradients change rows; `sparring plugins` lists the methods."
+        "adagrad",
+        description="Method that applies gradients to rows; `sparring plugins` lists the methods.",
     )
     hyper: dict[str, Any] = Field(
         default_factory=dict,
-        description="Hyper-parameters of the method; those left out have its defaults. A push may come "
-        "with an `lr` of its own; all others stay.",
+        description="Hyper-parameters of the method; omitted ones have its defaults. A push can "
+        "contain an `lr` for this push; all others are fixed.",
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Of embeddings; state is float32."
+        "float32", description="Data type of embeddings. Optimizer state is float32."
     )
-    seed: int = Field(0, description="Of initial values, with the table's name and the key.")
+    seed: int = Field(
+        0, description="Determines initial values, together with the name of the table and the key."
+    )
     initializer: Annotated[Initializer, BeforeValidator(initializer_from)] = Field(
-        Uniform(), description="What a key reads as before it has a row: a name, or `{kind: …}`."
+        Uniform(), description="Initial value of a key without a row: a name, or `{kind: …}`."
     )
     admission: Annotated[Admission | None, BeforeValidator(admission_from)] = Field(
-        None, description="Which unseen keys earn a row, `{kind: …}`; null: all."
+        None,
+        description="Filter that determines which new keys get a row, `{kind: …}`; null: all keys.",
     )
     expire: Expiry | None = Field(
         None,
-        description="After how long without a push rows are removed: `{after_steps: …}` or "
+        description="Time without a push after which rows are removed: `{after_steps: …}` or "
         "`{after_days: …}`; null: never.",
     )
-    storage: StorageDeclaration = Field(StorageDeclaration(), description="Where rows are.")
+    storage: StorageDeclaration = Field(StorageDeclaration(), description="Storage of the rows.")
 
     @cached_property
     def method(self) -> UpdateMethod:
@@ -100,49 +104,56 @@ class ParametersConfig(DocumentModel):
     tables: dict[str, TableDeclaration] = Field(min_length=1, description="Tables by name.")
     non_finite_gradients: Literal["raise", "skip"] = Field(
         "raise",
-        description="A push with NaN or infinity is refused, or those of its keys are left out and "
-        "counted.",
+        description="`raise`: a push with NaN or infinity is rejected. `skip`: its keys with such "
+        "gradients are skipped and counted.",
     )
     folders: tuple[LocalPath, ...] = Field(
         ("parameters",),
         min_length=1,
-        description="Folders that hold snapshots, as paths or URLs of fsspec; all shards reach them. "
-        "Others are neither saved to nor loaded from. A name alone is one in the first.",
+        description="Folders of snapshots, as paths or URLs of fsspec; all shards must have access. "
+        "Servers neither save to nor load from other folders. A name without a path is a "
+        "snapshot in the first folder.",
     )
     start: str | None = Field(
         "newest",
-        description="What a server begins with: `newest`, the newest snapshot of the first folder, if "
-        "there is one; the name or URL of another; null: no rows.",
+        description="What a server loads at its start: `newest`, the newest snapshot in the first "
+        "folder if there is one; the name or URL of another snapshot; null: nothing.",
     )
     push_log: Path | None = Field(
         None,
-        description="Local folder of the log of pushes since the last save, one per service, from which "
-        "a server that was killed resumes; null: the first folder's path with `.push-log` at its end, or "
-        "`push-log` in the working directory if the first folder is a URL.",
+        description="Local folder of the log of pushes since the last save, one per service. A server "
+        "that was killed resumes from it. null: the path of the first folder with the "
+        "suffix `.push-log`, or `push-log` in the working directory if the first folder "
+        "is a URL.",
     )
     push_log_bytes: Annotated[ByteCount, Field(ge=0)] = Field(
         1 << 30,
-        description="Bytes of the push log of a shard. Past it pushes are not logged until the next "
-        "save, with a warning; 0: no log.",
+        description="Maximum size of the push log of a shard. If it is full, a warning is logged, and "
+        "pushes are not logged until the next save. 0: no log.",
     )
     push_log_sync_milliseconds: Annotated[float, Field(ge=0, le=3_600_000)] = Field(
         1000.0,
-        description="How often the push log is written to the disk itself (fsync), which only a power "
-        "loss needs; 0: before each acknowledgement.",
+        description="Interval at which the push log is synchronized to the disk (fsync), which only "
+        "protects against power losses; 0: before each acknowledgement.",
     )
     queue_pushes: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
-        256, description="Pushes that wait in a server; more are refused, RESOURCE_EXHAUSTED."
+        256,
+        description="Maximum number of pushes that wait in a server; further pushes are rejected with "
+        "RESOURCE_EXHAUSTED.",
     )
     queue_bytes: Annotated[ByteCount, Field(ge=1 << 16)] = Field(
-        256 << 20, description="Bytes of pushes that wait; one alone always has room."
+        256 << 20,
+        description="Maximum size of the pushes that wait; a single push is always accepted.",
     )
     most_clients: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         1024,
-        description="Clients whose push tokens are kept; past it the one idle longest is forgotten.",
+        description="Maximum number of clients whose push tokens are kept; above it, the client that "
+        "was idle longest is forgotten.",
     )
     save_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
         600.0,
-        description="How long a save, a load or a flush may take; shards wait that long for each other.",
+        description="Maximum time of a save, a load or a flush, and for which shards wait for each "
+        "other.",
     )
 
     @field_validator("tables")
