@@ -29,7 +29,6 @@ import numpy.typing as npt
 from sparring import (
     StepContainer,
     StorageChoice,
-    estimate_bytes,
     hyper_from,
     make_plugin_manager,
     resolve_method,
@@ -37,6 +36,7 @@ from sparring import (
 )
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
+from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
 from sparring_plan.simulation.sheet import inputs_for, simulated_plan
 
@@ -206,7 +206,7 @@ def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
         "id": costs.per_id * 1e9,
     }
     simulated = simulated_plan(inputs, _with_costs(calibration, spec, told))
-    predicted = estimate_bytes("hkv", table.storage.table, num_ids)
+    predicted = estimate_bytes("hkv", table.storage.table, num_ids, make_plugin_manager())
     assert predicted is not None
     anchor = Anchor(
         num_ids,

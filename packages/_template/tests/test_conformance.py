@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparring import estimate_bytes, open_storage
+from sparring import open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError, StorageIOError
 from sparring_sqlite import SqliteOptions
 from sparring_sqlite.backend import SqliteStorage
+from sparring_sqlite.plugin import sparring_register_storage
 from sparring_testing import StorageTests
 
 
@@ -33,9 +34,8 @@ class TestSqliteStorage(StorageTests):
 
     @pytest.fixture
     def estimate(self) -> Any:
-        return lambda storage, rows: estimate_bytes(
-            "sqlite", storage.table, rows, folder=storage.options.folder
-        )
+        (descriptor,) = sparring_register_storage()
+        return lambda storage, rows: descriptor.estimate_bytes(storage.table, storage.options, rows)
 
 
 def test_storage_opens_by_name(tmp_path: Path) -> None:

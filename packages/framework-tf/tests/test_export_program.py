@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ if not sparring_packed.library_path().exists():
 
 import keras
 
-from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
@@ -397,3 +398,11 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
         check_answers(found, exported.answers(inputs))
 
     check_run_without_python(program, bundle, exported.served, publish, check_run)
+
+
+def test_without_sparring_packed_the_line_to_install_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sparring_packed", None)
+    with pytest.raises(PluginError, match="run: pip install sparring-packed"):
+        load_program(tmp_path, tmp_path)

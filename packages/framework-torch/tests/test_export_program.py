@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter.programs import write_file_list
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
@@ -169,7 +169,7 @@ def bound_exactly(exported: Exported, folder: Path) -> Path:
     shutil.copytree(exported.bundle, copied)
     binding = (copied / "binding.txt").read_text().replace("follow:", "exact:", 1)
     (copied / "binding.txt").write_text(binding)
-    write_file_list(copied)
+    sparring_packed.programs.write_file_list(copied)
     return copied
 
 
@@ -195,7 +195,7 @@ def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported)
 
 
 def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: Path) -> None:
-    library = load_library()
+    library = load_library().functions
     copied = bound_exactly(exported, tmp_path)
     library.bind(copied, str(exported.served / "step-1"))
     with pytest.raises(ProgramError, match=r"is bound to version .* alone; export it with follow"):
@@ -226,7 +226,7 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
 
 def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
     """By Python, which has to check before it loads a library, and by the C function."""
-    library = load_library()
+    library = load_library().functions
     copied = tmp_path / exported.bundle.name
     shutil.copytree(exported.bundle, copied)
     served = str(exported.served)
@@ -271,7 +271,7 @@ def test_tables_of_another_model_are_refused(exported: Exported, tmp_path: Path)
 
 
 def operators_of(exported: Exported) -> tuple[Any, str]:
-    library = load_library()
+    library = load_library().functions
     library.bind(exported.bundle, str(exported.served))
     handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
     return torch.ops.sparring_program, handle
@@ -391,3 +391,11 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
             assert torch.equal(mine, expected)
 
     check_run_without_python(program, bundle, exported.served, publish, check_run)
+
+
+def test_without_sparring_packed_the_line_to_install_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sparring_packed", None)
+    with pytest.raises(PluginError, match="run: pip install sparring-packed"):
+        load_program(tmp_path, tmp_path)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import estimate_bytes
+from sparring import make_plugin_manager
 from sparring.adapter import StepContainer, StorageChoice
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_cli import read_document
 from sparring_cli.application import main
 from sparring_plan.planning.costs.costs import RESOURCES, Span, option_costs
+from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.costs.unique_keys import unique_keys
 from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
@@ -128,7 +129,7 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     half = 1000 * steps.bags.seconds(row) / 2
     assert options.base[each, compute] == pytest.approx(half)
     assert options.shard[each, compute] == pytest.approx(owning + 4 * (half + 1000 * pooling))
-    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9)
+    held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9, make_plugin_manager())
     assert held is not None
     assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sparring.errors import InvalidArgumentError
+from sparring.exchange import pull
+from sparring_plan.simulation import ring
 from sparring_plan.simulation.calibration import Calibration, calibrate
 from sparring_plan.simulation.cluster import Cluster
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
@@ -127,3 +129,7 @@ def test_a_machine_tells_what_rows_and_messages_cost() -> None:
     for each in (found.move_seconds_per_row, found.find_seconds_per_row, found.add_seconds_per_row):
         assert 0 < each < 1e-3
     assert 1e-7 < found.message_seconds < 1e-2
+
+
+def test_the_simulated_ring_finds_as_many_chunks_at_once_as_the_real_one() -> None:
+    assert ring.MAX_FINDS == pull.MAX_FINDS

@@ -37,7 +37,10 @@ def test_a_declaration_has_the_settings_of_core(tmp_path: Path) -> None:
         ("initializer: {kind: normal, stdev: 1}", "initializer: .*did you mean 'stddev'"),
         ("initializer: gauss", "initializer: .*'gauss' is unknown; choose one of zeros"),
         ("admission: {kind: frequency, k: 0}", "admission: .* a whole number from 1 .* found 0"),
-        ("expire: {after_days: -1}", r"expire\.after_days is wrong \(found -1, expected .*above 0\)"),
+        (
+            "expire: {after_days: -1}",
+            r"expire\.after_days is wrong \(found -1, expected .*above 0\)",
+        ),
         ("expire: {}", "expire: .*give after_steps or after_days"),
     ],
 )

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from sparring.engine.tables.entry import TableEntry
     from sparring.engine.tables.storage_choice import StorageChoice
     from sparring.errors import SparringError
-    from sparring.exchange.headers import header_bytes
-    from sparring.exchange.link import ExchangeCounters, Link, MessageKind
-    from sparring.exchange.messages import KEY_BYTES, Codec, gradient_bytes, reply_bytes
-    from sparring.exchange.pull import MOST_FINDS
-    from sparring.exchange.routing import chunks_of
     from sparring.kernels.bloom import BloomFilter
     from sparring.kernels.functions import (
         dedup,
@@ -92,7 +87,6 @@ if TYPE_CHECKING:
     )
     from sparring.snapshot.writer import SnapshotWriter
     from sparring.storage.convert import conversion_command, copy_embeddings
-    from sparring.storage.estimate import estimate_bytes
     from sparring.storage.load import begin_load, end_load, restore
     from sparring.storage.memory import MemoryStorage
     from sparring.storage.native import NativeStorage, capsule_of
@@ -125,12 +119,7 @@ _name = names_from(
         "sparring.engine.tables.storage_choice": "StorageChoice",
         "sparring.engine.tables.entry": "TableEntry",
         "sparring.errors": "SparringError",
-        "sparring.exchange.headers": "header_bytes",
-        "sparring.exchange.link": "ExchangeCounters Link MessageKind",
-        "sparring.exchange.messages": "Codec KEY_BYTES gradient_bytes reply_bytes",
         "sparring.contracts.ranks.exchange_options": "ExchangeOptions WireDtype",
-        "sparring.exchange.pull": "MOST_FINDS",
-        "sparring.exchange.routing": "chunks_of",
         "sparring.kernels.bloom": "BloomFilter",
         "sparring.kernels.functions": (
             "dedup initial_rows initializer_spec partition rounding_seed simd_level"
@@ -159,7 +148,6 @@ _name = names_from(
         ),
         "sparring.snapshot.writer": "SnapshotWriter",
         "sparring.storage.convert": "conversion_command copy_embeddings",
-        "sparring.storage.estimate": "estimate_bytes",
         "sparring.storage.load": "begin_load end_load restore",
         "sparring.storage.memory": "MemoryStorage",
         "sparring.storage.native": "NativeStorage capsule_of",
@@ -181,24 +169,22 @@ def __getattr__(name: str) -> object:
 # fmt: off
 __all__ = [
     "AUTO", "ApartRendezvous", "BUILTIN_METHODS", "BloomFilter", "Capabilities", "Closable",
-    "Codec", "Columns", "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions",
-    "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeCounters", "ExchangeOptions",
-    "FindResult", "Initializer", "KEY_BYTES", "Layouts", "Link", "Loaded", "LocalGroup",
-    "MOST_FINDS", "MemoryStorage", "MessageKind", "NativeMethod", "NativeStorage",
-    "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions", "Saved", "ScanChunk",
-    "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError", "State", "Step",
-    "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig", "TableDescription",
-    "TableEntry", "Task", "TierCounters", "Trace", "TruncatedNormal", "Uniform", "WireDtype",
-    "Xavier", "Zeros", "__version__", "automatic_plan", "begin_load",
-    "capsule_of", "checked_options", "chunks_of", "closest_name", "compact", "configure_pool",
+    "Columns", "Constant", "Coordinator", "EMBEDDING_PARTS", "EnvironmentOptions",
+    "EnvironmentRendezvous", "EventLoop", "Evicted", "ExchangeOptions", "FindResult",
+    "Initializer", "Layouts", "Loaded", "LocalGroup", "MemoryStorage", "NativeMethod",
+    "NativeStorage", "Normal", "PluginManager", "ResourceManager", "Retention", "SaveOptions",
+    "Saved", "ScanChunk", "SingleRendezvous", "Snapshot", "SnapshotWriter", "SparringError",
+    "State", "Step", "StepContainer", "Storage", "StorageChoice", "Streams", "TableConfig",
+    "TableDescription", "TableEntry", "Task", "TierCounters", "Trace", "TruncatedNormal",
+    "Uniform", "WireDtype", "Xavier", "Zeros", "__version__", "automatic_plan", "begin_load",
+    "capsule_of", "checked_options", "closest_name", "compact", "configure_pool",
     "conversion_command", "copy_embeddings", "count_rows", "dedup", "end_load",
-    "erase_from_snapshots", "estimate_bytes", "found_table", "gradient_bytes", "hash_strings",
-    "header_bytes", "hyper_from", "initial_rows", "initializer_spec", "interrupted_load",
-    "join_job", "latest_snapshot", "list_snapshots", "locate", "make_plugin_manager",
-    "membership_from", "merged_chunks", "native_failure", "num_threads", "open_place",
-    "open_snapshot", "open_storage", "own_chunks", "partition", "read_note", "reading",
-    "reply_bytes", "resolve_method", "resolved_backends", "restore", "retain", "rounding_seed",
-    "simd_level", "state_without_keys", "suggestion", "unreadable_snapshots", "update_rows",
-    "workload_of", "write_note",
+    "erase_from_snapshots", "found_table", "hash_strings", "hyper_from", "initial_rows",
+    "initializer_spec", "interrupted_load", "join_job", "latest_snapshot", "list_snapshots",
+    "locate", "make_plugin_manager", "membership_from", "merged_chunks", "native_failure",
+    "num_threads", "open_place", "open_snapshot", "open_storage", "own_chunks", "partition",
+    "read_note", "reading", "resolve_method", "resolved_backends", "restore", "retain",
+    "rounding_seed", "simd_level", "state_without_keys", "suggestion", "unreadable_snapshots",
+    "update_rows", "workload_of", "write_note"
 ]
 # fmt: on

@@ -23,6 +23,7 @@ __all__ = [
     "PartialStepError",
     "PeerFailure",
     "PluginError",
+    "ProgramError",
     "SnapshotDamagedError",
     "SnapshotError",
     "SnapshotIOError",
@@ -141,6 +142,10 @@ class PluginError(SparringError):
 
 class VersionError(PluginError):
     """Two parts speak different versions of a contract: upgrade one of them."""
+
+
+class ProgramError(SparringError, RuntimeError):
+    """An exported program and its tables do not fit: bind those that it was exported for."""
 
 
 class NonFiniteGradientError(SparringError, ArithmeticError):

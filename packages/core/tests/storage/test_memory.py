@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sparring import estimate_bytes
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
+from sparring.plugins.registry import make_plugin_manager
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring_testing.references.samples import MakeStorage
 from sparring_testing.storages.storage_tests import StorageTests
@@ -28,4 +28,5 @@ class TestMemoryStorage(StorageTests):
 
     @pytest.fixture
     def estimate(self) -> Any:
-        return lambda storage, rows: estimate_bytes("memory", storage.table, rows)
+        descriptor = make_plugin_manager().storage("memory")
+        return lambda storage, rows: descriptor.estimate_bytes(storage.table, MemoryOptions(), rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_packed.faiss_index import FaissIndex
-    from sparring_packed.library import widen_rows
+    from sparring_packed.library import include_path, library_path, widen_rows
     from sparring_packed.manifest import (
         ServingFile,
         ServingManifest,
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
         read_manifest,
     )
     from sparring_packed.options import PackedOptions
+    from sparring_packed.programs import (
+        Program,
+        ProgramLibrary,
+        new_bundle,
+        program_binding,
+    )
     from sparring_packed.storage import PackedStorage
     from sparring_packed.tables import (
         PackedTable,
@@ -36,9 +42,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
-    "sparring_packed.library": "library_path set_simd_level simd_level widen_rows",
+    "sparring_packed.library": "include_path library_path set_simd_level simd_level widen_rows",
     "sparring_packed.manifest": "ServingFile ServingManifest ServingTable read_manifest",
     "sparring_packed.options": "PackedOptions",
+    "sparring_packed.programs": "Program ProgramLibrary new_bundle program_binding",
     "sparring_packed.storage": "PackedStorage",
     "sparring_packed.tables": "PackedTable PackedTables PackedVersion Pulled open",
     "sparring_packed.top_k_search": "TopK TopKSearch top_k",
@@ -53,6 +60,8 @@ __all__ = [
     "PackedTable",
     "PackedTables",
     "PackedVersion",
+    "Program",
+    "ProgramLibrary",
     "Pulled",
     "ServingFile",
     "ServingManifest",
@@ -63,7 +72,11 @@ __all__ = [
     "WarmedUp",
     "WriteOptions",
     "Written",
+    "include_path",
+    "library_path",
+    "new_bundle",
     "open",
+    "program_binding",
     "read_manifest",
     "top_k",
     "widen_rows",

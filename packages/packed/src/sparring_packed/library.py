@@ -52,6 +52,7 @@ __all__ = [
     "Version",
     "Widen",
     "call",
+    "include_path",
     "library",
     "library_path",
     "set_simd_level",
@@ -253,8 +254,13 @@ _OUT_OF_MEMORY = 5
 
 
 def library_path() -> Path:
-    """The file of the C library, which other programs may open too."""
+    """Returns the file of the C library, which other programs may open too."""
     return Path(__file__).parent / "libsparring_packed.so"
+
+
+def include_path() -> Path:
+    """Returns the folder of the C headers."""
+    return Path(__file__).parent / "include"
 
 
 @cache

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sparring.contracts import (
     API_VERSION,
     CommandDescriptor,
-    CReader,
     StorageDescriptor,
     hookimpl,
 )
@@ -43,7 +42,6 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             factory=_open,
             found=_found,
             quantized=_quantized,
-            c_reader=_c_reader,
         )
     ]
 
@@ -64,13 +62,6 @@ def _found(table: TableConfig, options: PackedOptions) -> TableConfig | None:
     from sparring_packed.storage import found_table
 
     return found_table(table, options)
-
-
-def _c_reader() -> CReader:
-    from sparring_packed.library import library_path
-
-    library = library_path()
-    return CReader(str(library.parent / "include"), str(library))
 
 
 def _quantized(snapshot_url: str, folder: str, dtypes: Mapping[str, str]) -> Mapping[str, Any]:

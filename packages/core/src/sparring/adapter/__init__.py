@@ -35,15 +35,6 @@ if TYPE_CHECKING:
         why_no_weight,
     )
     from sparring.adapter.model_shapes import check_factors
-    from sparring.adapter.programs import (
-        Program,
-        ProgramBinding,
-        ProgramError,
-        ProgramLibrary,
-        c_reader,
-        new_bundle,
-        program_binding,
-    )
     from sparring.adapter.service_tables import fill_service, service_storage, write_rows
     from sparring.adapter.stand_in import rounds_alike
     from sparring.collective.coordinator import Coordinator
@@ -81,6 +72,8 @@ if TYPE_CHECKING:
         shared_settings,
     )
     from sparring.engine.tables.storage_choice import StorageChoice, storage_device
+    from sparring.exchange.link import pass_messages
+    from sparring.exchange.messages import MessageSizes
     from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter, growing_filter_bytes
     from sparring.kernels.functions import dedup
     from sparring.plugins.registry import PluginManager, make_plugin_manager
@@ -104,9 +97,6 @@ __getattr__ = names_from(
             "DistributionReport ModuleReport Outcome check_choices own_methods why_no_weight"
         ),
         "sparring.adapter.model_shapes": "check_factors",
-        "sparring.adapter.programs": (
-            "Program ProgramBinding ProgramError ProgramLibrary c_reader new_bundle program_binding"
-        ),
         "sparring.adapter.service_tables": "fill_service service_storage write_rows",
         "sparring.adapter.stand_in": "rounds_alike",
         "sparring.collective.coordinator": "Coordinator",
@@ -128,6 +118,8 @@ __getattr__ = names_from(
             "non_finite_policy shared_settings"
         ),
         "sparring.contracts.ranks.exchange_options": "ExchangeOptions",
+        "sparring.exchange.link": "pass_messages",
+        "sparring.exchange.messages": "MessageSizes",
         "sparring.kernels.bloom": "BloomFilter GrowingBloomFilter growing_filter_bytes",
         "sparring.kernels.functions": "dedup",
         "sparring.plugins.registry": "PluginManager make_plugin_manager",
@@ -147,20 +139,19 @@ __getattr__ = names_from(
 __all__ = [
     "AUTO", "BagGradients", "BagLookup", "BloomFilter", "Coordinator", "DeviceGradients",
     "DistributionReport", "EnvironmentOptions", "ExchangeOptions", "GrowingBloomFilter", "KeySet",
-    "Lookup", "ModuleReport", "Outcome", "PlanLike", "PluginManager", "PooledLookup", "Prefetch",
-    "Program", "ProgramBinding", "ProgramError", "ProgramLibrary", "Publication", "ResourceManager",
-    "SaveOptions", "Snapshot", "SnapshotWriter", "State", "StepContainer", "StorageChoice",
-    "StorageLike", "TableDeclaration", "TableDescription", "TableGroup", "TableState",
-    "TableUpdate", "bag_weight_gradients", "borrow_threads", "c_reader", "check_choices",
-    "check_factors", "check_offsets", "declared", "dedup", "fill_service", "gather",
-    "give_back_threads", "give_method_states", "give_states", "given_storages",
-    "growing_filter_bytes", "hyper_from", "hypers_by_table", "join_job", "joined_container",
-    "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups", "made_plan",
-    "make_plugin_manager", "membership_from", "method_state", "new_bundle", "non_finite_policy",
-    "open_file_system", "open_place", "open_snapshot", "own_methods", "place_rows", "plan_of_job",
-    "pool", "pool_backward", "pool_weight_gradient", "program_binding", "pulls_on_device",
-    "reporting", "resolve_method", "rounds_alike", "segment_sum", "service_storage", "set_rate",
-    "shared_settings", "storage_device", "suggestion", "sum_gradients", "why_no_weight",
-    "workload_of", "write_rows"
+    "Lookup", "MessageSizes", "ModuleReport", "Outcome", "PlanLike", "PluginManager",
+    "PooledLookup", "Prefetch", "Publication", "ResourceManager", "SaveOptions", "Snapshot",
+    "SnapshotWriter", "State", "StepContainer", "StorageChoice", "StorageLike", "TableDeclaration",
+    "TableDescription", "TableGroup", "TableState", "TableUpdate", "bag_weight_gradients",
+    "borrow_threads", "check_choices", "check_factors", "check_offsets", "declared", "dedup",
+    "fill_service", "gather", "give_back_threads", "give_method_states", "give_states",
+    "given_storages", "growing_filter_bytes", "hyper_from", "hypers_by_table", "join_job",
+    "joined_container", "keras_method", "key_gradients", "look_up", "look_up_bags", "lookups",
+    "made_plan", "make_plugin_manager", "membership_from", "method_state", "non_finite_policy",
+    "open_file_system", "open_place", "open_snapshot", "own_methods", "pass_messages",
+    "place_rows", "plan_of_job", "pool", "pool_backward", "pool_weight_gradient",
+    "pulls_on_device", "reporting", "resolve_method", "rounds_alike", "segment_sum",
+    "service_storage", "set_rate", "shared_settings", "storage_device", "suggestion",
+    "sum_gradients", "why_no_weight", "workload_of", "write_rows"
 ]
 # fmt: on

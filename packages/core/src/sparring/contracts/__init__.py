@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         API_VERSION,
         CollectiveDescriptor,
         CommandDescriptor,
-        CReader,
         Descriptor,
         FrameworkDescriptor,
         InnerStorage,
@@ -156,7 +155,7 @@ __getattr__ = names_from(
             "new_header"
         ),
         "sparring.contracts.descriptors": (
-            "API_VERSION CReader CollectiveDescriptor CommandDescriptor Descriptor "
+            "API_VERSION CollectiveDescriptor CommandDescriptor Descriptor "
             "FrameworkDescriptor InnerStorage KernelsDescriptor OptionProblem PlannerDescriptor "
             "RendezvousDescriptor ShardingKindDescriptor StorageDescriptor UpdateMethodDescriptor"
         ),
@@ -204,8 +203,8 @@ __getattr__ = names_from(
 # Packed: one name a line would hide the rest of this file.
 # fmt: off
 __all__ = [
-    "ADMISSIONS", "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource", "Background",
-    "Backoff", "Bloom", "BufferView", "ByteCount", "CONVERT_HELP", "CReader", "Capabilities",
+    "ADMISSIONS", "API_VERSION", "Admission", "AdmissionLike", "Array", "ArraySource",
+    "Background", "Backoff", "Bloom", "BufferView", "ByteCount", "CONVERT_HELP", "Capabilities",
     "ChangeLog", "Closable", "Collective", "CollectiveDescriptor", "Columns", "CommandDescriptor",
     "Constant", "DTYPES", "Dedup", "Descriptor", "DeviceArray", "Evicted", "Expiry", "ExpiryLike",
     "Failure", "FeatureWorkload", "FindResult", "FrameworkDescriptor", "Frequency",
@@ -220,11 +219,11 @@ __all__ = [
     "StorageKernels", "StorageLookup", "StorageUpdate", "StoredRows", "SupportsBackground",
     "SupportsCapsule", "SupportsCopy", "SupportsFirstTier", "SupportsNotes", "SupportsPurge",
     "SupportsPush", "SupportsReplaceAll", "SupportsRestore", "SupportsTiers", "TableBags",
-    "TableConfig", "TableSharding", "TableSums", "TableWorkload", "TierCounters", "TruncatedNormal",
-    "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows", "WholeNumber", "Work",
-    "WorkContext", "Xavier", "Zeros", "admission_from", "call_each", "check_columns", "check_keys",
-    "choice_of", "closed_error", "empty_notice", "expiry_from", "fields_of", "hookimpl", "hookspec",
-    "initializer_from", "is_path", "kind_of", "may_show_secret", "new_header", "passwords_in",
-    "read_note", "secrets_in", "write_note"
+    "TableConfig", "TableSharding", "TableSums", "TableWorkload", "TierCounters",
+    "TruncatedNormal", "Uniform", "UpdateMethod", "UpdateMethodDescriptor", "UpdateRows",
+    "WholeNumber", "Work", "WorkContext", "Xavier", "Zeros", "admission_from", "call_each",
+    "check_columns", "check_keys", "choice_of", "closed_error", "empty_notice", "expiry_from",
+    "fields_of", "hookimpl", "hookspec", "initializer_from", "is_path", "kind_of",
+    "may_show_secret", "new_header", "passwords_in", "read_note", "secrets_in", "write_note"
 ]
 # fmt: on

@@ -86,16 +86,6 @@ class OptionProblem:
     """Value that was found, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class CReader:
-    """Where the C interface of a backend is."""
-
-    include: str
-    """Folder of its header."""
-    library: str
-    """The shared library."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StorageDescriptor(Descriptor):
     """A storage backend. `factory(table, options)` opens one shard of one table.
@@ -124,8 +114,6 @@ class StorageDescriptor(Descriptor):
     makes what the factory opens of a snapshot, in a new folder, and returns the options for it.
     `dtypes`: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
 
-    `c_reader()` is for backends whose rows a program reads without Python: their header and library.
-
     `change_log(table name, options)` is for backends that keep the change notes of a table with its rows,
     where processes with caches before them find them; left out, a folder keeps them.
     """
@@ -137,7 +125,6 @@ class StorageDescriptor(Descriptor):
     check: Callable[[Any, Any], Sequence[OptionProblem]] | None = None
     estimate_bytes: Callable[..., Mapping[str, int]] | None = None
     quantized: Callable[[str, str, Mapping[str, str]], Mapping[str, Any]] | None = None
-    c_reader: Callable[[], CReader] | None = None
     change_log: Callable[[str, Any], ChangeLog] | None = None
 
 

@@ -18,7 +18,16 @@ from sparring.errors import PeerFailure
 from sparring.runtime.threads import SerialExecutor
 from sparring.runtime.trace import Trace
 
-__all__ = ["Buffers", "ExchangeCounters", "Link", "MessageKind", "Transfer", "WireBytes", "tag_of"]
+__all__ = [
+    "Buffers",
+    "ExchangeCounters",
+    "Link",
+    "MessageKind",
+    "Transfer",
+    "WireBytes",
+    "pass_messages",
+    "tag_of",
+]
 
 
 class MessageKind(Enum):
@@ -264,6 +273,21 @@ class Link:
             table=context.table,
             step=context.step,
         )
+
+
+def pass_messages(collective: Collective, count: int) -> None:
+    """Sends small messages from this rank to itself, one after the other, and receives them.
+
+    The time that it takes is what messages cost the threads of an exchange.
+    """
+    link = Link(collective, ExchangeCounters())
+    link.begin("calibration", None, None)
+    outgoing, incoming = np.zeros(64, np.uint8), np.empty(64, np.uint8)
+    for _ in range(count):
+        coming = link.receive(MessageKind.KEYS, incoming, collective.rank)
+        going = link.send(MessageKind.KEYS, outgoing, collective.rank)
+        while not (link.is_done(coming) and link.is_done(going)):
+            pass
 
 
 def _nothing() -> None:

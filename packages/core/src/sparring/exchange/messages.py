@@ -14,9 +14,9 @@ A table slice is the part of a chunk that belongs to one table. It begins on a m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,14 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.device.kernels import DeviceArray
-from sparring.contracts.ranks.exchange_options import WireDtype
+from sparring.contracts.ranks.collective import new_header
+from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.storage.results import Columns, Keys, Rows
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
-from sparring.exchange.routing import Chunk, Routed
+from sparring.exchange.headers import header_bytes
+from sparring.exchange.routing import Chunk, Routed, chunks_of
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import Decision
 from sparring.kernels.cpu import HOST
@@ -37,7 +39,9 @@ from sparring.kernels.cpu import HOST
 __all__ = [
     "FAILED",
     "KEY_BYTES",
+    "ChunkSizes",
     "Codec",
+    "MessageSizes",
     "OwnedGradients",
     "PullRequest",
     "Pulled",
@@ -377,3 +381,63 @@ def pack_gradients(
             codec.encode(taken, wire)
         at += padded(end - at)
         message[end:at] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Sizes of the messages of one chunk of keys."""
+
+    counts: tuple[tuple[int, int], ...]
+    """Table and number of its keys, for each table that has keys in this chunk."""
+    key_bytes: int
+    """Bytes of the request for the rows."""
+    reply_bytes: int
+    """Bytes of the reply."""
+    gradient_bytes: int
+    """Bytes of the message that sends the gradients of these keys to their owner."""
+
+
+class MessageSizes:
+    """Sizes of the messages of an exchange, computed without running it. Planners use them.
+
+    Args:
+        tables: the tables that are exchanged together, in their order; `dim` is the number of elements
+            of a row that travel.
+        options: the dtypes on the wire.
+    """
+
+    key_bytes: ClassVar[int] = KEY_BYTES
+    """Bytes of one key."""
+    part_header_bytes: ClassVar[int] = new_header().nbytes
+    """Bytes that a rank sends before each part of a `Collective.all_to_all`."""
+
+    def __init__(self, tables: Sequence[TableConfig], options: ExchangeOptions) -> None:
+        rows, gradients = WireDtype(options.row_wire_dtype), WireDtype(options.gradient_wire_dtype)
+        self._rows = [Codec(each.numpy_dtype, each.dim, rows) for each in tables]
+        self._gradients = [Codec(each.computing_dtype, each.dim, gradients) for each in tables]
+
+    @staticmethod
+    def header_bytes(num_tables: int) -> int:
+        """Returns the bytes that one rank sends to one other rank before an exchange of `num_tables`."""
+        return header_bytes(num_tables)
+
+    def gradient_row_bytes(self, table: int) -> int:
+        """Returns the bytes of the gradient of one row."""
+        return self._gradients[table].row_bytes
+
+    def chunks(
+        self, counts: npt.NDArray[np.int64], chunk_rows: int | None = None
+    ) -> Iterator[ChunkSizes]:
+        """Yields the sizes of the messages between one rank and one owner.
+
+        Args:
+            counts: ``(tables,)``: number of keys of each table.
+            chunk_rows: the most keys of one message; None sends all keys in one message.
+        """
+        for chunk in chunks_of(counts, chunk_rows or max(1, int(counts.sum()))):
+            yield ChunkSizes(
+                tuple((part.table, part.count) for part in chunk.slices),
+                chunk.count * KEY_BYTES,
+                reply_bytes(chunk, self._rows),
+                gradient_bytes(chunk, self._gradients),
+            )

@@ -42,10 +42,10 @@ from sparring.exchange.refresh import PullRecord
 from sparring.exchange.routing import ChunkTransfer, Routed, chunk_transfers
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 
-__all__ = ["MOST_FINDS", "RingPull"]
+__all__ = ["MAX_FINDS", "RingPull"]
 
 _KEYS, _ROWS = MessageKind.KEYS, MessageKind.ROWS
-MOST_FINDS = 2
+MAX_FINDS = 2
 """On the executor at once: one runs, and the next is there when it ends."""
 
 
@@ -279,7 +279,7 @@ class RingPull:
             self._ended(job, "hop 0")
             moved = True
         for served in self._served:
-            if self._num_finding >= MOST_FINDS:
+            if self._num_finding >= MAX_FINDS:
                 return moved
             is_ready = served.keys_coming is None and served.message is None
             if not is_ready:

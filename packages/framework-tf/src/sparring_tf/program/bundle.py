@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sparring.adapter import Program
-from sparring_tf.program.library import reading_library
+from sparring_tf.program.library import packed, reading_library
+
+if TYPE_CHECKING:
+    from sparring_packed import Program
 
 __all__ = ["PROGRAM", "SIGNATURE", "load_program"]
 
@@ -38,4 +40,7 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
 
         return call
 
-    return Program(bundle, served, "tensorflow", lambda _: reading_library(), load)
+    made: Program = packed().Program(
+        bundle, served, "tensorflow", lambda _: reading_library(), load
+    )
+    return made

@@ -14,10 +14,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
-from sparring.adapter import c_reader, new_bundle, program_binding
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.program.bundle import PROGRAM, SIGNATURE
-from sparring_tf.program.library import operators, reading_library
+from sparring_tf.program.library import operators, packed, reading_library
 from sparring_tf.program.lookups import traced_for
 from sparring_tf.saving.anchors import trained_table
 
@@ -71,7 +70,7 @@ def export_program(
         )
     declared = [each for table in tables for each in table.agent.declarations]
     dims = {each.table.name: each.table.dim for each in declared}
-    binding = program_binding(reading_library(), bundle, dims, served, follow)
+    binding = packed().program_binding(reading_library(), bundle, dims, served, follow)
     program = tf.Module(name="program")
     program.weights = [each.value for each in model.variables if trained_table(each) is None]
     compute = call or (lambda *inputs: model(*inputs, training=False))
@@ -80,7 +79,7 @@ def export_program(
     _, library = operators()
     with traced_for(binding.handle), _inner_functions_inlined():
         _check_lookups(serving.get_concrete_function().graph)
-        with new_bundle(binding, f"tensorflow {tf.__version__}", library, c_reader()) as made:
+        with packed().new_bundle(binding, f"tensorflow {tf.__version__}", library) as made:
             try:
                 # Traces what it has not met, so it belongs into the block, too.
                 tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)
@@ -90,7 +89,8 @@ def export_program(
                     f"with vocabularies have: {error}; leave them out of the model that is exported"
                 ) from error
             (made / SIGNATURE).write_text(_signature(made / PROGRAM))
-    return binding.folder
+    folder: Path = binding.folder
+    return folder
 
 
 def _specs(model: Any) -> list[Any]:

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparring.adapter import ProgramError, ProgramLibrary, c_reader
-from sparring.errors import PluginError
+from sparring.errors import PluginError, ProgramError
 from sparring_tf.op_library import load_library
 
-__all__ = ["LIBRARY", "ProgramError", "operators", "reading_library"]
+if TYPE_CHECKING:
+    from sparring_packed import ProgramLibrary
+
+__all__ = [
+    "LIBRARY",
+    "ProgramError",
+    "operators",
+    "packed",
+    "reading_library",
+]
 
 LIBRARY = "libsparring_program.so"
+
+
+def packed() -> Any:
+    """Returns the package `sparring_packed`, which writes and loads bundles of programs.
+
+    Raises:
+        PluginError: it is not installed.
+    """
+    try:
+        import sparring_packed
+    except ImportError as error:
+        raise PluginError(
+            "exported programs read serving snapshots with sparring-packed, which is not installed; "
+            "run: pip install sparring-packed"
+        ) from error
+    return sparring_packed
 
 
 @lru_cache(maxsize=1)
@@ -21,7 +46,7 @@ def _loaded() -> tuple[Any, Path]:
     functions, library = load_library(LIBRARY)
     read_by = library.sparring_tf_read_programs_by
     read_by.argtypes, read_by.restype = [ctypes.c_char_p], ctypes.c_char_p
-    fault = read_by(c_reader().library.encode())
+    fault = read_by(os.fsencode(packed().library_path()))
     if fault is not None:
         raise PluginError(f"sparring-packed: {fault.decode(errors='replace')}")
     # TensorFlow gave the name by which it has opened the library.
@@ -45,4 +70,5 @@ def reading_library() -> ProgramLibrary:
         PluginError: as `operators`.
     """
     operators()
-    return ProgramLibrary(c_reader().library)
+    made: ProgramLibrary = packed().ProgramLibrary()
+    return made

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparring.adapter import Program
-from sparring_torch.program.library import load_library
+from sparring_torch.program.library import load_library, packed
+
+if TYPE_CHECKING:
+    from sparring_packed import Program
 
 __all__ = ["PROGRAM", "load_program"]
 
@@ -26,9 +28,13 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
     Raises:
         InvalidArgumentError: there is no bundle of torch, or a file of it is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
+        PluginError: sparring-packed is not installed.
     """
 
     def load(folder: Path) -> Any:
         return torch._inductor.aoti_load_package(str(folder / PROGRAM))
 
-    return Program(bundle, served, "torch", lambda folder: load_library(folder / "lib"), load)
+    made: Program = packed().Program(
+        bundle, served, "torch", lambda folder: load_library(folder / "lib").functions, load
+    )
+    return made

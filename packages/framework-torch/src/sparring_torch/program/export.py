@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from sparring.adapter import c_reader, new_bundle, program_binding
 from sparring.errors import UnsupportedError
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.lookup.lookup_ops import LookupModule, module_of_site
@@ -25,7 +24,7 @@ from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollecti
 from sparring_torch.modules.embedding_collection import EmbeddingCollection
 from sparring_torch.modules.table_module import table_modules
 from sparring_torch.program.bundle import PROGRAM
-from sparring_torch.program.library import LIBRARY, load_library
+from sparring_torch.program.library import LIBRARY, load_library, packed
 
 __all__ = ["export_program"]
 
@@ -65,6 +64,7 @@ def export_program(
         InvalidArgumentError: no tables in the module; the folder exists; `served` lacks a table
             of the module, or has it with another dim.
         ProgramError: there is no serving snapshot.
+        PluginError: sparring-packed is not installed.
         UnsupportedError: torch is older than 2.10, there is no C++ compiler, or the module looks
             up in a way that no program has.
     """
@@ -72,7 +72,7 @@ def export_program(
     modules = table_modules(inner)
     library = load_library()
     dims = {each.table.name: each.table.dim for each in _declarations(modules)}
-    binding = program_binding(library, bundle, dims, served, follow)
+    binding = packed().program_binding(library.functions, bundle, dims, served, follow)
     inner.eval()
     with torch.no_grad():
         program = torch.export.export(
@@ -81,9 +81,10 @@ def export_program(
     _bind_lookups(program.graph_module.graph, binding.handle)
     program.graph_module.recompile()
     operators = library.folder / LIBRARY
-    with new_bundle(binding, f"torch {torch.__version__}", operators, c_reader()) as made:
+    with packed().new_bundle(binding, f"torch {torch.__version__}", operators) as made:
         torch._inductor.aoti_compile_and_package(program, package_path=str(made / PROGRAM))
-    return binding.folder
+    folder: Path = binding.folder
+    return folder
 
 
 def _declarations(modules: Sequence[Any]) -> list[Any]:

@@ -10,16 +10,26 @@ import shutil
 import subprocess
 import tempfile
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sparring.adapter import ProgramError, ProgramLibrary, c_reader
-from sparring.errors import UnsupportedError
+from sparring.errors import PluginError, ProgramError, UnsupportedError
 
-__all__ = ["LIBRARY", "Library", "ProgramError", "build_library", "load_library"]
+if TYPE_CHECKING:
+    from sparring_packed import ProgramLibrary
+
+__all__ = [
+    "LIBRARY",
+    "Library",
+    "ProgramError",
+    "build_library",
+    "load_library",
+    "packed",
+]
 
 LIBRARY = "libsparring_program.so"
 _SOURCE = Path(__file__).with_name("native") / "lookup_ops.cc"
@@ -27,6 +37,22 @@ _NAMESPACE = "sparring_program"
 _OLDEST_TORCH = (2, 10)
 _ABI = "0x020a000000000000"
 """Torch 2.10, the first whose stable ABI has strings and lists."""
+
+
+def packed() -> Any:
+    """Returns the package `sparring_packed`, which writes and loads bundles of programs.
+
+    Raises:
+        PluginError: it is not installed.
+    """
+    try:
+        import sparring_packed
+    except ImportError as error:
+        raise PluginError(
+            "exported programs read serving snapshots with sparring-packed, which is not installed; "
+            "run: pip install sparring-packed"
+        ) from error
+    return sparring_packed
 
 
 def build_library(folder: Path) -> None:
@@ -48,12 +74,14 @@ def build_library(folder: Path) -> None:
             f"exporting a program needs a C++ compiler, found none called {compiler!r}; install g++, or "
             "name yours by the environment variable CXX"
         )
-    reader, of_torch = c_reader(), Path(torch.__file__).parent
-    shutil.copy2(reader.library, folder)
+    reader: Path = packed().library_path()
+    of_torch = Path(torch.__file__).parent
+    shutil.copy2(reader, folder)
     command = [
         compiler, "-std=c++20", "-O2", "-fPIC", "-shared", f"-DTORCH_TARGET_VERSION={_ABI}",
-        f"-I{of_torch / 'include'}", f"-I{reader.include}", str(_SOURCE), "-o", str(folder / LIBRARY),
-        f"-L{of_torch / 'lib'}", "-ltorch_cpu", f"-L{folder}", f"-l:{Path(reader.library).name}",
+        f"-I{of_torch / 'include'}", f"-I{packed().include_path()}",
+        str(_SOURCE), "-o", str(folder / LIBRARY),
+        f"-L{of_torch / 'lib'}", "-ltorch_cpu", f"-L{folder}", f"-l:{reader.name}",
         "-Wl,-rpath,$ORIGIN",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -78,20 +106,18 @@ def load_library(folder: Path | None = None) -> Library:
         build_library(folder)
     torch.ops.load_library(str(folder / LIBRARY))  # type: ignore[no-untyped-call]
     _register_shapes()
-    _loaded.append(Library(folder))
+    _loaded.append(Library(folder, packed().ProgramLibrary(folder / LIBRARY)))
     return _loaded[0]
 
 
-class Library(ProgramLibrary):
-    """The functions of ``sparring_program.h``, by the library of the operators.
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The library of the operators."""
 
-    Args:
-        folder: of the library.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / LIBRARY)
-        self.folder = folder
+    folder: Path
+    """Folder that contains it."""
+    functions: ProgramLibrary
+    """Its functions of ``sparring_program.h``."""
 
 
 _loaded: list[Library] = []

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import ExchangeCounters, Link, LocalGroup, MessageKind, _native, open_storage
+from sparring import LocalGroup, _native, open_storage
+from sparring.adapter import pass_messages
 from sparring.contracts import TableConfig
 
 if TYPE_CHECKING:
@@ -62,18 +63,8 @@ def calibrate(
 def _message_seconds() -> float:
     """Half of what a message costs that one thread both sends and takes."""
     with LocalGroup(2).join(0) as collective:
-        link = Link(collective, ExchangeCounters())
-        link.begin("calibration", None, None)
-        outgoing, incoming = np.zeros(64, np.uint8), np.empty(64, np.uint8)
-
-        def pass_messages() -> None:
-            for _ in range(_NUM_MESSAGES):
-                coming = link.receive(MessageKind.KEYS, incoming, 0)
-                going = link.send(MessageKind.KEYS, outgoing, 0)
-                while not (link.is_done(coming) and link.is_done(going)):
-                    pass
-
-        return best_seconds(pass_messages) / _NUM_MESSAGES / 2
+        best = best_seconds(lambda: pass_messages(collective, _NUM_MESSAGES))
+    return best / _NUM_MESSAGES / 2
 
 
 def best_seconds(call: Callable[[], object]) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from sparring import WireDtype
+from sparring.adapter import ExchangeOptions
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["Compute", "Network", "SimulatedSchedule", "Workload"]
@@ -93,7 +93,7 @@ class Workload:
     ids_per_rank: int = 262_144
     unique_share: float = 0.5
     dim: int = 64
-    wire_dtype: WireDtype | str = WireDtype.EXACT
+    wire_dtype: str = "exact"
     chunk_rows: int = 4096
     chunks_in_flight: int = 8
     shared_share: float = 0.0
@@ -109,13 +109,7 @@ class Workload:
                 raise InvalidArgumentError(
                     f"simulation: {name} must be from 0 to 1, found {getattr(self, name)}"
                 )
-        try:
-            object.__setattr__(self, "wire_dtype", WireDtype(self.wire_dtype))
-        except ValueError:
-            names = ", ".join(each.value for each in WireDtype)
-            raise InvalidArgumentError(
-                f"simulation: wire_dtype must be one of {names}, found {self.wire_dtype!r}"
-            ) from None
+        ExchangeOptions(row_wire_dtype=self.wire_dtype)  # raises unless it is one of the exchange
 
     @property
     def num_keys(self) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparring import KEY_BYTES, Codec
+from sparring.adapter import MessageSizes
 from sparring_plan.planning.inputs import TableSpec
 from sparring_plan.simulation.ring import StreamPart
 
@@ -32,7 +32,7 @@ class PooledTable:
         samples: of a rank's batch.
         shares: ``(ranks,)``: share of the rows of a column block that each rank owns.
         unique: distinct keys of a rank's batch.
-        codec: of pools and of their gradients.
+        pool_row_bytes: bytes of one pool, or of its gradient.
         find_seconds: for each distinct key.
         pool_seconds: for each id.
         add_seconds: for each id.
@@ -42,7 +42,7 @@ class PooledTable:
     samples: int
     shares: npt.NDArray[np.float64]
     unique: float
-    codec: Codec
+    pool_row_bytes: int
     find_seconds: float
     pool_seconds: float
     add_seconds: float
@@ -71,10 +71,11 @@ class PooledTable:
     def bag_bytes(self, owner: int) -> int:
         ids = self.num_ids(owner)
         weights = round(ids * self.weighted_share) * _WEIGHT_BYTES
-        return ids * KEY_BYTES + _padded(self.num_bags(owner) * _LENGTH_BYTES) + _padded(weights)
+        lengths = self.num_bags(owner) * _LENGTH_BYTES
+        return ids * MessageSizes.key_bytes + _padded(lengths) + _padded(weights)
 
     def pool_bytes(self, owner: int) -> int:
-        return _padded(self.num_bags(owner) * self.codec.row_bytes)
+        return _padded(self.num_bags(owner) * self.pool_row_bytes)
 
 
 def pooled_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:

@@ -11,18 +11,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sparring import (
-    KEY_BYTES,
-    MOST_FINDS,
-    Codec,
-    chunks_of,
-    gradient_bytes,
-    reply_bytes,
-)
+from sparring.adapter import MessageSizes
 from sparring_plan.simulation.cluster import Group, Message, Phase, Rank
 from sparring_plan.simulation.model import Compute
 
-__all__ = ["Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "row_parts"]
+__all__ = ["MAX_FINDS", "Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "row_parts"]
+
+MAX_FINDS = 2
+"""Number of chunks that an owner finds concurrently, as in core; a test compares the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ def _planned(hops: Sequence[Parts]) -> Iterator[_Planned]:
 
 def row_parts(
     counts: npt.NDArray[np.int64],
-    codecs: tuple[Sequence[Codec], Sequence[Codec]],
+    sizes: MessageSizes,
     compute: Sequence[Compute],
     chunk_rows: int,
 ) -> list[StreamPart]:
@@ -100,20 +96,19 @@ def row_parts(
 
     Args:
         counts: ``(tables,)``: keys of each table.
-        codecs: of rows and of gradients, of each table.
+        sizes: sizes of the messages of these tables.
         compute: seconds for each row, of each table.
         chunk_rows: the most keys in a message.
     """
-    rows, gradients = codecs
     found = []
-    for chunk in chunks_of(counts, chunk_rows):
-        each = [(part.count, compute[part.table]) for part in chunk.slices]
+    for number, chunk in enumerate(sizes.chunks(counts, chunk_rows)):
+        each = [(count, compute[table]) for table, count in chunk.counts]
         found.append(
             StreamPart(
-                chunk.number,
-                chunk.count * KEY_BYTES,
-                reply_bytes(chunk, rows),
-                gradient_bytes(chunk, gradients),
+                number,
+                chunk.key_bytes,
+                chunk.reply_bytes,
+                chunk.gradient_bytes,
                 sum(count * of.find_seconds_per_row for count, of in each),
                 sum(count * of.add_seconds_per_row for count, of in each),
                 sum(count * of.move_seconds_per_row for count, of in each),
@@ -236,7 +231,7 @@ class PullPhase(_RingPhase):
 
     def _find(self) -> None:
         for served in self._served:
-            if self._num_finding >= MOST_FINDS:
+            if self._num_finding >= MAX_FINDS:
                 return
             key = ("keys", served.planned.hop, served.planned.part.number)
             if served.is_submitted or key not in self.come:

@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparring import (
-    KEY_BYTES,
-    Codec,
-    WireDtype,
-    chunks_of,
-    gradient_bytes,
-    header_bytes,
-    reply_bytes,
-)
-from sparring.contracts import new_header
+from sparring.adapter import ExchangeOptions, MessageSizes
+from sparring.contracts import TableConfig
 from sparring_plan.simulation.cluster import Group, Phase, Rank
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.phases import AllToAll, Computing
@@ -26,9 +18,7 @@ __all__ = ["phases_of"]
 
 Counts = npt.NDArray[np.int64]
 
-_HEADER_BYTES = header_bytes(1)
-_SHAPE_BYTES = new_header().nbytes
-"""Bytes before each part of an all-to-all of `Collective`."""
+_HEADER_BYTES = MessageSizes.header_bytes(1)
 
 
 def phases_of(
@@ -63,8 +53,9 @@ class _Plan:
         self._rank = rank
         self._compute = compute
         self._workload = workload
-        wire_dtype = WireDtype(workload.wire_dtype)
-        self._codecs = [Codec(np.dtype(np.float32), workload.dim, wire_dtype)]
+        wire_dtype = workload.wire_dtype
+        options = ExchangeOptions(row_wire_dtype=wire_dtype, gradient_wire_dtype=wire_dtype)
+        self._sizes = MessageSizes([TableConfig("simulated", workload.dim)], options)
         per_machine = network.ranks_per_machine
         self._whole = Group(world_size, 1, world_size)
         self._inside = Group(per_machine, 1, per_machine)
@@ -127,13 +118,13 @@ class _Plan:
         message_bytes: Sequence[int],
         hop_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        self._add(AllToAll, group, [_SHAPE_BYTES] * (group.size - 1))
+        self._add(AllToAll, group, [MessageSizes.part_header_bytes] * (group.size - 1))
         self._add(AllToAll, group, message_bytes, hop_seconds)
 
     def _stream(self, group: Group, num_keys: int) -> Stream:
         workload = self._workload
         parts = [
-            row_parts(each, (self._codecs, self._codecs), [self._compute], workload.chunk_rows)
+            row_parts(each, self._sizes, [self._compute], workload.chunk_rows)
             for each in _spread(num_keys, group.size)
         ]
         return Stream(group, parts, parts, workload.chunks_in_flight)
@@ -144,17 +135,15 @@ class _Plan:
 
     @staticmethod
     def _key_bytes(counts: Counts) -> list[int]:
-        return [int(each) * KEY_BYTES for each in counts[1:, 0]]
+        return [int(each) * MessageSizes.key_bytes for each in counts[1:, 0]]
 
     def _row_bytes(self, counts: Counts) -> list[int]:
-        return [self._whole_stream(each, reply_bytes) for each in counts[1:]]
+        return [sum(chunk.reply_bytes for chunk in self._sizes.chunks(each)) for each in counts[1:]]
 
     def _gradient_bytes(self, counts: Counts) -> list[int]:
-        return [self._whole_stream(each, gradient_bytes) for each in counts[1:]]
-
-    def _whole_stream(self, counts: Counts, num_bytes: Callable[..., int]) -> int:
-        chunks = chunks_of(counts, max(1, int(counts[0])))
-        return sum(num_bytes(chunk, self._codecs) for chunk in chunks)
+        return [
+            sum(chunk.gradient_bytes for chunk in self._sizes.chunks(each)) for each in counts[1:]
+        ]
 
 
 def _spread(num_keys: int, parts: int) -> Counts:

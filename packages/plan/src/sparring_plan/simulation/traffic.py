@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Codec, WireDtype, chunks_of, gradient_bytes, header_bytes
+from sparring.adapter import ExchangeOptions, MessageSizes
+from sparring.contracts import TableConfig
 from sparring_plan.planning.costs.costs import Options, Shape
 from sparring_plan.planning.costs.key_bins import key_bins
 from sparring_plan.planning.costs.storages import storage_models
@@ -30,8 +31,6 @@ __all__ = ["Exchange", "PlanTraffic", "Sent", "traffic_of"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_DTYPES = {"float64": "<f8", "float32": "<f4", "bfloat16": "<u2", "float16": "<f2"}
-"""Of the same size: only bytes count here."""
 _GRADIENT_BYTES = 4
 
 
@@ -143,11 +142,10 @@ class _Collected:
 
     asked: list[Ints] = field(default_factory=list)
     compute: list[Compute] = field(default_factory=list)
-    row_codecs: list[Codec] = field(default_factory=list)
-    gradient_codecs: list[Codec] = field(default_factory=list)
+    asked_tables: list[TableConfig] = field(default_factory=list)
     pooled: list[PooledTable] = field(default_factory=list)
     replicated: list[int] = field(default_factory=list)
-    replicated_codecs: list[Codec] = field(default_factory=list)
+    replicated_tables: list[TableConfig] = field(default_factory=list)
 
 
 class _RowCosts:
@@ -212,7 +210,7 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
             local += ids * steps.ids.seconds(spec.dim * spec.element_bytes)
         if shape.kind == "data_parallel":
             found.replicated.append(round(keys))
-            found.replicated_codecs.append(_gradients(spec, spec.dim))
+            found.replicated_tables.append(_columns(spec, spec.dim))
             local += ids * pool + keys * find
             adding += keys * ranks * (add + steps.replicas.seconds(spec.dim * _GRADIENT_BYTES))
             update += keys_of_all * write
@@ -220,7 +218,7 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         update += shares * keys_of_all * write
         if shape.transfer == "pooled":
             pooled = PooledTable(
-                spec, inputs.samples, shares, keys, _gradients(spec, width),
+                spec, inputs.samples, shares, keys, _sizes([_columns(spec, width)]).gradient_row_bytes(0),
                 find_seconds=find, pool_seconds=pool, add_seconds=add,
             )  # fmt: skip
             found.pooled.append(pooled)
@@ -235,8 +233,7 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         local += keys * shape.num_columns * steps.rows.seconds(width * spec.element_bytes)
         found.asked.append(_counts(shares, shape, round(keys)))
         found.compute.append(Compute(find, add, 0.0))
-        found.row_codecs.append(Codec(np.dtype(_DTYPES[spec.dtype]), width, WireDtype.EXACT))
-        found.gradient_codecs.append(_gradients(spec, width))
+        found.asked_tables.append(_columns(spec, width))
     ways = bool(found.asked) + bool(found.replicated) + bool(found.pooled)
     local += max(ways - 1, 0) * steps.way_us * 1e-6
     return PlanTraffic(
@@ -244,8 +241,8 @@ def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibratio
         num_tables=len(costs.specs),
         ranks_per_node=options.ranks_per_node,
         exchanges=_exchanges(found, ranks, exchange.chunk_rows),
-        replica_bytes=_one_message(found.replicated, found.replicated_codecs),
-        commit_header_bytes=header_bytes(len(costs.specs)),
+        replica_bytes=_one_message(found.replicated, found.replicated_tables),
+        commit_header_bytes=MessageSizes.header_bytes(len(costs.specs)),
         local_seconds=local,
         adding_seconds=adding,
         update_seconds=update,
@@ -260,20 +257,20 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
     if num_rows or num_replicated or found.pooled:
         # Also where owners pool all tables: what they add up goes through the push of rows.
         asked = np.stack(found.asked, axis=1) if num_rows else np.zeros((ranks, 0), np.int64)
-        codecs = found.row_codecs, found.gradient_codecs
+        sizes = _sizes(found.asked_tables)
         known: dict[bytes, Parts] = {}
         parts = []
         for counts in asked:
             key = counts.tobytes()
             if key not in known:
-                known[key] = row_parts(counts, codecs, found.compute, chunk_rows)
+                known[key] = row_parts(counts, sizes, found.compute, chunk_rows)
             parts.append(known[key])
         exchanges.append(
             Exchange(
                 parts,
                 parts,
-                header_bytes(num_rows) if num_rows else 0,
-                header_bytes(num_rows + num_replicated + len(found.pooled)),
+                MessageSizes.header_bytes(num_rows) if num_rows else 0,
+                MessageSizes.header_bytes(num_rows + num_replicated + len(found.pooled)),
             )
         )
     if found.pooled:
@@ -282,16 +279,20 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
             Exchange(
                 [pooled_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
                 [pooled_push_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
-                header_bytes(2 * count + 1),
-                header_bytes(2 * count),
+                MessageSizes.header_bytes(2 * count + 1),
+                MessageSizes.header_bytes(2 * count),
             )
         )
     return exchanges
 
 
-def _one_message(counts: Sequence[int], codecs: Sequence[Codec]) -> int:
-    chunks = chunks_of(np.asarray(counts, np.int64), max(1, sum(counts)))
-    return sum(gradient_bytes(chunk, codecs) for chunk in chunks)
+def _sizes(tables: Sequence[TableConfig]) -> MessageSizes:
+    return MessageSizes(tables, ExchangeOptions())
+
+
+def _one_message(counts: Sequence[int], tables: Sequence[TableConfig]) -> int:
+    chunks = _sizes(tables).chunks(np.asarray(counts, np.int64))
+    return sum(chunk.gradient_bytes for chunk in chunks)
 
 
 def _sums(streams: Sequence[Parts], name: str) -> Ints:
@@ -304,9 +305,9 @@ def _sum_of_nodes(values: Ints, within: int) -> Ints:
     return sums
 
 
-def _gradients(spec: TableSpec, width: int) -> Codec:
-    dtype = np.float64 if spec.dtype == "float64" else np.float32
-    return Codec(np.dtype(dtype), width, WireDtype.EXACT)
+def _columns(spec: TableSpec, width: int) -> TableConfig:
+    """A block of columns of a table, as it is exchanged."""
+    return TableConfig("columns", width, spec.dtype)
 
 
 def _shares(options: Options, placement: Placement, table: int, shape: Shape) -> Floats:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from sparring import (
-    ExchangeOptions,
     LocalGroup,
     PluginManager,
     SingleRendezvous,
@@ -27,7 +26,7 @@ from sparring import (
     hyper_from,
     resolve_method,
 )
-from sparring.adapter import BagLookup, look_up_bags, pool, pool_backward
+from sparring.adapter import BagLookup, ExchangeOptions, look_up_bags, pool, pool_backward
 from sparring.contracts import Collective, MethodChoice, ShardMap, TableConfig
 from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, RowCosts, StepCosts

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring import PluginManager, estimate_bytes, make_plugin_manager
+from sparring import PluginManager, make_plugin_manager
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, PluginError
+from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.costs.unique_keys import Floats
 from sparring_plan.planning.inputs import (
     Calibration,

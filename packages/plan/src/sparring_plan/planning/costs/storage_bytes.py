@@ -1,16 +1,13 @@
-"""Estimates of the bytes of a storage, before there is one."""
+"""Estimates of the bytes that a storage takes, before it is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparring.contracts.tables.table import TableConfig
+from sparring import PluginManager, checked_options
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring.plugins.option_checks import checked_options
-
-if TYPE_CHECKING:
-    from sparring.plugins.registry import PluginManager
 
 __all__ = ["estimate_bytes"]
 
@@ -19,33 +16,29 @@ def estimate_bytes(
     backend: str,
     table: TableConfig,
     rows: int,
-    plugin_manager: PluginManager | None = None,
+    plugin_manager: PluginManager,
     **options: Any,
 ) -> Mapping[str, int] | None:
-    """Bytes that a storage of so many rows takes. Nothing is opened.
+    """Returns the bytes that a storage with the given number of rows takes. It opens nothing.
 
     Args:
         backend: as in `open_storage`.
         table: the declaration of its rows, with the width of their state.
-        rows: of this storage: of one shard, where a table has several.
-        plugin_manager: where to look; None looks through the installed plugins.
-        **options: the backend's own.
+        rows: number of rows of this storage, which is one shard of a table with several shards.
+        plugin_manager: the plugins to search.
+        **options: the options of the backend.
 
     Returns:
-        Kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes; None where the backend
+        Kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes; None if the backend
         gives no estimate.
 
     Raises:
         PluginError: no plugin offers `backend`; or a tier of a stack gives no estimate.
-        CapacityError: no storage of the backend can have as many rows.
+        CapacityError: no storage of the backend can contain as many rows.
         InvalidArgumentError: an option is unknown or wrong, or `rows` is below 0.
     """
     if rows < 0:
         raise InvalidArgumentError(f"estimate_bytes: rows must be at least 0, found {rows}")
-    if plugin_manager is None:
-        from sparring.plugins.registry import make_plugin_manager
-
-        plugin_manager = make_plugin_manager()
     descriptor = plugin_manager.storage(backend)
     if descriptor.estimate_bytes is None:
         return None

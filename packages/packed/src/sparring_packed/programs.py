@@ -1,6 +1,6 @@
 """Bundles of exported programs: their folder, and the tables that are bound to them.
 
-``sparring_program.h``, which goes with sparring-packed, says what a bundle is.
+Framework adapters write and load bundles with these functions. ``sparring_program.h`` describes a bundle.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from typing import Any
 
 import xxhash
 
-from sparring.contracts import CReader
-from sparring.errors import InvalidArgumentError, SparringError
-from sparring.plugins.registry import make_plugin_manager
-from sparring.runtime.lifecycle import Closable
+from sparring import Closable
+from sparring.errors import InvalidArgumentError, ProgramError
+from sparring_packed.library import include_path, library_path
 
 __all__ = [
     "Program",
     "ProgramBinding",
-    "ProgramError",
     "ProgramLibrary",
-    "c_reader",
     "new_bundle",
     "program_binding",
 ]
@@ -40,30 +37,15 @@ _FILES_FORMAT = "sparring-program-files/1"
 _HEADERS = ("sparring_program.h", "sparring_packed.h", "sparring/storage_abi.h")
 
 
-class ProgramError(SparringError, RuntimeError):
-    """A program and its tables do not fit, or are not there: bind those that it was exported for."""
-
-
-def c_reader() -> CReader:
-    """The C reader of serving snapshots, from the plugin that has one.
-
-    Raises:
-        PluginError: sparring-packed is not installed.
-    """
-    made = make_plugin_manager().storage("packed").c_reader
-    assert made is not None
-    return made()
-
-
 class ProgramLibrary:
     """The functions of ``sparring_program.h``.
 
     Args:
-        library: with the functions.
+        library: the shared library that contains the functions; None opens that of this package.
     """
 
-    def __init__(self, library: str | os.PathLike[str]) -> None:
-        self._c = ctypes.CDLL(os.fspath(library))
+    def __init__(self, library: str | os.PathLike[str] | None = None) -> None:
+        self._c = ctypes.CDLL(os.fspath(library_path() if library is None else library))
         self._c.sparring_program_error.restype = ctypes.c_char_p
 
     def bind(self, bundle: Path, served: str) -> None:
@@ -201,16 +183,13 @@ def program_binding(
 
 
 @contextmanager
-def new_bundle(
-    binding: ProgramBinding, framework: str, operators: Path, reader: CReader
-) -> Iterator[Path]:
+def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iterator[Path]:
     """Folder for the block to put a program into, which is then the bundle, whole or not at all.
 
     Args:
         binding: of the program.
         framework: and its release, for people.
         operators: library of the operators of the program.
-        reader: of serving snapshots.
     """
     folder = binding.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -218,11 +197,11 @@ def new_bundle(
     try:
         yield made
         (made / "lib").mkdir()
-        for library in (operators, Path(reader.library)):
+        for library in (operators, library_path()):
             shutil.copy2(library, made / "lib")
         for header in _HEADERS:
             (made / "include" / header).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(Path(reader.include) / header, made / "include" / header)
+            shutil.copy2(include_path() / header, made / "include" / header)
         lines = [
             binding.handle,
             *(f"{dim} {name}" for name, dim in sorted(binding.dims.items())),

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from sparring import estimate_bytes, make_plugin_manager
+from sparring import PluginManager, make_plugin_manager
 from sparring.contracts import StorageDescriptor, TableConfig, hookimpl
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.plugins.distributions import PluginSource
 from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 
 TABLE = TableConfig("films", 16)
+
+
+@pytest.fixture
+def plugins() -> PluginManager:
+    return make_plugin_manager()
 
 
 class Silent:
@@ -27,8 +33,8 @@ class Silent:
         ]
 
 
-def test_capacity_bounds_the_estimate() -> None:
-    told = [estimate_bytes("memory", TABLE, rows, capacity=500) for rows in (500, 5_000)]
+def test_capacity_bounds_the_estimate(plugins: PluginManager) -> None:
+    told = [estimate_bytes("memory", TABLE, rows, plugins, capacity=500) for rows in (500, 5_000)]
     assert told[0] == told[1]
 
 
@@ -38,10 +44,10 @@ def test_backend_without_an_estimate_says_none() -> None:
     assert estimate_bytes("silent", TABLE, 10, manager) is None
 
 
-def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(tmp_path: Path, plugins: PluginManager) -> None:
     with pytest.raises(InvalidArgumentError, match="at least 0, found -1"):
-        estimate_bytes("memory", TABLE, -1)
+        estimate_bytes("memory", TABLE, -1, plugins)
     with pytest.raises(PluginError, match="hkw"):
-        estimate_bytes("hkw", TABLE, 1)
+        estimate_bytes("hkw", TABLE, 1, plugins)
     with pytest.raises(InvalidArgumentError, match="unknown option 'folder'"):
-        estimate_bytes("memory", TABLE, 1, folder=tmp_path)
+        estimate_bytes("memory", TABLE, 1, plugins, folder=tmp_path)
