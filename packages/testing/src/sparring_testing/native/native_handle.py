@@ -25,7 +25,7 @@ __all__ = ["NativeHandleTests"]
 
 
 class NativeHandleTests:
-    """Both views of one table see each other's writes, bit for bit."""
+    """The storage and its native handle see each other's writes, bit for bit."""
 
     def test_writes_through_the_native_handle_are_visible_in_the_storage(
         self, storage: Storage, rng: np.random.Generator

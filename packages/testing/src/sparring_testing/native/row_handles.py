@@ -25,7 +25,7 @@ __all__ = ["RowHandleTests"]
 
 
 class RowHandleTests:
-    """Row handles lead to the rows of their keys, or these are looked for again."""
+    """Row handles refer to the rows of their keys; for outdated handles, the keys are looked up again."""
 
     def test_rows_by_their_handles_are_those_that_find_gives(
         self, storage: Storage, rng: np.random.Generator

@@ -21,7 +21,7 @@ __all__ = ["BoundedTests"]
 
 
 class BoundedTests:
-    """The bound holds, and no row is lost on the way."""
+    """The capacity is never exceeded, and no row is lost."""
 
     def test_capacity_is_never_exceeded(
         self, bounded_storage: Storage, rng: np.random.Generator

@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class CapabilityTests:
-    """Declarations are data that must be true."""
+    """The declared capabilities are true."""
 
     def test_declared_capabilities_agree_with_each_other(self, storage: Storage) -> None:
         _check_consistent(storage)

@@ -22,7 +22,7 @@ _LOW_QUANTILE, _LOW_SHARE = 0.25, 0.75
 
 
 class EvictionTests:
-    """The lowest scores leave, by pressure or by request."""
+    """The rows with the lowest scores are evicted, if the storage is full or on request."""
 
     def test_rows_with_the_lowest_scores_leave(
         self, bounded_storage: Storage, rng: np.random.Generator

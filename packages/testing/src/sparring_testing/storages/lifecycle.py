@@ -70,7 +70,7 @@ _CALLS: dict[str, Callable[[Storage], Any]] = {
 
 
 class LifecycleTests:
-    """Close is final, and safe at any time; what is persistent comes back."""
+    """Closing is final and safe at any time; persistent rows are found again."""
 
     @pytest.mark.parametrize("call", _CALLS)
     def test_every_call_after_close_raises_closed_error(self, storage: Storage, call: str) -> None:

@@ -189,7 +189,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 class StateMachineTests:
-    """Any sequence of operations leaves what a dict would hold."""
+    """After any sequence of operations, the storage has the same contents as a dict."""
 
     def test_random_operations_agree_with_a_dict(
         self, new_storage: MakeStorage, reopen_storage: ReopenStorage

@@ -11,7 +11,7 @@ __all__ = ["OwnershipTests"]
 
 
 class OwnershipTests:
-    """The storage keeps no array of the caller, and hands out none of its own."""
+    """The storage keeps no array of the caller and returns none of its internal arrays."""
 
     def test_arrays_passed_in_may_be_overwritten_afterwards(
         self, storage: Storage, rng: np.random.Generator

@@ -24,7 +24,7 @@ _RENEWING = ["lru", "lfu"]
 
 
 class PolicyTests:
-    """Rows that are used stay; rows that are merely read do not."""
+    """Rows that are touched or written stay; rows that are only read do not."""
 
     @pytest.mark.parametrize("policy", _RENEWING)
     def test_touched_rows_outlast_others(

@@ -20,7 +20,7 @@ __all__ = ["ReadingTests"]
 
 
 class ReadingTests:
-    """`find` gives the rows that were written, in their places, and nothing else."""
+    """`find` returns the rows that were written, in the order of the keys, and nothing else."""
 
     def test_upsert_is_visible_to_next_find(
         self, storage: Storage, rng: np.random.Generator

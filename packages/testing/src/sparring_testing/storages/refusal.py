@@ -49,7 +49,7 @@ _NO_COUNTS: dict[str, Any] = {
 
 
 class RefusalTests:
-    """Bad input is answered with a typed error and leaves the table unchanged."""
+    """Invalid input raises a specific error and leaves the table unchanged."""
 
     @pytest.mark.parametrize("what", _BAD_KEYS)
     @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])

@@ -22,7 +22,7 @@ __all__ = ["ScanTests"]
 
 
 class ScanTests:
-    """All rows, in chunks that are the caller's own."""
+    """A scan returns all rows, in chunks that belong to the caller."""
 
     def test_scan_gives_every_row_exactly_once(
         self, storage: Storage, rng: np.random.Generator

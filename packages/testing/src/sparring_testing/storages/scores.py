@@ -14,7 +14,7 @@ __all__ = ["ScoreTests"]
 
 
 class ScoreTests:
-    """A scan gives back the scores that the caller gave."""
+    """A scan returns the scores that the caller set."""
 
     def test_given_scores_are_kept(
         self, given_scores_storage: Storage, rng: np.random.Generator

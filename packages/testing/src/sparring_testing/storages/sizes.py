@@ -21,7 +21,7 @@ _MILLION = int(os.environ.get("SPARRING_KIT_ROWS", "1000000"))
 
 
 class SizeTests:
-    """Calls may be of any size."""
+    """Calls can have any size."""
 
     def test_empty_calls_are_ordinary(self, storage: Storage, rng: np.random.Generator) -> None:
         table = storage.table

@@ -30,7 +30,7 @@ _SECONDS = 0.4
 
 
 class ThreadTests:
-    """Readers never see what was never written."""
+    """Readers only see rows that were written."""
 
     def test_readers_beside_each_other_agree(
         self, storage: Storage, rng: np.random.Generator

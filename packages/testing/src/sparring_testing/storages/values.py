@@ -27,7 +27,7 @@ _SIGNALLING_HALVES = (0x7F817F81, 0xFF81FF81, 0x7C017C01, 0x3F807F81, 0x7F813F80
 
 
 class ValueTests:
-    """No key is reserved, no number is altered."""
+    """No key is reserved, and no value is altered."""
 
     def test_every_int64_is_a_legal_key(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = EXTREME_KEYS

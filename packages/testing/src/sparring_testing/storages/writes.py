@@ -19,7 +19,7 @@ __all__ = ["WritingTests"]
 
 
 class WritingTests:
-    """Named rows are replaced, inserted and removed; all others stay."""
+    """The given keys are replaced, inserted and removed; all other rows stay."""
 
     def test_last_upsert_wins(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = distinct_keys(rng, 300)
