@@ -1,31 +1,42 @@
-"""Faces of packages: names that are imported from their homes when they are first asked for."""
+"""Public modules whose names are imported from the modules that define them when they are first used."""
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 
 from sparring._loader import load_native
 
 __all__ = ["names_from"]
 
 
-def names_from(face: dict[str, object], homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Returns a module's ``__getattr__``, which imports a name from its home and keeps it.
+def names_from(
+    path: str, namespace: dict[str, object]
+) -> tuple[Callable[[str], object], list[str]]:
+    """Returns ``__getattr__`` and ``__all__`` of a module whose names its stub lists.
+
+    The stub contains lines ``from module import name as name``, which type checkers read, too.
 
     Args:
-        face: ``globals()`` of the module.
-        homes: full name of a module → the names that it is the home of, with spaces.
+        path: ``__file__`` of the module; the stub is next to it.
+        namespace: ``globals()`` of the module, which keeps the names that were imported.
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    stub = ast.parse(Path(path).with_suffix(".pyi").read_bytes())
+    home_of = {
+        alias.name: str(line.module)
+        for line in stub.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
 
     def get(name: str) -> object:
         if name not in home_of:
-            raise AttributeError(f"module {face['__name__']!r} has no attribute {name!r}")
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
         home = home_of[name]
         module = load_native() if home == "sparring._native" else importlib.import_module(home)
-        found = getattr(module, name)
-        face[name] = found
+        found = namespace[name] = getattr(module, name)
         return found
 
-    return get
+    return get, sorted(home_of)
