@@ -14,5 +14,5 @@ class NcclOptions(Options):
 
     host: str = Field(
         "torch",
-        description="The collective that carries what is in host memory, with its default options.",
+        description="The collective for host memory, with its default options.",
     )

@@ -61,10 +61,11 @@ class EnvironmentOptions(Options):
     """The options of rendezvous ``environment``."""
 
     launcher: Literal["any", "torchrun", "mpich", "openmpi"] = Field(
-        "any", description="Whose variables to read; `any` takes those that there are."
+        "any",
+        description="The launcher whose variables are read; `any` reads the variables that are set.",
     )
     device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Where this rank computes; `cuda` is the GPU of its local rank."
+        "cpu", description="The device of this rank; `cuda` is the GPU of its local rank."
     )
 
 

@@ -16,12 +16,12 @@ class TorchCollectiveOptions(Options):
 
     init_method: str = Field(
         "env://",
-        description="Where ranks meet if torch.distributed is not initialised yet; see "
+        description="Where ranks meet if torch.distributed is not initialized yet; see "
         "torch.distributed.init_process_group.",
     )
     process_group: str = Field(
         "cpu:gloo",
-        description="The backends of the group that is initialised then: `cpu:gloo` or "
+        description="The backends of the group that is initialized in this case: `cpu:gloo` or "
         "`cpu:gloo,cuda:nccl`.",
     )
     start_seconds: float = Field(
@@ -33,7 +33,7 @@ class TorchRendezvousOptions(Options):
     """The options of rendezvous ``torch``."""
 
     device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="Where this rank computes; `cuda` is the GPU of its local rank."
+        "cpu", description="The device of this rank; `cuda` is the GPU of its local rank."
     )
     start_seconds: float = Field(
         120.0, gt=0, description="How long a rank waits for the store of rank 0."

@@ -35,7 +35,7 @@ _WAITS: dict[str, Callable[[Collective], Any]] = {
 
 
 class FailureTests:
-    """No wait has no end, and who failed is named."""
+    """Every wait ends, and its error reports the rank that failed."""
 
     @pytest.mark.parametrize("how", ["wait", "done"])
     def test_silence_ends_at_the_deadline_naming_rank_operation_table_and_step(

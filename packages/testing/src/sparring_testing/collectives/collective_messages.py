@@ -22,7 +22,7 @@ _DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float1
 
 
 class MessageTests:
-    """Messages arrive once, whole and in order."""
+    """Messages arrive once, complete and in order."""
 
     @pytest.mark.parametrize("dtype", _DTYPES)
     def test_every_dtype_arrives_byte_for_byte(self, run_ranks: Any, dtype: str) -> None:
