@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from benchmarks.threads import torch_threads
-from sparring.adapter import give_back_threads
+from sparring import _native
 from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
 
 __all__ = ["Batch", "Dense", "batch_of", "features_of", "measure"]
@@ -111,7 +111,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 def _on_own_threads(step: Callable[[], object]) -> Callable[[], object]:
     def run() -> object:
-        give_back_threads()
+        _native.give_back_threads()
         try:
             return step()
         finally:

@@ -26,14 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import (
-    StepContainer,
-    StorageChoice,
-    hyper_from,
-    make_plugin_manager,
-    resolve_method,
-    update_rows,
-)
+from sparring import StepContainer, StorageChoice, make_plugin_manager, update_rows
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
 from sparring_plan.planning.costs.storage_bytes import estimate_bytes

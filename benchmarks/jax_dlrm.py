@@ -88,7 +88,8 @@ def _torch(config: Any) -> tuple[Any, dict[str, Any]]:
     import torch
 
     import sparring_torch
-    from sparring import StepContainer, configure_pool, make_plugin_manager
+    from sparring import StepContainer, make_plugin_manager
+    from sparring.adapter import configure_pool
     from sparring_train.pytorch.column_task import ColumnTask
 
     torch.manual_seed(config.seed)

@@ -15,13 +15,17 @@ import numpy as np
 
 from benchmarks.sequential import EXCHANGES
 from benchmarks.shaped_links import slow_storage
-from sparring import (
+from sparring import make_plugin_manager
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import (
+    Collective,
+    Columns,
     EnvironmentOptions,
-    EnvironmentRendezvous,
+    Reduction,
+    ShardMap,
+    TableConfig,
     checked_options,
-    make_plugin_manager,
 )
-from sparring.contracts import Collective, Columns, Reduction, ShardMap, TableConfig
 from sparring.exchange.ring import RingExchange
 
 __all__ = ["TABLE", "measure_pulls"]

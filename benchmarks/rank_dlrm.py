@@ -20,7 +20,9 @@ from torch import nn
 
 from benchmarks.dlrm import DIM, EPS, LR, NUM_TABLES, Batch, Dense, batch_of, features_of
 from benchmarks.rank_exchange import join, slowest_of_each_round
-from sparring import EnvironmentOptions, EnvironmentRendezvous, StepContainer, _native
+from sparring import StepContainer, _native
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import EnvironmentOptions
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig

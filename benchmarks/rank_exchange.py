@@ -16,14 +16,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sequential import EXCHANGES
-from sparring import (
-    EnvironmentOptions,
-    EnvironmentRendezvous,
-    StepContainer,
-    hyper_from,
-    resolve_method,
-)
-from sparring.contracts import Collective, MethodChoice, TableConfig
+from sparring import StepContainer
+from sparring.adapter import EnvironmentRendezvous, hyper_from, resolve_method
+from sparring.contracts import Collective, EnvironmentOptions, MethodChoice, TableConfig
 
 __all__ = ["join", "slowest_of_each_round"]
 

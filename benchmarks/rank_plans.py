@@ -19,14 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rank_exchange import join
-from sparring import (
-    EnvironmentOptions,
-    EnvironmentRendezvous,
-    ExchangeOptions,
-    StepContainer,
-    make_plugin_manager,
-)
-from sparring.contracts import Collective, TableConfig
+from sparring import ExchangeOptions, StepContainer, make_plugin_manager
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import Collective, EnvironmentOptions, TableConfig
 from sparring_plan import Plan
 from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, step_costs, stepping
 from sparring_plan.planning.calibration.storage_timings import (

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
-from sparring import open_storage, partition
-from sparring.contracts import TableConfig
+from sparring import open_storage
+from sparring.contracts import TableConfig, partition
 
 __all__ = ["RawRedis", "measure"]
 

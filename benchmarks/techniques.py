@@ -18,7 +18,8 @@ from benchmarks.measuring import Figure, Timing, alternate, ratios
 from benchmarks.ours import OurBags
 from benchmarks.programs import built, running
 from benchmarks.scale import Scale
-from sparring import resolve_method, update_rows
+from sparring import update_rows
+from sparring.adapter import resolve_method
 from sparring.contracts import MethodChoice, Storage, UpdateRows
 from sparring.kernels import functions as kernels
 

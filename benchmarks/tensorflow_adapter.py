@@ -266,7 +266,7 @@ def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]
     """The other way: rows are copied into a leaf, whose gradient is handed to the step."""
     import tensorflow as tf
 
-    from sparring import hyper_from, resolve_method
+    from sparring.adapter import hyper_from, resolve_method
     from sparring.contracts import MethodChoice
     from sparring_tf.optim.optimizer import Optimizer
 

@@ -16,14 +16,8 @@ import numpy.typing as npt
 
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
-from sparring import (
-    BUILTIN_METHODS,
-    EventLoop,
-    hyper_from,
-    make_plugin_manager,
-    open_storage,
-    update_rows,
-)
+from sparring import EventLoop, make_plugin_manager, open_storage, update_rows
+from sparring.adapter import BUILTIN_METHODS, hyper_from
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_tiered import TieredStorage
 

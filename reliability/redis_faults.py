@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import open_storage, partition
-from sparring.contracts import Shard, ShardMap, Storage, TableConfig
+from sparring import open_storage
+from sparring.contracts import Shard, ShardMap, Storage, TableConfig, partition
 from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, latest_snapshot, merged_chunks
+from sparring import latest_snapshot, merged_chunks
+from sparring.adapter import BUILTIN_METHODS
 from sparring_cli.application import main
 from sparring_testing.devices import why_unavailable
 from sparring_train.config.reading.loader import load_config

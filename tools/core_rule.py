@@ -42,6 +42,7 @@ FOUNDATIONS = (
 module that ``python -m sparring`` and ``torchrun -m sparring`` run, which starts the command of
 sparring-cli."""
 
+
 def misplaced() -> Iterator[str]:
     """Modules of core that violate the rule."""
     modules = _modules()

@@ -24,7 +24,7 @@ import torch
 
 import sparring
 import sparring_torch as st
-from sparring.adapter import StepContainer, make_plugin_manager
+from sparring import StepContainer, make_plugin_manager
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 PACKAGES = Path(__file__).parents[2] / "packages"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring import make_plugin_manager
+from sparring.adapter import BUILTIN_METHODS
 from sparring.contracts import ArraySource, MethodChoice, TableConfig
 from sparring.errors import (
     DeviceError,

@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, make_plugin_manager
-from sparring.adapter import keras_method
-from sparring.contracts import (
-    ArraySource,
-    KernelSet,
-    MethodChoice,
-    Normal,
-    TableConfig,
-    TruncatedNormal,
-    Uniform,
-)
+from sparring import Normal, TruncatedNormal, Uniform, make_plugin_manager
+from sparring.adapter import BUILTIN_METHODS, keras_method
+from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
 from sparring.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring.kernels.cpu import CpuKernels

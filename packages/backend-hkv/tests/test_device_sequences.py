@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS
+from sparring.adapter import BUILTIN_METHODS
 from sparring.contracts import MethodChoice, TableConfig
 from sparring.errors import DeviceError
 from sparring.kernels.cpu import CpuKernels

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import Streams, _native, make_plugin_manager
-from sparring.contracts import ArraySource
+from sparring import _native, make_plugin_manager
+from sparring.contracts import ArraySource, Streams
 from sparring.errors import DeviceLostError, InvalidArgumentError, UnsupportedError
 from sparring_testing.devices import named_device, why_unavailable
 

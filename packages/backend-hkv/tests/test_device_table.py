@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, make_plugin_manager, update_rows
+from sparring import make_plugin_manager, update_rows
+from sparring.adapter import BUILTIN_METHODS
 from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
 from sparring.errors import (
     CapacityError,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, make_plugin_manager
+from sparring import make_plugin_manager
+from sparring.adapter import BUILTIN_METHODS
 from sparring.contracts import ArraySource, MethodChoice, StorageLookup, StorageUpdate, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_hkv.backend import HkvStorage

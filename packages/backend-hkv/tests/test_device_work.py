@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, Streams, make_plugin_manager
-from sparring.contracts import ArraySource, KernelSet, MethodChoice, TableConfig
+from sparring import make_plugin_manager
+from sparring.adapter import BUILTIN_METHODS
+from sparring.contracts import ArraySource, KernelSet, MethodChoice, Streams, TableConfig
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions

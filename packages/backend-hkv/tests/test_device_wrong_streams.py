@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import Streams
+from sparring.contracts import Streams
 from sparring.errors import InvalidArgumentError
 from sparring.runtime.streams import Stream
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import checked_options, make_plugin_manager
-from sparring.contracts import Membership, Rendezvous, ShardMap
+from sparring import make_plugin_manager
+from sparring.contracts import Membership, Rendezvous, ShardMap, checked_options
 from sparring.errors import DeadlineError, InvalidArgumentError, SparringError
 from sparring_redis.options import RedisRendezvousOptions
 from sparring_redis.rendezvous import RedisRendezvous

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import LocalGroup, StepContainer, StorageChoice, open_storage, partition
-from sparring.contracts import ShardMap, Storage, TableConfig
+from sparring import LocalGroup, StepContainer, StorageChoice, open_storage
+from sparring.contracts import ShardMap, Storage, TableConfig, partition
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, open_storage, write_note
-from sparring.contracts import Storage, TableConfig
+from sparring import StepContainer, StorageChoice, open_storage
+from sparring.contracts import Storage, TableConfig, write_note
 from sparring.errors import ClosedError, StorageIOError
 
 TABLE = TableConfig("films", 3)

@@ -33,7 +33,7 @@ PROGRAM = """\
 import ctypes, json, sys
 import numpy as np
 from sparring import TableConfig, open_storage
-from sparring import BUILTIN_METHODS
+from sparring.adapter import BUILTIN_METHODS
 from sparring.contracts import MethodChoice
 from sparring import update_rows
 

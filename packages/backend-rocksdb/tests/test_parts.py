@@ -13,13 +13,11 @@ from sparring import (
     LocalGroup,
     StepContainer,
     StorageChoice,
-    begin_load,
     count_rows,
-    hyper_from,
     open_snapshot,
     open_storage,
-    resolve_method,
 )
+from sparring.adapter import begin_load, hyper_from, resolve_method
 from sparring.contracts import MethodChoice, TableConfig, TableSharding
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

@@ -12,15 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import (
-    LocalGroup,
-    NativeStorage,
-    StepContainer,
-    StorageChoice,
-    capsule_of,
-    open_storage,
-)
-from sparring.contracts import Storage, TableConfig
+from sparring import LocalGroup, StepContainer, StorageChoice, open_storage
+from sparring.contracts import NativeStorage, Storage, TableConfig, capsule_of
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
 from sparring_cli.application import main
 from sparring_rocksdb.backend import RocksdbStorage

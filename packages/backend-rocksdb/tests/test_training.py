@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import open_storage, write_note
-from sparring.contracts import TableConfig
+from sparring import open_storage
+from sparring.contracts import TableConfig, write_note
 from sparring_cli.application import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")

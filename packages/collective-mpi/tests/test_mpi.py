@@ -30,7 +30,8 @@ StartExchange = Callable[[float, Path], "subprocess.Popen[str]"]
 _FAILS_BY_ITSELF = """
 import sys
 import numpy as np
-from sparring import EnvironmentOptions, EnvironmentRendezvous
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import EnvironmentOptions
 from sparring_mpi.collective import join_mpi
 
 def fail(collective):

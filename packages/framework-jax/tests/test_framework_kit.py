@@ -11,7 +11,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 optax = pytest.importorskip("optax", reason="optax is not installed: pip install optax")
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring_jax.batch import embeddings, pad_weights, pooled
 from sparring_jax.optimizer import Optimizer

@@ -13,7 +13,7 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 import jax.numpy as jnp
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 from sparring_jax.optax_rows import OptaxRows

@@ -15,7 +15,7 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 import jax.numpy as jnp
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring_jax import Optimizer, Tables
 

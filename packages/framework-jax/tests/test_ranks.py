@@ -16,8 +16,8 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 import jax.numpy as jnp
 
-from sparring import initial_rows
-from sparring.adapter import StepContainer
+from sparring import StepContainer
+from sparring.adapter import initial_rows
 from sparring.contracts import Collective, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 from sparring_jax.batch import pooled

@@ -15,8 +15,8 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 import jax.numpy as jnp
 
-from sparring.adapter import StepContainer
-from sparring.contracts import TableConfig, Uniform
+from sparring import StepContainer, Uniform
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_jax.batch import embeddings
 from sparring_jax.optimizer import Optimizer

@@ -12,8 +12,8 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 import jax.numpy as jnp
 
-from sparring import initial_rows
-from sparring.adapter import StepContainer
+from sparring import StepContainer
+from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import ClosedError, InvalidArgumentError, NonFiniteGradientError
 from sparring_jax.batch import embeddings, pad_weights, pooled

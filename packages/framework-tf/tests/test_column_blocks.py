@@ -13,7 +13,7 @@ tf = pytest.importorskip(
 import keras
 import numpy as np
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
 from sparring_testing.processes.rank_threads import run_ranks

@@ -18,8 +18,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer, open_snapshot
+from sparring import LocalGroup, StepContainer, open_snapshot
 from sparring.collective import coordinator
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

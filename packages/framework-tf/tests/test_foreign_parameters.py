@@ -19,7 +19,7 @@ tf = pytest.importorskip(
 import keras
 
 import sparring
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import CapacityError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_tf import (
     DistributedEmbedding,

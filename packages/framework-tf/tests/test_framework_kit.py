@@ -14,7 +14,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
 from sparring_tf.layers.embedding import Embedding

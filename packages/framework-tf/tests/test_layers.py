@@ -14,8 +14,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import open_storage
-from sparring.adapter import StepContainer
+from sparring import StepContainer, open_storage
 from sparring.contracts import TableConfig as CoreTable
 from sparring.errors import ClosedError, InvalidArgumentError, UnsupportedError
 from sparring_tf.layers.embedding import Embedding

@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -
 
 import keras
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_tf import EmbeddingBag, EmbeddingCollection, FeatureConfig, Optimizer, TableConfig

@@ -15,7 +15,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.adapter import StepContainer, make_plugin_manager
+from sparring import StepContainer, make_plugin_manager
 from sparring.contracts import (
     Capabilities,
     Columns,

@@ -14,8 +14,7 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tf.layers.embedding import Embedding

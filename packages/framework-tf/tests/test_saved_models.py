@@ -19,8 +19,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import count_rows
-from sparring.adapter import StepContainer, open_snapshot
+from sparring import StepContainer, count_rows, open_snapshot
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,

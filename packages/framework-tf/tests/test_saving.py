@@ -14,7 +14,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import (
     CapacityError,
     DataError,

@@ -14,8 +14,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.adapter import StepContainer
-from sparring.contracts import Uniform
+from sparring import StepContainer, Uniform
 from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.optim.optimizer import Optimizer

@@ -16,8 +16,7 @@ import keras
 
 import sparring_tf
 import sparring_torch
-from sparring.adapter import StepContainer, make_plugin_manager
-from sparring.contracts import Uniform
+from sparring import StepContainer, Uniform, make_plugin_manager
 from sparring_train.config.run_type import run_type
 from sparring_train.registered_kinds import trainer_of
 from sparring_train.run.result import SilentProgress, TrainResult

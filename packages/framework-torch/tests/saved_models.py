@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring_torch import CombinedOptimizer, Embedding, EmbeddingBag, Optimizer
 
 Natives = dict[str, tuple[Any, dict[str, Any]]]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring.contracts import Normal, Storage, TableConfig, Uniform
+from sparring import Normal, Uniform
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor

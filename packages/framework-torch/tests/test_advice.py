@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sparring_torch as st
-from sparring import open_storage
-from sparring.adapter import StepContainer
+from sparring import StepContainer, open_storage
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring_cli.application import main

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
 from sparring_testing.processes.rank_threads import run_ranks

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from sparring import StorageChoice
-from sparring.adapter import StepContainer
+from sparring import StepContainer, StorageChoice
 from sparring.contracts import TableConfig
 from sparring.errors import ClosedError
 from sparring_torch import KeyedJaggedTensor

@@ -9,17 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import MemoryStorage
-from sparring.adapter import DeviceGradients, hyper_from, resolve_method
-from sparring.contracts import (
-    Frequency,
-    HyperParameters,
-    MethodChoice,
-    TableConfig,
-    Uniform,
-    UpdateMethod,
-    UpdateRows,
-)
+from sparring import Frequency, Uniform
+from sparring.adapter import DeviceGradients, MemoryStorage, hyper_from, resolve_method
+from sparring.contracts import HyperParameters, MethodChoice, TableConfig, UpdateMethod, UpdateRows
 from sparring.errors import CapacityError, PartialStepError, StorageIOError
 from sparring_testing.devices import why_unavailable
 from sparring_torch.device.kernels import kernel_set_for

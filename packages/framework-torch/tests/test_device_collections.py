@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.contracts import Frequency, KernelSet
+from sparring import Frequency
+from sparring.contracts import KernelSet
 from sparring.errors import NonFiniteGradientError, PartialStepError
 from sparring_torch.device.kernels import kernel_set_for
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.contracts import Frequency
+from sparring import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
 from sparring_testing.devices import why_unavailable

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.adapter import ExchangeOptions, StepContainer
+from sparring import ExchangeOptions, StepContainer
 from sparring.contracts import Collective
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush

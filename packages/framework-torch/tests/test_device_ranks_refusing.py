@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective
 from sparring.errors import (
     CapacityError,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparring import Frequency
 from sparring.adapter import DeviceGradients
-from sparring.contracts import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
 from sparring_tiered import TieredStorage

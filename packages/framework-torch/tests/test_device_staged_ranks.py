@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch.modules.embedding_bag import EmbeddingBag

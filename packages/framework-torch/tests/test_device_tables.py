@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.adapter import DeviceGradients, StepContainer
-from sparring.contracts import Frequency
+from sparring import Frequency, StepContainer
+from sparring.adapter import DeviceGradients
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag import EmbeddingBag

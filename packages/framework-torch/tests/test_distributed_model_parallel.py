@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective, TableWorkload
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

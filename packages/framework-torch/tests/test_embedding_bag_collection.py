@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring import open_storage
-from sparring.adapter import StorageChoice
+from sparring import StorageChoice, open_storage
 from sparring.contracts import TableConfig
 from sparring.contracts.tables.admission import Frequency
 from sparring.errors import InvalidArgumentError, PluginError

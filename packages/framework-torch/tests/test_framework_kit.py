@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
 from sparring_torch.modules.embedding import Embedding

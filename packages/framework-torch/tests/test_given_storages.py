@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sparring import open_storage
-from sparring.contracts import Storage, TableConfig, Uniform
+from sparring import Uniform, open_storage
+from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer

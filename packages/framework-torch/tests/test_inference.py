@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag import EmbeddingBag

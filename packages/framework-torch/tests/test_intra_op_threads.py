@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-import sparring
+import sparring.adapter
 from sparring import _native
-from sparring.adapter import borrow_threads, give_back_threads
+from sparring.adapter import borrow_threads
 from sparring.errors import InvalidArgumentError
 from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
 from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
@@ -30,13 +30,13 @@ def settings() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-    sparring.configure_pool(None)
+    sparring.adapter.configure_pool(None)
     borrow_intra_op_threads()
 
 
 def trained(threads: int, is_borrowing: bool) -> tuple[list[bytes], list[np.ndarray]]:
     """Outputs of some steps, and the rows after them."""
-    sparring.configure_pool(threads)
+    sparring.adapter.configure_pool(threads)
     torch.set_num_threads(threads)
     features = [f"f{i}" for i in range(NUM_TABLES)]
     module = EmbeddingBagCollection(
@@ -47,7 +47,7 @@ def trained(threads: int, is_borrowing: bool) -> tuple[list[bytes], list[np.ndar
     )
     optimizer = Optimizer(module, "adagrad", lr=0.1)
     if not is_borrowing:
-        give_back_threads()
+        _native.give_back_threads()
     generator = torch.Generator().manual_seed(7)
     outputs = []
     for _ in range(3):
@@ -80,7 +80,7 @@ def num_threads_after(script: str) -> list[int]:
     source = """
         import os, signal, torch, sparring
         torch.set_num_threads(2)
-        sparring.configure_pool(2)
+        sparring.adapter.configure_pool(2)
         from sparring import _native
         from sparring_torch.modules.embedding_bag import EmbeddingBag
         torch.ones(1_000_000).add(1)
@@ -109,8 +109,8 @@ def test_a_thread_that_makes_a_module_needs_no_threads_but_those_of_torch() -> N
         bags = EmbeddingBag(4)
         assert loop() == 2
         count()
-        from sparring.adapter import give_back_threads
-        give_back_threads()
+        from sparring import _native
+        _native.give_back_threads()
         assert loop() == 2
         count()
         """
@@ -120,7 +120,7 @@ def test_a_thread_that_makes_a_module_needs_no_threads_but_those_of_torch() -> N
 
 
 def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
-    sparring.configure_pool(2)
+    sparring.adapter.configure_pool(2)
     torch.set_num_threads(1)
     borrow_intra_op_threads()
     assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
@@ -154,7 +154,7 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
             EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
         )
         torch.set_num_threads(4)
-        sparring.configure_pool(4)
+        sparring.adapter.configure_pool(4)
 
         def count_in_child():
             child = os.fork()
@@ -202,7 +202,7 @@ def test_steps_of_small_batches_call_no_other_thread(
         found[0] = 2
         return 0
 
-    sparring.configure_pool(2)
+    sparring.adapter.configure_pool(2)
     features = [f"f{i}" for i in range(num_tables)]
     module = EmbeddingBagCollection(
         [EmbeddingBagConfig(name=f"t{f}", embedding_dim=DIM, feature_names=[f]) for f in features]

@@ -21,8 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

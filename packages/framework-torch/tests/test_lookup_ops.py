@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor

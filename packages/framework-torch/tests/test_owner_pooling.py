@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective, TableSharding
 from sparring.errors import InvalidArgumentError
 from sparring_testing.processes.rank_threads import run_ranks

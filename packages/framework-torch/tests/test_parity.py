@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparring.adapter import make_plugin_manager
+from sparring import make_plugin_manager
 from sparring.contracts import StorageDescriptor, TableConfig
 from sparring.kernels.functions import initial_rows
 from sparring_torch.modules.embedding_bag import EmbeddingBag

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor

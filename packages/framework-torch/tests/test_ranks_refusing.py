@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup
-from sparring.adapter import ExchangeOptions, StepContainer
+from sparring import ExchangeOptions, LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sparring import checked_options
-from sparring.adapter import make_plugin_manager
-from sparring.contracts import Membership, ShardMap
+from sparring import make_plugin_manager
+from sparring.contracts import Membership, ShardMap, checked_options
 from sparring.errors import DeadlineError, InvalidArgumentError
 
 _RANK = """
 import json, sys
 import numpy as np
-from sparring import checked_options, make_plugin_manager
+from sparring import make_plugin_manager
+from sparring.contracts import checked_options
 from sparring.errors import DeadlineError
 
 manager = make_plugin_manager()

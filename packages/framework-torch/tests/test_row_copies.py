@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from sparring import LocalGroup, TableConfig, open_storage
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer, TableConfig, open_storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Embedding, Optimizer, shared_rows

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import NonFiniteGradientError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

@@ -15,8 +15,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
 from sparring.errors import (
     CapacityError,

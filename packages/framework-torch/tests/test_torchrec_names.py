@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from sparring import LocalGroup
-from sparring.adapter import StepContainer
-from sparring.contracts import Collective, Constant, Normal, TruncatedNormal, Uniform, Zeros
+from sparring import Constant, LocalGroup, Normal, StepContainer, TruncatedNormal, Uniform, Zeros
+from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Optimizer, torchrec

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from sparring_torch.lookup.row_gradients import dense_parameters
 from sparring_torch.modules.embedding import Embedding

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup, MemoryStorage
-from sparring.adapter import StepContainer
+from sparring import LocalGroup, StepContainer
+from sparring.adapter import MemoryStorage
 from sparring.contracts import Collective, TableConfig
 from sparring.errors import InvalidArgumentError, PeerFailure
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import (
     CapacityError,
     InvalidArgumentError,

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 
 import sparring_packed
-from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription, initial_rows
+from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
+from sparring.adapter import initial_rows
 from sparring_packed.library import library_path
 
 if not library_path().exists():

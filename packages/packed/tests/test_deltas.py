@@ -64,7 +64,7 @@ def test_a_chain_reads_as_the_newest_rows_without_erased_ids_P4(training: Any) -
             == opened.pool("item", ids, [0, len(ids)]).tobytes()
         )
     with sparring_packed.open(training.served_url(), partitions=(0, 2048)) as half:
-        from sparring import partition
+        from sparring.contracts import partition
 
         ours = ids[partition(ids) < 2048]
         assert (bits(half.lookup("item", ours)) == bits(training.expected(ours))).all()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import sparring_packed
-from sparring import TableConfig, initial_rows, open_storage
+from sparring import TableConfig, open_storage
+from sparring.adapter import initial_rows
 from sparring.errors import ClosedError, InvalidArgumentError, UnknownTableError
 from sparring_packed.library import set_simd_level, simd_level
 
@@ -259,7 +260,7 @@ def test_what_cannot_be_asked_is_refused(trained: Any) -> None:
 def test_partitions_that_are_not_open_are_refused_and_not_mapped(training: Any) -> None:
     training.save(training.draw(np.arange(4_000), 1))
     training.publish(options=sparring_packed.WriteOptions(file_bytes=1 << 16))
-    from sparring import partition
+    from sparring.contracts import partition
 
     ids = np.arange(5_000)
     ours = partition(ids) < 1024

@@ -13,10 +13,10 @@ from sparring import (
     StepContainer,
     StorageChoice,
     TableConfig,
-    found_table,
     make_plugin_manager,
     open_storage,
 )
+from sparring.adapter import found_table
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,

@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import (
-    StepContainer,
-    StorageChoice,
-    automatic_plan,
-    hyper_from,
-    make_plugin_manager,
-    resolve_method,
-    workload_of,
-)
+from sparring import StepContainer, StorageChoice, Uniform, make_plugin_manager
+from sparring.adapter import automatic_plan, hyper_from, resolve_method, workload_of
 from sparring.contracts import (
     Collective,
     FeatureWorkload,
@@ -25,7 +18,6 @@ from sparring.contracts import (
     PlanRequest,
     Reduction,
     TableConfig,
-    Uniform,
 )
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous

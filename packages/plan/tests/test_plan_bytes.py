@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import ExchangeOptions, LocalGroup, StepContainer, hyper_from, resolve_method
-from sparring.adapter import BagLookup, look_up_bags
+from sparring import ExchangeOptions, LocalGroup, StepContainer
+from sparring.adapter import BagLookup, hyper_from, look_up_bags, resolve_method
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
 from sparring_plan.planning.costs.costs import option_costs

@@ -7,8 +7,8 @@ from importlib.resources import as_file, files
 import numpy as np
 import pytest
 
-from sparring import hyper_from, resolve_method
-from sparring.adapter import StepContainer, StorageChoice
+from sparring import StepContainer, StorageChoice
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import Calibration, PlanInputs

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import make_plugin_manager
-from sparring.adapter import StepContainer, StorageChoice
+from sparring import StepContainer, StorageChoice, make_plugin_manager
 from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_cli import read_document

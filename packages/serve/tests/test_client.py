@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import initial_rows
+from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import (
     ClosedError,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.contracts import Expiry, Frequency, Normal, Uniform
+from sparring import Expiry, Frequency, Normal, Uniform
 from sparring.errors import ConfigError
 from sparring_cli import read_document
 from sparring_serve.config import ServingConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import initial_rows, partition
-from sparring.contracts import TableConfig
+from sparring.adapter import initial_rows
+from sparring.contracts import TableConfig, partition
 from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.testing import MemoryTables
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import Normal, Xavier, initial_rows
+from sparring import Normal, Xavier
+from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, InvalidArgumentError, StorageIOError
 from sparring_serve import (

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig, initial_rows
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
+from sparring.adapter import initial_rows
 from sparring_serve import (
     LookupClient,
     LookupServer,
@@ -119,7 +120,7 @@ def test_a_service_starts_with_a_save_of_release_0_1_and_continues(folder: Path)
 
 def _push_to(container: StepContainer) -> None:
     """Applies a push of `GRADIENTS` as a service does."""
-    from sparring import hyper_from, resolve_method
+    from sparring.adapter import hyper_from, resolve_method
     from sparring.contracts import MethodChoice
 
     method = resolve_method("adagrad")

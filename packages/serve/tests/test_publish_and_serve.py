@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig, initial_rows
+from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
+from sparring.adapter import initial_rows
 from sparring.errors import (
     DeadlineError,
     InvalidArgumentError,

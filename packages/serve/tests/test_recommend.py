@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import hash_strings, initial_rows
+from sparring import hash_strings
+from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, InvalidArgumentError, UnknownTableError
 from sparring_serve import (

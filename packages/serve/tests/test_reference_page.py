@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring import partition
+from sparring.contracts import partition
 from sparring_serve import LookupService, ShardReplicas, read_serving_config
 from sparring_serve.metrics import HELP
 from sparring_serve.reference import reference_tables

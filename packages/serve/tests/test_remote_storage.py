@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, TableConfig, initial_rows, open_storage
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring.adapter import initial_rows
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring import initial_rows, partition
-from sparring.contracts import TableConfig
+from sparring.adapter import initial_rows
+from sparring.contracts import TableConfig, partition
 from sparring_serve import LookupService, Place, ShardReplicas
 from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits

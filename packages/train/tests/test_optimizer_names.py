@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from sparring import NativeMethod, PluginManager, make_plugin_manager
+from sparring import PluginManager, make_plugin_manager
+from sparring.contracts import NativeMethod
 from sparring.errors import ConfigError
 from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sparring import NativeStorage
-from sparring.contracts import Capabilities, Evicted, Keys, Rows, Scores, TableConfig
+from sparring.contracts import Capabilities, Evicted, Keys, NativeStorage, Rows, Scores, TableConfig
 from sparring.errors import PluginError
 from sparring_hkv.options import HkvOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparring import capsule_of
+from sparring.contracts import capsule_of
 from sparring.errors import InvalidArgumentError
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring import Streams, capsule_of, initializer_spec, rounding_seed
 from sparring.contracts import (
     NUM_PARTITIONS,
     ArraySource,
@@ -25,8 +24,12 @@ from sparring.contracts import (
     StorageChange,
     StorageLookup,
     StorageUpdate,
+    Streams,
     TableBags,
     TableSums,
+    capsule_of,
+    initializer_spec,
+    rounding_seed,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_hkv.devices import ModuleWithin, open_device
@@ -369,7 +372,7 @@ class DeviceKernels(KernelSet):
         return capsule_of(storage)
 
     def _update_step(self, table: TableConfig, choice: MethodChoice) -> Any:
-        from sparring import NativeMethod
+        from sparring.contracts import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
             raise UnsupportedError(

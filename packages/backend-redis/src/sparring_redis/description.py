@@ -8,8 +8,7 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from sparring import conversion_command
-from sparring.contracts import CONVERT_HELP, TableConfig
+from sparring.contracts import CONVERT_HELP, TableConfig, conversion_command
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
 from sparring_redis.connections.client import Client, Command
 from sparring_redis.connections.connection import packed

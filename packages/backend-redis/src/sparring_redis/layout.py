@@ -31,8 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from redis.crc import key_slot
 
-from sparring import partition
-from sparring.contracts import NUM_PARTITIONS, Columns, Keys, Rows, TableConfig
+from sparring.contracts import NUM_PARTITIONS, Columns, Keys, Rows, TableConfig, partition
 from sparring.errors import CorruptDataError
 from sparring_redis.connections.client import Command
 from sparring_redis.connections.connection import packed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sparring import partition
-from sparring.contracts import NUM_PARTITIONS, Keys
+from sparring.contracts import NUM_PARTITIONS, Keys, partition
 
 __all__ = ["Ownership"]
 

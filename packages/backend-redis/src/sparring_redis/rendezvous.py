@@ -20,8 +20,7 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from sparring import EnvironmentOptions, membership_from
-from sparring.contracts import Membership, Rendezvous
+from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, membership_from
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_redis.connections.client import Command
 from sparring_redis.connections.client_factory import open_client

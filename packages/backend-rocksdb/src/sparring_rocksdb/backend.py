@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparring import NativeStorage
-from sparring.contracts import Capabilities, TableConfig
+from sparring.contracts import Capabilities, NativeStorage, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_rocksdb.options import RocksdbOptions
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparring import PluginManager, __version__, make_plugin_manager, native_failure
+from sparring import PluginManager, __version__, make_plugin_manager
+from sparring.adapter import native_failure
 from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
 from sparring_cli.context import CommandContext, context_of
 from sparring_cli.output import print_error, print_problems

@@ -93,7 +93,7 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 def inspect_native() -> Native:
     """Asks the native library."""
     # Here, because the other facts are wanted even if the native library cannot be loaded.
-    from sparring import num_threads, simd_level
+    from sparring.adapter import num_threads, simd_level
 
     return Native(simd_level(), num_threads())
 

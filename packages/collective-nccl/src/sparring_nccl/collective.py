@@ -32,8 +32,16 @@ from typing import Any
 
 import numpy as np
 
-from sparring import checked_options, make_plugin_manager
-from sparring.contracts import Array, BufferView, Collective, Membership, PolledWork, Work
+from sparring import make_plugin_manager
+from sparring.contracts import (
+    Array,
+    BufferView,
+    Collective,
+    Membership,
+    PolledWork,
+    Work,
+    checked_options,
+)
 from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure, SparringError
 from sparring_nccl.libraries import (
     UNIQUE_ID_BYTES,

@@ -86,7 +86,8 @@ def test_mpiexec_and_the_plugin_manager_are_enough_to_join() -> None:
     code = """
 import json
 import numpy as np
-from sparring import checked_options, make_plugin_manager
+from sparring import make_plugin_manager
+from sparring.contracts import checked_options
 
 manager = make_plugin_manager()
 place, group = manager.rendezvous("environment"), manager.collective("mpi")

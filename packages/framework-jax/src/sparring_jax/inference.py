@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_jax.ids import unpack_ids
 

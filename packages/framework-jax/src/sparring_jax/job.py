@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring.adapter import AUTO, StepContainer, make_plugin_manager
-from sparring.adapter import join_job as join
+from sparring import StepContainer, make_plugin_manager
+from sparring import join_job as join
+from sparring.adapter import AUTO
 from sparring.contracts import ShardingPlan, TableSharding
 
 __all__ = ["join_job"]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import State, open_snapshot
+from sparring import State, open_snapshot
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["STATE_NAME", "Part", "check_state", "gather_state", "restore_state"]

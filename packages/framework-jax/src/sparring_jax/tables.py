@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Loaded, Saved
-from sparring.adapter import StepContainer, StorageLike, TableGroup, declared
+from sparring import Loaded, Saved, StepContainer
+from sparring.adapter import StorageLike, TableGroup, declared
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_jax.batch import Batch, Places

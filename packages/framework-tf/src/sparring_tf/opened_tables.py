@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparring.adapter import Publication, Snapshot, StepContainer, StorageChoice, open_snapshot
+from sparring import Snapshot, StepContainer, StorageChoice, open_snapshot
+from sparring.adapter import Publication
 from sparring.contracts import TableConfig
 from sparring.errors import (
     CapacityError,

@@ -17,15 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring import open_storage
-from sparring.adapter import (
-    StepContainer,
-    StorageLike,
-    TableDeclaration,
-    declared,
-    make_plugin_manager,
-    suggestion,
-)
+from sparring import StepContainer, make_plugin_manager, open_storage
+from sparring.adapter import StorageLike, TableDeclaration, declared, suggestion
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel

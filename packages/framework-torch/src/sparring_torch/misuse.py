@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from sparring.adapter import PluginManager, StepContainer, StorageChoice, make_plugin_manager
+from sparring import PluginManager, StepContainer, StorageChoice, make_plugin_manager
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 

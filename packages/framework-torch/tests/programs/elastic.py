@@ -14,15 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sparring import (
-    AUTO,
-    StepContainer,
-    hyper_from,
-    join_job,
-    make_plugin_manager,
-    resolve_method,
-)
-from sparring.contracts import MethodChoice, Reduction, TableConfig, Uniform
+from sparring import StepContainer, Uniform, join_job, make_plugin_manager
+from sparring.adapter import AUTO, hyper_from, resolve_method
+from sparring.contracts import MethodChoice, Reduction, TableConfig
 
 KEYS = np.arange(-30, 30)
 

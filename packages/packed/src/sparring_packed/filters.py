@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sparring import BloomFilter, locate, reading
+from sparring.adapter import BloomFilter, locate, reading
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
 from sparring_packed.manifest import read_manifest, text_hash
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sparring import locate, reading
+from sparring.adapter import locate, reading
 from sparring.errors import SnapshotDamagedError, SnapshotError
 
 __all__ = [

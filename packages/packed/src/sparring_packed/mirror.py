@@ -20,7 +20,7 @@ from pathlib import Path
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import xxhash
 
-from sparring import locate, open_place
+from sparring.adapter import locate, open_place
 from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
 from sparring_packed.manifest import (
     ServingFile,

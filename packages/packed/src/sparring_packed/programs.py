@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring.errors import InvalidArgumentError, ProgramError
 from sparring_packed.library import include_path, library_path
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparring import BloomFilter, Closable, closest_name
-from sparring.contracts import NUM_PARTITIONS, FindResult, Keys
+from sparring.adapter import BloomFilter, closest_name
+from sparring.contracts import NUM_PARTITIONS, Closable, FindResult, Keys
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,

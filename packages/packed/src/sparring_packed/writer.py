@@ -23,18 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import (
-    BloomFilter,
-    Snapshot,
-    TableConfig,
-    TableDescription,
-    locate,
-    merged_chunks,
-    open_snapshot,
-    own_chunks,
-    partition,
-)
-from sparring.contracts import Initializer, Keys
+from sparring import Snapshot, TableConfig, TableDescription, merged_chunks, open_snapshot
+from sparring.adapter import BloomFilter, locate, own_chunks
+from sparring.contracts import Initializer, Keys, partition
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter

@@ -12,15 +12,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from sparring import (
-    Columns,
-    StorageChoice,
-    TableConfig,
-    checked_options,
-    dedup,
-    make_plugin_manager,
-    open_storage,
-)
+from sparring import Columns, StorageChoice, TableConfig, make_plugin_manager, open_storage
+from sparring.adapter import dedup
+from sparring.contracts import checked_options
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_cli import DocumentModel
 from sparring_serve.declaration import StorageDeclaration

@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from sparring import StorageChoice, TableConfig, hyper_from, resolve_method
+from sparring import Expiry, StorageChoice, TableConfig, Uniform
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import (
     Admission,
     ByteCount,
-    Expiry,
     HyperParameters,
     Initializer,
     LocalPath,
-    Uniform,
     UpdateMethod,
     admission_from,
     initializer_from,

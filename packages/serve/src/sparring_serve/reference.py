@@ -12,7 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from sparring.contracts import Admission, Expiry, Initializer
+from sparring import Expiry
+from sparring.contracts import Admission, Initializer
 from sparring_serve.backend_tables import BackendTableDeclaration
 from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
 from sparring_serve.declaration import (

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparring import partition, suggestion
+from sparring.adapter import suggestion
+from sparring.contracts import partition
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics

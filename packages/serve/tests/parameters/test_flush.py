@@ -10,13 +10,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pytest
 
-from sparring import (
-    StepContainer,
-    StorageChoice,
-    TableConfig,
-    hyper_from,
-    resolve_method,
-)
+from sparring import StepContainer, StorageChoice, TableConfig
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import MethodChoice
 from sparring.errors import StorageIOError
 from sparring_serve import (

@@ -18,7 +18,7 @@ import pytest
 import xxhash
 import yaml
 
-from sparring import erase_from_snapshots
+from sparring.adapter import erase_from_snapshots
 from sparring.errors import SnapshotError, StorageIOError
 from sparring_serve import (
     ParameterClient,

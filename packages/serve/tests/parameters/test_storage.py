@@ -8,14 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sparring import (
-    StepContainer,
-    StorageChoice,
-    TableConfig,
-    hyper_from,
-    open_storage,
-    resolve_method,
-)
+from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import MethodChoice
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve import (

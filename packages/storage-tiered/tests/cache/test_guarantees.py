@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import partition
 from sparring.collective.local import LocalGroup
+from sparring.contracts import partition
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.storage.results import Keys
 from sparring.contracts.storage.updates import MethodChoice

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sparring import suggestion
+from sparring.adapter import suggestion
 from sparring.errors import ConfigError
 
 __all__ = ["accepts", "create", "find_class", "name_of_class"]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
-from sparring import PluginManager, resolve_method, suggestion
+from sparring import PluginManager
+from sparring.adapter import resolve_method, suggestion
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, PluginError
 from sparring_train.named_classes import find_class

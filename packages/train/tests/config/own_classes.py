@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.contracts import TableConfig, Uniform
+from sparring import Uniform
+from sparring.contracts import TableConfig
 
 __all__ = ["Absolute", "Constant", "HalfAdam", "Mean", "Scaled", "ScaledError", "not_a_class"]
 

@@ -15,8 +15,7 @@ tf = pytest.importorskip(
 import keras
 
 import sparring_tf
-from sparring import merged_chunks
-from sparring.adapter import StepContainer, make_plugin_manager
+from sparring import StepContainer, make_plugin_manager, merged_chunks
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import merged_chunks
-from sparring.adapter import make_plugin_manager
+from sparring import make_plugin_manager, merged_chunks
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train

@@ -19,8 +19,15 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, merged_chunks, restore
-from sparring.adapter import SnapshotWriter, StepContainer, make_plugin_manager, open_snapshot
+from sparring import (
+    SnapshotWriter,
+    StepContainer,
+    list_snapshots,
+    make_plugin_manager,
+    merged_chunks,
+    open_snapshot,
+)
+from sparring.adapter import restore
 from sparring.contracts import Storage
 from sparring.errors import ConfigError, InvalidArgumentError, SnapshotError
 from sparring.snapshot.retention import latest_snapshot

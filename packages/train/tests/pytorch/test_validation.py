@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, merged_chunks, open_snapshot
-from sparring.adapter import make_plugin_manager
+from sparring import list_snapshots, make_plugin_manager, merged_chunks, open_snapshot
 from sparring.errors import DataError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type

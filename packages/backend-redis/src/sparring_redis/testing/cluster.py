@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring_redis.connections.connection import Access
 from sparring_redis.connections.topology import NUM_SLOTS
 from sparring_redis.testing.server import RedisServer

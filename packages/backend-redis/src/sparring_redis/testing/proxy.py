@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from sparring import Closable
+from sparring.contracts import Closable
 
 __all__ = ["Fault", "FaultProxy"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring_redis.testing.server import RedisServer
 
 __all__ = ["RedisSentinel"]

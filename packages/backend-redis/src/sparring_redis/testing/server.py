@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring_redis.connections.connection import Access, Link
 from sparring_redis.connections.deadline import Deadline
 from sparring_redis.connections.place import Address

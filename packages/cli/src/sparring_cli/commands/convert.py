@@ -8,14 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import (
-    PluginManager,
-    TableConfig,
-    copy_embeddings,
-    hyper_from,
-    open_storage,
-    resolve_method,
-)
+from sparring import PluginManager, TableConfig, open_storage
+from sparring.adapter import copy_embeddings, hyper_from, resolve_method
 from sparring.errors import InvalidArgumentError
 from sparring_cli.context import context_of
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparring import PluginManager, native_failure
+from sparring import PluginManager
+from sparring.adapter import native_failure
 from sparring.contracts import Descriptor
 from sparring_cli.commands.plugins import plugins_as_json, print_plugins
 from sparring_cli.context import context_of

@@ -9,14 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring import (
-    Snapshot,
-    compact,
-    latest_snapshot,
-    list_snapshots,
-    open_snapshot,
-    unreadable_snapshots,
-)
+from sparring import Snapshot, latest_snapshot, list_snapshots, open_snapshot, unreadable_snapshots
+from sparring.adapter import compact
 from sparring.errors import SnapshotError
 from sparring_cli.output import make_console, print_error, print_json, print_warning
 from sparring_cli.snapshots.export import export_tables

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sparring import closest_name
+from sparring.adapter import closest_name
 from sparring.contracts import SECRET_GIVEN
 from sparring_cli.documents.places import Places
 from sparring_cli.documents.problems import ConfigPath, Problem, describe_value, dotted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from sparring.contracts import may_show_secret
+from sparring.adapter import may_show_secret
 from sparring_cli.documents.places import Places
 from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value, dotted
 from sparring_cli.documents.reader import CONFIG_LIMITS, Limits, parse_yaml

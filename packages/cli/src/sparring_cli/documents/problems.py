@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sparring.contracts import may_show_secret
+from sparring.adapter import may_show_secret
 from sparring.errors import ConfigError
 
 __all__ = ["Place", "ConfigPath", "Problem", "describe_value", "dotted", "raise_problems"]

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring import StepContainer
+from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.layers.keras_names import dims_from, padding_from, refuse_options
 from sparring_tf.layers.layer_configs import plain_options

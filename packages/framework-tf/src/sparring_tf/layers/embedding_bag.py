@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring import StepContainer
+from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_tf.layers.keras_names import dims_from, refuse_options
 from sparring_tf.layers.layer_configs import plain_options

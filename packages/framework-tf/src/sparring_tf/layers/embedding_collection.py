@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sparring.adapter import StepContainer, StorageLike, suggestion
+from sparring import StepContainer
+from sparring.adapter import StorageLike, suggestion
 from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.layer_configs import (
     plain_feature,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.adapter import StorageChoice, StorageLike
-from sparring.contracts import Initializer, Storage, admission_from, expiry_from
+from sparring import StorageChoice
+from sparring.adapter import StorageLike, expiry_from
+from sparring.contracts import Initializer, Storage, admission_from
 from sparring.errors import UnsupportedError
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
 

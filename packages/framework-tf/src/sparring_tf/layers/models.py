@@ -10,12 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import sparring
-from sparring.adapter import (
-    StepContainer,
-    StorageLike,
-    check_factors,
-    shared_settings,
-)
+from sparring import StepContainer
+from sparring.adapter import StorageLike, check_factors, shared_settings
 from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.layers.embedding_collection import EmbeddingCollection

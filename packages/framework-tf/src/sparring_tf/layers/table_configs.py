@@ -49,7 +49,7 @@ class TableConfig:
             ``{"kind": name, parameter: value}``; None: all.
         seed: see `name`.
         storage: in place of the collection's.
-        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+        expire: after how long without training rows are removed, a `sparring.Expiry`
             or ``{"after_steps": …, "after_days": …}``; None: never.
 
     Raises:

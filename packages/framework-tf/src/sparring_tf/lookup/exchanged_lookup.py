@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.adapter import gather as native_gather
 from sparring_tf.lookup import lookup_ops
 

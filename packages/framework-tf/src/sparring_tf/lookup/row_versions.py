@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 
 __all__ = ["RowVersion", "VersionedWeight", "note_change", "set_version", "version_of"]
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sparring.adapter import SnapshotWriter, StepContainer, TableDescription, TableGroup
+from sparring import SnapshotWriter, StepContainer, TableDescription
+from sparring.adapter import TableGroup
 from sparring.contracts import ScanChunk
 from sparring.errors import InvalidArgumentError, UnsupportedError
 

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sparring.adapter import StepContainer, TableDeclaration, TableGroup
+from sparring import StepContainer
+from sparring.adapter import TableDeclaration, TableGroup
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.lookup_numbers import LookupNumber
 from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, note_change, version_of

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.contracts import Collective, Reduction
 from sparring_tf.lookup.exchanged_lookup import in_order
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sparring.adapter import StepContainer, give_method_states, hypers_by_table, set_rate
+from sparring import StepContainer
+from sparring.adapter import give_method_states, hypers_by_table, set_rate
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import StepContainer, TableState, TableUpdate, give_states
+from sparring import StepContainer
+from sparring.adapter import TableState, TableUpdate, give_states
 from sparring.contracts import HyperParameters, MethodChoice, Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.optim.keras_shadow import KerasShadow

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sparring import StepContainer
 from sparring.adapter import (
     PlanLike,
-    StepContainer,
     given_storages,
     joined_container,
     non_finite_policy,

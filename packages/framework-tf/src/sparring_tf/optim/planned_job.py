@@ -6,15 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparring.adapter import (
-    AUTO,
-    PlanLike,
-    StepContainer,
-    join_job,
-    make_plugin_manager,
-    plan_of_job,
-    workload_of,
-)
+from sparring import StepContainer, join_job, make_plugin_manager
+from sparring.adapter import AUTO, PlanLike, plan_of_job, workload_of
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.table_agent import TableAgent

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import StepContainer, key_gradients
+from sparring import StepContainer
+from sparring.adapter import key_gradients
 from sparring_tf.lookup.exchanged_lookup import in_order
 from sparring_tf.lookup.row_versions import note_change
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import DataError
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.keras_files import file_at_hand

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.adapter import Coordinator, StepContainer
+from sparring import StepContainer
+from sparring.adapter import Coordinator
 from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.saving import saved_rows

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import count_rows, restore
-from sparring.adapter import Coordinator, Snapshot, StepContainer
+from sparring import Snapshot, StepContainer, count_rows
+from sparring.adapter import Coordinator, restore
 from sparring.contracts import TableConfig
 from sparring.errors import (
     CapacityError,

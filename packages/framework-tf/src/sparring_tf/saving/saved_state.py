@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from sparring.adapter import State
+from sparring import State
 from sparring.errors import InvalidArgumentError
 from sparring_tf.saving.anchors import trained_table
 

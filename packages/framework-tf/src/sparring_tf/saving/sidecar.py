@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparring.adapter import SaveOptions, Snapshot, StepContainer, open_place, open_snapshot
+from sparring import SaveOptions, Snapshot, StepContainer, open_snapshot
+from sparring.adapter import open_place
 from sparring.errors import DataError, SnapshotError
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import make_plugin_manager
+from sparring import make_plugin_manager
 from sparring.contracts import ArraySource, KernelSet
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.memory import memory_checked, release_unused_memory

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparring import StepContainer
 from sparring.adapter import (
     BagGradients,
     DeviceGradients,
     Lookup,
     ResourceManager,
-    StepContainer,
     look_up,
     pulls_on_device,
     reporting,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparring.adapter import make_plugin_manager
+from sparring import make_plugin_manager
 from sparring.contracts import Collective, CollectiveDescriptor, Membership
 from sparring.errors import InvalidArgumentError, PluginError
 

@@ -16,16 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sparring.adapter import (
-    AUTO,
-    ExchangeOptions,
-    PlanLike,
-    PluginManager,
-    StepContainer,
-    join_job,
-    make_plugin_manager,
-    plan_of_job,
-)
+from sparring import ExchangeOptions, PluginManager, StepContainer, join_job, make_plugin_manager
+from sparring.adapter import AUTO, PlanLike, plan_of_job
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.fully_sharded import FullySharded, check_shardable
 from sparring_torch.distributed.gradient_average import RankAveraging, broadcast

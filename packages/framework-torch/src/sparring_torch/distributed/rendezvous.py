@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from sparring.adapter import EnvironmentOptions, membership_from
-from sparring.contracts import Membership, Rendezvous
+from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, membership_from
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_torch.distributed.options import TorchRendezvousOptions
 

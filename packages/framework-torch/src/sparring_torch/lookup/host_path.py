@@ -23,7 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import Lookup, ResourceManager, StepContainer, dedup
+from sparring import StepContainer
+from sparring.adapter import Lookup, ResourceManager, dedup
 from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.lookup.owner_pooling import are_pooled, divided, pooled_by_owners
 from sparring_torch.lookup.shadow_pooling import (

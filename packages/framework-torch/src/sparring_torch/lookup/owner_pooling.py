@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparring.adapter import (
-    BagLookup,
-    PooledLookup,
-    StepContainer,
-    bag_weight_gradients,
-    look_up_bags,
-)
+from sparring import StepContainer
+from sparring.adapter import BagLookup, PooledLookup, bag_weight_gradients, look_up_bags
 from sparring_torch.lookup.batch_lookup import Bags
 from sparring_torch.lookup.shadow_pooling import Plan, group_bags
 

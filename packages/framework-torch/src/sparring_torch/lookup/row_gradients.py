@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StepContainer, sum_gradients
+from sparring import StepContainer
+from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.state.cut_tensors import is_cut, replicated

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, TableDeclaration, pulls_on_device
+from sparring import StepContainer
+from sparring.adapter import TableDeclaration, pulls_on_device
 from sparring_torch import misuse
 from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.device.kernels import current_gpu, kernel_set_for

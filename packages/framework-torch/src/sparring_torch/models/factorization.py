@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import (
-    StepContainer,
-    StorageLike,
-    check_factors,
-    shared_settings,
-)
+from sparring import StepContainer
+from sparring.adapter import StorageLike, check_factors, shared_settings
 from sparring.contracts import TableConfig
 from sparring_torch.modules.embedding import Embedding
 

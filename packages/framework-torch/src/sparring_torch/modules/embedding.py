@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring import StepContainer
+from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring_torch.device.groups import DeviceGroup, each_alone
 from sparring_torch.device.memory import memory_errors

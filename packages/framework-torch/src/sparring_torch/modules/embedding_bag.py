@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageLike, check_offsets
+from sparring import StepContainer
+from sparring.adapter import StorageLike, check_offsets
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.groups import DeviceGroup

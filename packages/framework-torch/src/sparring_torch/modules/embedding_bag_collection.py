@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, StorageLike
+from sparring import StepContainer
+from sparring.adapter import StorageLike
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.device.groups import bag_groups, parts_of_features
 from sparring_torch.device.memory import memory_errors

@@ -9,14 +9,8 @@ from typing import Any
 
 from torch.nn import init
 
-from sparring.contracts import (
-    Constant,
-    Initializer,
-    Normal,
-    TruncatedNormal,
-    Uniform,
-    Zeros,
-)
+from sparring import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["initializer_of"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from sparring import Uniform
 from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
-from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig, Uniform
+from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.kernels import storage_device
 from sparring_torch.misuse import say_bound
@@ -98,7 +99,7 @@ class EmbeddingConfig:
         storage: in place of the collection's.
         placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all of
             them, and lookups touch no wire. For small tables.
-        expire: after how long without training rows are removed, a `sparring.contracts.Expiry`
+        expire: after how long without training rows are removed, a `sparring.Expiry`
             or ``{"after_steps": …, "after_days": …}``; None: never.
     """
 

@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparring.adapter import (
-    StepContainer,
-    give_method_states,
-    hyper_from,
-    hypers_by_table,
-    method_state,
-)
+from sparring import StepContainer
+from sparring.adapter import give_method_states, hyper_from, hypers_by_table, method_state
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]

@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.adapter import (
-    StepContainer,
-    TableState,
-    TableUpdate,
-    give_states,
-    storage_device,
-    suggestion,
-)
+from sparring import StepContainer
+from sparring.adapter import TableState, TableUpdate, give_states, storage_device, suggestion
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.kernels import tensor_device

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring.adapter import Prefetch, StepContainer
+from sparring import StepContainer
+from sparring.adapter import Prefetch
 from sparring_torch.lookup.host_path import Prefetched
 from sparring_torch.lookup.shadow_pooling import Plan
 from sparring_torch.lookup.train_agent import TrainAgent

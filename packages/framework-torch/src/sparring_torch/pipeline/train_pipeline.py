@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from sparring.adapter import StepContainer
+from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.modules.table_module import agents_of
 from sparring_torch.pipeline.batch_paths import Call, recorded_calls

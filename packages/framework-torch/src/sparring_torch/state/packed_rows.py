@@ -28,8 +28,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from sparring import begin_load, end_load, restore
-from sparring.adapter import StepContainer, TableDescription
+from sparring import StepContainer, TableDescription
+from sparring.adapter import begin_load, end_load, restore
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, DataError, InvalidArgumentError
 

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sparring.adapter import StepContainer, TableGroup
+from sparring import StepContainer
+from sparring.adapter import TableGroup
 from sparring.contracts import Storage
 from sparring.errors import UnsupportedError
 from sparring_torch.state import rows_in_state

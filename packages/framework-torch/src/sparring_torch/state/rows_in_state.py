@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StepContainer, TableGroup, open_snapshot
+from sparring import StepContainer, open_snapshot
+from sparring.adapter import TableGroup
 from sparring.errors import DataError, InvalidArgumentError, SnapshotError, UnsupportedError
 from sparring_torch.state.packed_rows import (
     PackedTable,

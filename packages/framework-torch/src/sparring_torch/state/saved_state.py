@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparring.adapter import State
+from sparring import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.state.cut_tensors import cut_state, whole
 from sparring_torch.state.rows_in_state import without_rows

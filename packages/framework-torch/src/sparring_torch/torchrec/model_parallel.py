@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparring import contracts
-from sparring.adapter import PlanLike, StepContainer
+from sparring import StepContainer, contracts
+from sparring.adapter import PlanLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.distributed import distributed_model_parallel
 from sparring_torch.lookup.row_gradients import dense_parameters

@@ -12,20 +12,17 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from sparring.adapter import (
-    EnvironmentOptions,
-    made_plan,
-    make_plugin_manager,
-    membership_from,
-    suggestion,
-)
+from sparring import make_plugin_manager
+from sparring.adapter import made_plan, suggestion
 from sparring.contracts import (
+    EnvironmentOptions,
     FeatureWorkload,
     MadePlan,
     Membership,
     PlanRequest,
     TableSharding,
     TableWorkload,
+    membership_from,
 )
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring_torch.modules.table_module import TableModule, table_modules

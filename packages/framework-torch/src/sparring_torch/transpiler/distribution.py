@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparring import StepContainer
 from sparring.adapter import (
     DistributionReport,
     PlanLike,
-    StepContainer,
     StorageLike,
     check_choices,
     fill_service,

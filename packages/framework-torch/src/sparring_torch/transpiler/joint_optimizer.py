@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from sparring.adapter import DistributionReport, StepContainer
+from sparring import StepContainer
+from sparring.adapter import DistributionReport
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.row_gradients import Anchor
 from sparring_torch.optim.combined_optimizer import OptimizerOfParts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
-from sparring import locate
+from sparring.adapter import locate
 from sparring.errors import InvalidArgumentError, PluginError, SnapshotError
 from sparring_plan.kubernetes.options import ResourceOptions, quantity
 

@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sparring import resolve_method, suggestion
+from sparring.adapter import resolve_method, suggestion
 from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_cli import read_document

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from sparring import resolve_method
+from sparring.adapter import resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, SparringError
 from sparring_cli import Document, DocumentModel, read_document

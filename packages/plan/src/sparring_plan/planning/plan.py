@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from sparring import Layouts, SingleRendezvous, make_plugin_manager
+from sparring import make_plugin_manager
+from sparring.adapter import Layouts, SingleRendezvous
 from sparring.contracts import ShardingPlan, ShardMap, TableConfig, TableSharding
 from sparring.errors import ConfigError, InvalidArgumentError, PluginError
 from sparring_cli import Document, DocumentModel, read_document

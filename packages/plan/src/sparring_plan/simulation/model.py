@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from sparring.adapter import ExchangeOptions
+from sparring import ExchangeOptions
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["Compute", "Network", "SimulatedSchedule", "Workload"]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import ExchangeOptions, MessageSizes
+from sparring import ExchangeOptions
+from sparring.adapter import MessageSizes
 from sparring.contracts import TableConfig
 from sparring_plan.simulation.cluster import Group, Phase, Rank
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload

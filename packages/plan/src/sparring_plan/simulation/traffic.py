@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import ExchangeOptions, MessageSizes
+from sparring import ExchangeOptions
+from sparring.adapter import MessageSizes
 from sparring.contracts import TableConfig
 from sparring_plan.planning.costs.costs import Options, Shape
 from sparring_plan.planning.costs.key_bins import key_bins

@@ -9,7 +9,8 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Uniform, Xavier, initial_rows
+from sparring import Uniform, Xavier
+from sparring.adapter import initial_rows
 from sparring.contracts import INITIALIZERS, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring import suggestion
+from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_serve.client.answer import AnsweredVersion
 from sparring_serve.client.arguments import checked_text, whole_ids, whole_number

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sparring import dedup, suggestion
+from sparring.adapter import dedup, suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
 from sparring_serve.client.answer import Answer
 from sparring_serve.client.arguments import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import suggestion
+from sparring.adapter import suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.arguments import checked_seconds, checked_text
 from sparring_serve.client.failures import is_of_replica, refusal_error

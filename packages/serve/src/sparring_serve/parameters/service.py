@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import hyper_from
+from sparring.adapter import hyper_from
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
@@ -367,7 +367,7 @@ MAX_HYPER_BRACKETS = 64
 
 @lru_cache(maxsize=256)
 def _merged(given: str, method: str, declared: str) -> HyperParameters:
-    from sparring import resolve_method
+    from sparring.adapter import resolve_method
 
     # Parsers of nested brackets use the stack, and hyper-parameters are flat.
     if given.count("[") + given.count("{") > MAX_HYPER_BRACKETS:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import (
-    ApartRendezvous,
     Loaded,
     Saved,
     SaveOptions,
@@ -21,11 +20,11 @@ from sparring import (
     State,
     StepContainer,
     Storage,
-    Task,
     list_snapshots,
     open_snapshot,
     unreadable_snapshots,
 )
+from sparring.adapter import ApartRendezvous, Task
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
 from sparring.errors import (
     InterruptedLoadError,

@@ -9,7 +9,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring import StepContainer, resolve_method
+from sparring import StepContainer
+from sparring.adapter import resolve_method
 from sparring.contracts import Columns, Keys, MethodChoice, Rows, TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_serve.config import read_serving_config

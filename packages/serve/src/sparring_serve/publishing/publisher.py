@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sparring_packed
-from sparring import Snapshot, latest_snapshot, open_place, open_snapshot
+from sparring import Snapshot, latest_snapshot, open_snapshot
+from sparring.adapter import open_place
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
 from sparring_serve.publishing.quality import QualityCheck, QualityReport
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Columns, Storage, dedup, initial_rows
+from sparring import Columns, Storage
+from sparring.adapter import dedup, initial_rows
 from sparring.contracts import Dedup, Initializer, TableConfig
 from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sparring_packed
-from sparring import open_place
+from sparring.adapter import open_place
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
 from sparring_serve.config import ServingConfig

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring import partition
-from sparring.contracts import NUM_PARTITIONS, ShardMap
+from sparring.contracts import NUM_PARTITIONS, ShardMap, partition
 from sparring.errors import InvalidArgumentError
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import Replicas, ShardMapMessage

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparring import initial_rows
+from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import SparringError
 from sparring_serve.tables.contract import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from sparring import found_table, open_storage
+from sparring import open_storage
+from sparring.adapter import found_table
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_tiered.cache.cached_storage import CachedStorage

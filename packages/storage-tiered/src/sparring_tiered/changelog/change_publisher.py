@@ -35,7 +35,8 @@ from sparring_tiered.changelog.open_log import open_change_log
 from sparring_tiered.changelog.unpublished_keys import TakenKeys, UnpublishedKeys
 
 if TYPE_CHECKING:
-    from sparring import StepContainer, TableEntry
+    from sparring import StepContainer
+    from sparring.adapter import TableEntry
 
 __all__ = ["ChangePublisher"]
 

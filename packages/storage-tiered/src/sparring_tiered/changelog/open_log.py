@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparring import checked_options
-from sparring.contracts import ChangeLog
+from sparring.contracts import ChangeLog, checked_options
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

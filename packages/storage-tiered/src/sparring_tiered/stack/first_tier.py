@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparring import capsule_of
-from sparring.contracts import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts import Columns, Evicted, Keys, Rows, Scores, capsule_of
 from sparring_tiered.stack.demotion import Demotion
 from sparring_tiered.stack.stack import Stack
 

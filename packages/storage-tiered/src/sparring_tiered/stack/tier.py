@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import NativeStorage
 from sparring.adapter import GrowingBloomFilter, place_rows
-from sparring.contracts import Columns, Evicted, Keys, Rows, Scores, Storage
+from sparring.contracts import Columns, Evicted, Keys, NativeStorage, Rows, Scores, Storage
 from sparring_tiered.stack.meter import TierMeter
 from sparring_tiered.stack.write_buffer import BufferedRows, WriteBuffer
 

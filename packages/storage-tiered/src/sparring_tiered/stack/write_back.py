@@ -20,7 +20,7 @@ from sparring.errors import ClosedError, DeadlineError, SparringError
 from sparring_tiered.stack.tier import Tier
 
 if TYPE_CHECKING:
-    from sparring import Task
+    from sparring.adapter import Task
 
 __all__ = ["WriteBack"]
 

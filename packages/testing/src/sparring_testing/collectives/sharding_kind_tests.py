@@ -24,14 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring import (
-    PluginManager,
-    StepContainer,
-    StorageChoice,
-    hyper_from,
-    make_plugin_manager,
-    resolve_method,
-)
+from sparring import PluginManager, StepContainer, StorageChoice, Uniform, make_plugin_manager
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import (
     NUM_PARTITIONS,
     Collective,
@@ -43,7 +37,6 @@ from sparring.contracts import (
     ShardMap,
     TableConfig,
     TableSharding,
-    Uniform,
 )
 from sparring.errors import InvalidArgumentError
 from sparring_testing.guard import find_violations

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring import EnvironmentOptions, EnvironmentRendezvous, checked_options, make_plugin_manager
-from sparring.contracts import Collective, WorkContext
+from sparring import make_plugin_manager
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import Collective, EnvironmentOptions, WorkContext, checked_options
 from sparring.errors import PeerFailure
 
 __all__ = ["exchange_until_failure"]

@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import (
-    StepContainer,
-    StorageChoice,
-    hyper_from,
+from sparring import StepContainer, StorageChoice, Uniform, open_storage
+from sparring.adapter import hyper_from, resolve_method
+from sparring.contracts import (
+    Keys,
+    MethodChoice,
+    Rows,
+    Scores,
+    Storage,
+    TableConfig,
     interrupted_load,
-    open_storage,
-    resolve_method,
 )
-from sparring.contracts import Keys, MethodChoice, Rows, Scores, Storage, TableConfig, Uniform
 from sparring.errors import InterruptedLoadError
 
 __all__ = ["check_that_an_interrupted_load_is_noticed", "kill_in_a_load"]

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring.errors import UnsupportedError
 
 __all__ = ["INTERFACE", "IsolatedLinks", "why_links_cannot_be_isolated"]

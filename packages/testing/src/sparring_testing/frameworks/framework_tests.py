@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring import StepContainer, initial_rows
-from sparring.contracts import TableConfig, Uniform
+from sparring import StepContainer, Uniform
+from sparring.adapter import initial_rows
+from sparring.contracts import TableConfig
 from sparring.errors import (
     ClosedError,
     InvalidArgumentError,

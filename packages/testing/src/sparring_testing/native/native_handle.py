@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring import NativeStorage, capsule_of
-from sparring.contracts import Columns, Storage
+from sparring.contracts import Columns, NativeStorage, Storage, capsule_of
 from sparring.errors import CapacityError, ClosedError
 from sparring_testing.references.ledger import capacity_of
 from sparring_testing.references.samples import (

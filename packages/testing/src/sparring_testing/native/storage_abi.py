@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import capsule_of
-from sparring.contracts import Columns, Keys, Storage
+from sparring.contracts import Columns, Keys, Storage, capsule_of
 
 __all__ = [
     "CAPSULE",

@@ -10,14 +10,9 @@ import sys
 import traceback
 from multiprocessing.connection import Client
 
-from sparring import (
-    EnvironmentOptions,
-    EnvironmentRendezvous,
-    PluginManager,
-    checked_options,
-    make_plugin_manager,
-)
-from sparring.contracts import Membership
+from sparring import PluginManager, make_plugin_manager
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import EnvironmentOptions, Membership, checked_options
 from sparring_testing.processes.rank_processes import KEY_VARIABLE, Job, Outcome
 
 __all__ = ["serve"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import StepContainer, StorageChoice, hyper_from, resolve_method
+from sparring import StepContainer, StorageChoice
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.layout import TableSharding
 from sparring.contracts.ranks.rendezvous import Membership

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring import SingleRendezvous
+from sparring.adapter import SingleRendezvous
 from sparring.contracts import ShardMap
 
 __all__ = ["ThreadRendezvous"]

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import (
-    BUILTIN_METHODS,
-    begin_load,
+from sparring import update_rows
+from sparring.adapter import BUILTIN_METHODS, begin_load, end_load, restore
+from sparring.contracts import (
+    Columns,
+    MethodChoice,
+    Storage,
     capsule_of,
-    end_load,
     interrupted_load,
     read_note,
-    restore,
-    update_rows,
     write_note,
 )
-from sparring.contracts import Columns, MethodChoice, Storage
 from sparring.errors import ClosedError
 from sparring_testing.references.samples import (
     EXTREME_KEYS,

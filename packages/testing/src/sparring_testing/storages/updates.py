@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import BUILTIN_METHODS, MemoryStorage, hyper_from, update_rows
+from sparring import update_rows
+from sparring.adapter import BUILTIN_METHODS, MemoryStorage, hyper_from
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_testing.references.samples import EXTREME_KEYS, MakeStorage, contents, distinct_keys
 

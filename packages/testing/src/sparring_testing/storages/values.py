@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparring.contracts import DTYPES, Storage
+from sparring.adapter import DTYPES
+from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,

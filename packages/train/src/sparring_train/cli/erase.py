@@ -21,15 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import (
-    PluginManager,
-    __version__,
-    erase_from_snapshots,
-    found_table,
-    latest_snapshot,
-    list_snapshots,
-    state_without_keys,
-)
+from sparring import PluginManager, __version__, latest_snapshot, list_snapshots
+from sparring.adapter import erase_from_snapshots, found_table, state_without_keys
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError
 from sparring_cli import context_of

@@ -9,15 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import (
-    PluginManager,
-    Snapshot,
-    latest_snapshot,
-    merged_chunks,
-    open_snapshot,
-    partition,
-)
-from sparring.contracts import TableConfig
+from sparring import PluginManager, Snapshot, latest_snapshot, merged_chunks, open_snapshot
+from sparring.contracts import TableConfig, partition
 from sparring.errors import SnapshotError
 from sparring_cli import context_of, embedding_parts, print_json
 from sparring_train.cli.train import OverridesArgument

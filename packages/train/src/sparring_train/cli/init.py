@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sparring import closest_name
+from sparring.adapter import closest_name
 from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel, choose_label
 from sparring_train.cli.init_ranking import (

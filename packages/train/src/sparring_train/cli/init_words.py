@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sparring import closest_name
+from sparring.adapter import closest_name
 from sparring.errors import ConfigError
 from sparring_cli import Place, Places, apply_override, parse_yaml
 from sparring_train.config.reading.loader import parse_config

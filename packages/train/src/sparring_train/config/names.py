@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from sparring.contracts import kind_of
+from sparring.adapter import kind_of
 from sparring_train.config.section import Section
 
 __all__ = [

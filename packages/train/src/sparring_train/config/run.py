@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring import ExchangeOptions, closest_name
+from sparring import ExchangeOptions
+from sparring.adapter import closest_name
 from sparring.contracts import LocalPath, TableConfig
 from sparring_train.columns import Label
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.contracts import SECRET_GIVEN, SecretFound, passwords_in, secrets_in
+from sparring.adapter import SecretFound, secrets_in
+from sparring.contracts import SECRET_GIVEN, passwords_in
 
 __all__ = [
     "BackendOptions",

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring import PluginManager, State, StepContainer, num_threads
+from sparring import PluginManager, State, StepContainer
+from sparring.adapter import num_threads
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, NonFiniteGradientError
 from sparring_tf import (

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import State, StepContainer, locate
+from sparring import State, StepContainer
+from sparring.adapter import locate
 from sparring.errors import ConfigError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.kinds import METRICS

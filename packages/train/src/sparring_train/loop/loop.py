@@ -13,15 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import (
-    PluginManager,
-    Snapshot,
-    State,
-    StepContainer,
-    Trace,
-    configure_pool,
-    join_job,
-)
+from sparring import PluginManager, Snapshot, State, StepContainer, join_job
+from sparring.adapter import Trace, configure_pool
 from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.best_step import BestStep

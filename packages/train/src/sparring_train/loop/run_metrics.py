@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparring import Coordinator, StepContainer
+from sparring import StepContainer
+from sparring.adapter import Coordinator
 from sparring.errors import SparringError
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter

@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from sparring import State, StepContainer, num_threads, open_snapshot, resolved_backends
+from sparring import State, StepContainer, open_snapshot
+from sparring.adapter import num_threads, resolved_backends
 from sparring.errors import DataError, PluginError, SnapshotError
 from sparring_cli import installed_versions
 from sparring_train.columns import ColumnBatch

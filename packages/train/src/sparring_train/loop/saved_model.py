@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
-from sparring import PluginManager, State, StepContainer, configure_pool, open_snapshot
+from sparring import PluginManager, State, StepContainer, open_snapshot
+from sparring.adapter import configure_pool
 from sparring_train.config.run import RunConfig, StorageConfig
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.run.ranks import Ranks

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from sparring import TableEntry
+from sparring.adapter import TableEntry
 from sparring.contracts import Storage, SupportsTiers
 
 if TYPE_CHECKING:

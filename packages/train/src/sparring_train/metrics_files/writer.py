@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparring import Closable
+from sparring.contracts import Closable
 from sparring.errors import (
     ClosedError,
     DeadlineError,
@@ -24,7 +24,8 @@ from sparring_train.metrics_files.json_lines import JsonLines
 from sparring_train.metrics_files.prometheus import PrometheusFile, PrometheusPage
 
 if TYPE_CHECKING:
-    from sparring import StepContainer, Task
+    from sparring import StepContainer
+    from sparring.adapter import Task
 
 __all__ = ["MetricsFormat", "MetricsWriter"]
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparring import PluginManager, State, StepContainer, num_threads
+from sparring import PluginManager, State, StepContainer
+from sparring.adapter import num_threads
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring_torch import (
     Optimizer,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparring import partition
+from sparring.contracts import partition
 
 __all__ = ["NOT_COUNTED", "IdCounts"]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparring import Closable, Coordinator
+from sparring.adapter import Coordinator
+from sparring.contracts import Closable
 from sparring.errors import ConfigError, SparringError
 from sparring_tiered import ChangePublisher
 from sparring_train.config.run import RunConfig

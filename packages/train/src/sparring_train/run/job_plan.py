@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sparring import AUTO, automatic_plan
+from sparring.adapter import AUTO, automatic_plan
 from sparring.contracts import Collective, Membership, ShardingPlan
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.plan import plan_request, read_plan_file

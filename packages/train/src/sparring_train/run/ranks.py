@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import TierCounters
-from sparring.contracts import Collective, Reduction
+from sparring.contracts import Collective, Reduction, TierCounters
 from sparring_train.columns import ColumnBatch
 
 __all__ = ["Ranks", "sum_over_ranks"]

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sparring import AUTO, Snapshot
+from sparring import Snapshot
+from sparring.adapter import AUTO
 from sparring.errors import ConfigError
 from sparring_cli import dotted, resolve_path, with_paths
 from sparring_train.config.names import short_name

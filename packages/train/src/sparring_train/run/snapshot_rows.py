@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Snapshot, hash_strings, merged_chunks, partition
+from sparring import Snapshot, hash_strings, merged_chunks
+from sparring.contracts import partition
 from sparring.errors import InvalidArgumentError
 from sparring_cli import embedding_parts
 

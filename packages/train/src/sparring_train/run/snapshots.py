@@ -14,27 +14,24 @@ import numpy as np
 
 from sparring import (
     EMBEDDING_PARTS,
-    Coordinator,
     Loaded,
     Retention,
     Saved,
     SaveOptions,
     Snapshot,
     State,
-    interrupted_load,
-    locate,
-    open_place,
     open_snapshot,
-    reading,
 )
-from sparring.contracts import Collective, Reduction
+from sparring.adapter import Coordinator, locate, open_place, reading
+from sparring.contracts import Collective, Reduction, interrupted_load
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.run.same_run import RUN, check_same_run, described_run
 from sparring_train.run.storages import place_name
 
 if TYPE_CHECKING:
-    from sparring import StepContainer, Task
+    from sparring import StepContainer
+    from sparring.adapter import Task
 
 __all__ = ["RunSnapshots"]
 

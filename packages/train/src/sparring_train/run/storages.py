@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from sparring import StorageChoice, found_table, latest_snapshot, open_storage
+from sparring import StorageChoice, latest_snapshot, open_storage
+from sparring.adapter import found_table
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.run import RunConfig

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import AUTO, PluginManager, join_job
+from sparring import PluginManager, join_job
+from sparring.adapter import AUTO
 from sparring.contracts import Collective
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError
 from sparring_cli import as_yaml

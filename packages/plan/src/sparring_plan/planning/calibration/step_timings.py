@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from sparring import (
-    LocalGroup,
-    PluginManager,
+from sparring import ExchangeOptions, LocalGroup, PluginManager, StepContainer
+from sparring.adapter import (
+    BagLookup,
     SingleRendezvous,
-    StepContainer,
     hyper_from,
+    look_up_bags,
+    pool,
+    pool_backward,
     resolve_method,
 )
-from sparring.adapter import BagLookup, ExchangeOptions, look_up_bags, pool, pool_backward
 from sparring.contracts import Collective, MethodChoice, ShardMap, TableConfig
 from sparring_plan.planning.costs.costs import option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, RowCosts, StepCosts

@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring import (
-    PluginManager,
-    _native,
-    hyper_from,
-    open_storage,
-    resolve_method,
-    update_rows,
-)
+from sparring import PluginManager, _native, open_storage, update_rows
+from sparring.adapter import hyper_from, resolve_method
 from sparring.contracts import MethodChoice, TableConfig
 from sparring_plan.planning.inputs import StorageCosts, UpdateCosts
 from sparring_plan.simulation.calibration import best_seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparring import PluginManager, checked_options
-from sparring.contracts import TableConfig
+from sparring import PluginManager
+from sparring.contracts import TableConfig, checked_options
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["estimate_bytes"]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from sparring import AUTO, make_plugin_manager, resolved_backends
+from sparring import make_plugin_manager
+from sparring.adapter import AUTO, resolved_backends
 from sparring.contracts import Descriptor, StorageDescriptor, is_path
 from sparring.errors import PluginError
 from sparring_cli import ConfigPath, Places, Problem, dotted, explain
@@ -77,7 +78,7 @@ def with_option_paths(
 
     Args:
         config: the configuration.
-        change: see `sparring.with_paths`.
+        change: see `sparring_cli.with_paths`.
         manager: where backends are looked up; what is wrong is left as it is. None: all that are
             installed.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from sparring import AUTO
+from sparring.adapter import AUTO
 from sparring_cli import (
     CONFIG_LIMITS,
     ConfigPath,

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sparring.contracts import TableConfig, Uniform
+from sparring import Uniform
+from sparring.contracts import TableConfig
 from sparring_train.columns import Schema
 from sparring_train.config.section import NonNegativeFloat, PositiveInt
 from sparring_train.config.sections.kinds import Loss, ModelSection

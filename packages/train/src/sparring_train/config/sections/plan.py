@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparring import AUTO, StorageChoice, workload_of
+from sparring import StorageChoice
+from sparring.adapter import AUTO, workload_of
 from sparring.contracts import (
     FeatureWorkload,
     PlanRequest,

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sparring.contracts import LocalPath, SaveSeconds
+from sparring.adapter import SaveSeconds
+from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
 __all__ = ["SnapshotsConfig"]

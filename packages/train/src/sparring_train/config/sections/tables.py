@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from sparring.contracts import (
-    ADMISSIONS,
-    INITIALIZERS,
-    Admission,
-    ByteCount,
-    Expiry,
-    Initializer,
-    TableConfig,
-    choice_of,
-)
+from sparring import Expiry
+from sparring.adapter import ADMISSIONS, choice_of
+from sparring.contracts import INITIALIZERS, Admission, ByteCount, Initializer, TableConfig
 from sparring.errors import ConfigError
 from sparring_train.config.names import OWN, ClassName, tag_of
 from sparring_train.config.section import Section
