@@ -1,14 +1,16 @@
-"""The demo of serving: real processes on a short training, and what its report says of pulls."""
+"""The demo of serving runs real processes on a short training."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-for _name in ("sparring_serve", "sparring_packed.library", "sparring_train", "torch", "matplotlib"):
+for _name in ("sparring_serve", "sparring_packed.library", "sparring_train", "torch"):
     pytest.importorskip(_name)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,41 +29,37 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     return serving_demo
 
 
-def test_a_training_is_served_while_it_goes_on(demo: Any, tmp_path: Path) -> None:
-    seen = demo.watch_training(tmp_path, ROOT / "configs/quickstart.yaml", SHORT)
-    assert seen.errors == []
-    assert [step for _, step in seen.saved] == [10, 20, 30, 40, 50, 60]
-    assert seen.pulls[-1].step == 60
-    assert all(each.num_versions == 1 and each.num_found == each.num_ids for each in seen.pulls)
-    steps = [each.step for each in seen.pulls]
+def test_a_training_is_served_while_it_continues(
+    demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = demo.serve_training(tmp_path, ROOT / "configs/quickstart.yaml", SHORT)
     assert steps == sorted(steps)
-    assert seen.num_compared > 0
-    text = demo.write_report(tmp_path / "reports/serving.html", seen)
-    assert re.search(r"pulls that failed +0\n", text)
-    page = (tmp_path / "reports/serving.html").read_text()
-    assert page.count("<svg") == 1
-    assert f"<td>{len(seen.pulls):,}</td>" in page
+    versions = sorted(set(steps))
+    published = sorted(int(each.name[5:]) for each in (tmp_path / "served").glob("step-*"))
+    assert set(versions) <= set(published) <= {10, 20, 30, 40, 50, 60}
+    # The publisher skips snapshots that are older than the newest one, but not the last one.
+    assert (versions[0], versions[-1]) == (demo.FIRST_STEPS, 60)
+    text = capsys.readouterr().out
+    told = re.findall(r"^step +(\d+) served (\S+) s after it was published", text, re.MULTILINE)
+    assert [int(step) for step, _ in told] == versions
+    assert all(0 <= float(age) < demo.MAX_DELAY_SECONDS for _, age in told)
+    assert re.findall(r"; step (\d+) was \S+ s old", text) == [str(each) for each in versions[:-1]]
+    assert f"{len(steps)} pulls, {len(versions)} versions" in text
 
 
-def test_a_process_that_fails_ends_the_demo_with_what_it_said(demo: Any, tmp_path: Path) -> None:
+def test_a_process_that_fails_ends_the_demo_with_its_output(demo: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"sparring train ended with 2: .*data\.samplez"):
-        demo.watch_training(tmp_path, ROOT / "configs/quickstart.yaml", ("data.samplez=1",))
+        demo.serve_training(tmp_path, ROOT / "configs/quickstart.yaml", ("data.samplez=1",))
 
 
-def test_the_report_counts_what_went_wrong(demo: Any, tmp_path: Path) -> None:
-    seen = demo.Seen(saved=[(0.0, 1), (1.5, 2)], published=[(0.1, 1, False), (2.0, 2, True)])
-    seen.pulls += [
-        demo.Pull(1.0, 0.01, 1, 0.9, 4, 1, 4),
-        demo.Pull(3.0, 0.02, 2, 1.0, 4, 2, 3),
-        demo.Pull(3.5, 0.03, 1, 3.4, 4, 1, 4),
-    ]
-    seen.errors.append((3.2, "no <replica>"))
-    text = demo.write_report(tmp_path / "serving.html", seen)
-    facts = dict(re.findall(r"^(.*?) {2,}(.*)$", text, re.MULTILINE))
-    assert facts["pulls that failed"] == "1"
-    assert facts["pulls of more than one version"] == "1"
-    assert facts["pulls of an earlier version than the one before"] == "1"
-    assert facts["ids without a row"] == "1 of 12"
-    assert facts["from a saved snapshot to the first answer, median"] == "1.50 s"
-    assert facts["latency, median"] == "20.0 ms"
-    assert "<li>no &lt;replica&gt;</li>" in (tmp_path / "serving.html").read_text()
+def test_a_version_that_lacks_rows_ends_the_demo(demo: Any, tmp_path: Path) -> None:
+    class Client:
+        def pull(self, ids: dict[str, np.ndarray]) -> SimpleNamespace:
+            found = {name: np.arange(len(each)) > 0 for name, each in ids.items()}
+            return SimpleNamespace(
+                versions=(SimpleNamespace(step=20),), found=found, age_seconds=0.5
+            )
+
+    training = SimpleNamespace(has_ended=lambda: False)
+    with pytest.raises(RuntimeError, match="step 20 lacks rows"):
+        demo.pull_versions(Client(), {"item": np.arange(9)}, training, tmp_path)

@@ -1,67 +1,46 @@
-"""Processes of a demo, on loopback."""
+"""Processes of a demo on this machine."""
 
 from __future__ import annotations
 
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 
-__all__ = [
-    "START_SECONDS",
-    "Process",
-    "free_ports",
-    "running_process",
-    "sparring_command",
-    "wait_for",
-]
-
-START_SECONDS = 120.0
+MAX_WAIT_SECONDS = 120.0
 
 
 class Process:
-    """A command, and the file of what it says."""
+    """A running command, whose output is written to a new file in the folder."""
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        command: list[str],
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, name: str, command: list[str]) -> None:
         self.name = name
-        number = len(list(folder.glob(f"{name}.*.log")))
-        self._path = folder / f"{name}.{number}.log"
-        with self._path.open("w") as log:
-            self.popen = subprocess.Popen(
-                command, cwd=folder, stdout=log, stderr=log, env=environment
-            )
+        self._log = folder / f"{name} {len(list(folder.glob('*.log')))}.log"
+        with self._log.open("w") as log:
+            self.popen = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
-    def said(self) -> str:
-        return self._path.read_text()
+    def output(self) -> str:
+        return self._log.read_text()
 
     def has_ended(self) -> bool:
-        """Whether it has; raises if it failed."""
+        """Raises RuntimeError with the end of the output if the command failed."""
         code = self.popen.poll()
         if code:
-            raise RuntimeError(f"{self.name} ended with {code}: {self.said()[-2000:]}")
+            raise RuntimeError(f"{self.name} ended with {code}: {self.output()[-2000:]}")
         return code is not None
 
 
 @contextmanager
-def running_process(
-    folder: Path, name: str, command: list[str], environment: Mapping[str, str] | None = None
-) -> Iterator[Process]:
-    """A process that is asked to end, and after a while killed, when the context is left."""
-    process = Process(folder, name, command, environment)
+def running_process(folder: Path, name: str, command: list[str]) -> Iterator[Process]:
+    """Runs a command, and terminates it when the context ends."""
+    process = Process(folder, name, command)
     try:
         yield process
     finally:
-        process.popen.send_signal(signal.SIGTERM)
+        process.popen.terminate()
         try:
             process.popen.wait(20)
         except subprocess.TimeoutExpired:
@@ -71,27 +50,37 @@ def running_process(
 
 @contextmanager
 def sparring_command(folder: Path, name: str, *arguments: str) -> Iterator[Process]:
-    """``sparring NAME ARGUMENTS``."""
+    """Runs ``sparring NAME ARGUMENTS``."""
     command = [sys.executable, "-m", "sparring", name, *arguments]
     with running_process(folder, f"sparring {name}", command) as process:
         yield process
 
 
-def wait_for(what: str, is_there: Callable[[], bool], *processes: Process) -> None:
-    """Waits for something that these processes do; raises where one of them ends first."""
-    deadline = time.monotonic() + START_SECONDS
-    while not is_there():
+@contextmanager
+def running_shard(folder: Path, *arguments: str) -> Iterator[Process]:
+    """Runs ``sparring serve ARGUMENTS``; returns when the server accepts calls."""
+    with sparring_command(folder, "serve", *arguments) as shard:
+        wait_for("a server", lambda: "ready on" in shard.output(), shard)
+        yield shard
+
+
+def wait_for(what: str, is_done: Callable[[], bool], *processes: Process) -> None:
+    """Waits until `is_done` returns true; raises RuntimeError if a process fails before that."""
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
+    while not is_done():
         for process in processes:
-            if process.has_ended() and process.name != "sparring train":
-                raise RuntimeError(f"{process.name} ended: {process.said()}")
+            process.has_ended()
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{what} did not come within {START_SECONDS:g} seconds")
+            logs = "\n".join(f"{each.name}: {each.output()[-2000:]}" for each in processes)
+            raise RuntimeError(f"waited {MAX_WAIT_SECONDS:g} s in vain for {what}\n{logs}")
         time.sleep(0.05)
 
 
 def free_ports(count: int) -> list[int]:
-    with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    sockets = [socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
