@@ -78,7 +78,7 @@ def test_results_are_the_same_on_both_kinds_of_threads(threads: int) -> None:
 def num_threads_after(script: str) -> list[int]:
     """Threads of a fresh process where ``count()`` was called."""
     source = """
-        import os, signal, torch, sparring
+        import os, signal, torch, sparring.adapter
         torch.set_num_threads(2)
         sparring.adapter.configure_pool(2)
         from sparring import _native
@@ -148,7 +148,7 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
     # Fewer tables than threads: the loops of each table are inside a loop over tables.
     before, after = num_threads_after(
         """
-        import sparring
+        import sparring.adapter
         from sparring import _native
         from sparring_torch import (
             EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer

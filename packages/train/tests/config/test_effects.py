@@ -341,7 +341,7 @@ def _(runs: Runs) -> None:
         runs.first_values(f"tables.initializer={own}:Constant")
     with pytest.raises(ConfigError, match="Absolute has no method 'initializer'"):
         runs.first_values(f"tables.initializer={own}:Absolute")
-    named = runs.first_values("tables.initializer={kind: sparring.contracts:Constant, value: 2.0}")
+    named = runs.first_values("tables.initializer={kind: sparring:Constant, value: 2.0}")
     assert set(named["user"].ravel()) == {2.0}
 
 
