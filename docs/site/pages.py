@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # The target of a Markdown link that is a path, without what follows `#`.
 TARGET = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
 
-# Each page holds the public names of these modules: those of `__all__`.
+# Each page contains the public names of these modules: those of `__all__`, or of the stub that lists them.
 MODULES = {
     "sparring": (),
     "sparring.contracts": (),
@@ -43,7 +43,7 @@ MODULES = {
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the API reference, the pages of packages, and each file that a page links to."""
     for package, modules in MODULES.items():
-        page = f"# {package}\n\n::: {package}\n"
+        page = f"# {package}\n\n::: {package}\n{members_of(package)}"
         page += "".join(f"\n## {module}\n\n::: {module}\n" for module in modules)
         files.append(File.generated(config, f"api/{package}.md", content=page))
     for pattern in ("packages/*/README.md", "packages/*/CHANGELOG.md"):
@@ -69,6 +69,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return posixpath.relpath(target, posixpath.dirname(place) or ".")
 
     return TARGET.sub(moved, markdown)
+
+
+def members_of(package: str) -> str:
+    """Returns the options that select the names of a stub, for packages that have one."""
+    stub = ROOT / "packages/core/src" / package.replace(".", "/") / "__init__.pyi"
+    if not stub.is_file():
+        return ""
+    names = sorted(re.findall(r" as (\w+)$", stub.read_text(), re.MULTILINE))
+    return f"    options:\n      members: [{', '.join(names)}]\n"
 
 
 def source_of(page: str, target: str) -> str:

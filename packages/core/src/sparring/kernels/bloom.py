@@ -162,7 +162,8 @@ class GrowingBloomFilter:
         goes on with `add` as that one does.
 
         Args:
-            planned_keys, false_positive_rate: of the saved one.
+            planned_keys: number of planned keys of the saved filter.
+            false_positive_rate: rate of the saved filter.
             parts: of `to_parts`.
 
         Raises:
@@ -209,7 +210,8 @@ def growing_filter_bytes(
     """Memory of a growing filter that `num_keys` keys were added to one by one.
 
     Args:
-        planned_keys, false_positive_rate: as of `GrowingBloomFilter`.
+        planned_keys: the argument of `GrowingBloomFilter`.
+        false_positive_rate: the argument of `GrowingBloomFilter`.
         num_keys: how many were added.
     """
     total = 0.0
