@@ -103,7 +103,7 @@ def table_of(rows: Sequence[SheetRow]) -> str:
     """The sheet as Markdown."""
     lines = [
         "| ranks | storage | step | samples/s | bound by | GiB in memory, on flash | hits in memory | "
-        "far MB | messages | price of an hour | of 10⁹ samples | memory full |",
+        "far MB | messages | price per hour | price of 10⁹ samples | memory full |",
         "|---:|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:
