@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # The target of a Markdown link that is a path, without what follows `#`.
 TARGET = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
 
-# Each page contains the public names of these modules: those of `__all__`, or of the stub that lists them.
+# Each page contains the public names of these modules: those of `__all__`, or of the stub with the list.
 MODULES = {
     "sparring": (),
     "sparring.contracts": (),
