@@ -1,4 +1,4 @@
-"""Whether a Redis keeps what it is given."""
+"""Checks the eviction policy of Redis servers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["check_that_rows_stay"]
 _log = logging.getLogger(__name__)
 
 _KEEPING = ("noeviction", "volatile-")
-"""Rows have no time to live, so policies for what has one leave them alone."""
+"""Policies that do not affect rows: `volatile-` policies evict only keys with a TTL, and rows have none."""
 
 
 def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
-    """Refuses servers that remove what they hold when their memory is full.
+    """Rejects servers that evict rows when their memory is full.
 
-    Asked by INFO, which needs fewer rights than CONFIG GET. Where that is not permitted, or says
-    nothing of it, a line in the log says so.
+    It reads the policy with INFO, which requires fewer permissions than CONFIG GET. If INFO is not
+    permitted, or does not contain the policy, a warning is logged.
 
     Args:
-        client: to ask.
-        slot: of the first to be asked; by then all servers of a cluster are known.
-        deadline: of the opening.
+        client: the client of the servers.
+        slot: a slot of the server to query first; after that all servers of a cluster are known.
+        deadline: the deadline for opening the table.
 
     Raises:
-        InvalidArgumentError: a server has such a policy.
+        InvalidArgumentError: a server has a policy that evicts rows.
         DeadlineError, StorageIOError: Redis failed.
     """
     replies = _ask(client, [slot], deadline)

@@ -1,4 +1,4 @@
-"""Puts what pydantic found wrong into the words of a configuration file."""
+"""Describes errors of pydantic in the terms of a configuration file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXPECTED = {
     "too_short": "at least {min_length} items",
     "tuple_type": "a list",
 }
-"""Type of a pydantic error → what may stand there; names are those of the error's context."""
+"""Type of a pydantic error → expected value; names in braces come from the context of the error."""
 
 
 def explain(
@@ -54,14 +54,14 @@ def explain(
     model: type[BaseModel],
     at: ConfigPath = (),
 ) -> list[Problem]:
-    """One problem for each thing that pydantic found.
+    """Returns one problem per error of pydantic.
 
     Args:
-        error: what `model` raised.
-        value: what it was given.
-        places: where the values stand.
+        error: the exception that `model` raised.
+        value: the input of the model.
+        places: positions of the values in the file.
         model: the model that was validated.
-        at: where in the configuration `value` stands.
+        at: path of `value` in the configuration.
     """
     return [
         _explain_one(details, value, places, model, at)
@@ -91,7 +91,7 @@ def _explain_one(
             suggestion=suggestion,
         )
     if kind == SECRET_GIVEN:
-        # The reason alone: with what stands before it the name would stand there twice.
+        # Only the reason: the message contains the name already.
         path = (*path, *context.get("path", ()))
         reason = context.get("reason", details["msg"])
         return Problem(places.of_value(path), f"{dotted(path)}: {reason}", path)
@@ -132,12 +132,12 @@ def _explain_one(
 def _explain_kind(
     kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath
 ) -> Problem:
-    """The discriminator of a union is missing or names no member."""
+    """Describes a discriminator of a union that is missing or unknown."""
     below = (*path, "kind")
     if kind == "union_tag_not_found":
         return Problem(places.of_key(below), f"{dotted(below)} is missing", below)
     tags = _quoted(context["expected_tags"])
-    # An initializer may be given by its name alone; then there is no key `kind`.
+    # An initializer may be given only by its name; then there is no key `kind`.
     at = below if places.is_known(below) else path
     return Problem(
         places.of_value(at),

@@ -44,11 +44,11 @@ _BUSY, _UNCONNECTED = frozenset({"RESOURCE_EXHAUSTED"}), frozenset({"UNAVAILABLE
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a replica is asked again, and how long an attempt takes.
+    """Specifies when a replica is called again, and how long an attempt takes.
 
     Args:
-        repeated: statuses after which a replica is asked again, until the deadline.
-        repeated_once: statuses after which it is asked again once.
+        repeated: statuses after which a replica is called again, until the deadline.
+        repeated_once: statuses after which it is called again once.
         awaited: statuses after which the next attempt waits for a connection.
         num_spared: attempts for which an attempt leaves time, besides those at other replicas.
         shortest_seconds: of an attempt, if that much time is left.
@@ -76,10 +76,10 @@ class RetryPolicy:
 
 
 PATIENT = RetryPolicy(repeated=_BUSY | _UNCONNECTED, awaited=_UNCONNECTED)
-"""Of lookups: waits for connections until the deadline."""
+"""For lookups: waits for connections until the deadline."""
 
 IMPATIENT = RetryPolicy(repeated=_BUSY, repeated_once=_UNCONNECTED)
-"""Of lookups that other rows can replace: a lost or refused connection is tried once more."""
+"""For lookups with a fallback: a lost or refused connection is tried once more."""
 
 UNTIL_ANSWERED = RetryPolicy(
     repeated=OF_REPLICA,
@@ -89,14 +89,14 @@ UNTIL_ANSWERED = RetryPolicy(
     breaks_circuits=False,
     raises_refusals=False,
 )
-"""Of pushes, which every shard must take: a lost answer leaves time to ask again."""
+"""For pushes, which every shard must accept: after a lost reply there is time for another attempt."""
 
 ONE_RECONNECT = RetryPolicy(
     repeated_once=_UNCONNECTED,
     awaited=_UNCONNECTED,
     raises_refusals=False,
 )
-"""Of shards among each other: one that cannot be reached may be starting again."""
+"""For calls between shards: a shard that cannot be reached may be restarting."""
 
 
 class ShardMapMovedError(Exception):

@@ -92,8 +92,8 @@ def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[
     for place, storage in enumerate(tiers[:-1]):
         if storage.capacity is None:
             _log.warning(
-                "table %r: tiers.%d (%s) has no bound, so it lets no row go and rows come into the "
-                "tiers below at a flush only; give it a budget_bytes, or leave those tiers out",
+                "table %r: tiers.%d (%s) has no bound, so it evicts no row, and rows reach the tiers "
+                "below only at a flush; set its budget_bytes, or omit the tiers below",
                 table.name,
                 place,
                 options.tiers[place].backend,

@@ -1,4 +1,4 @@
-"""The change notes of a run: when one is due, and what becomes of one that fails."""
+"""Change notes of a run: decides when to publish one, and handles failures."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["RunNotes"]
 
 
 class RunNotes(Closable):
-    """Publishes notes as a configuration says. All ranks make one and call it alike.
+    """Publishes notes as configured. All ranks create one and make the same calls.
 
     Args:
-        container: where the tables live.
-        config: of the run.
-        manager: where the storage is looked up.
-        tell: shows one line to a person.
+        container: the container of the tables.
+        config: the configuration of the run.
+        manager: finds the storage.
+        tell: shows one line to the user.
 
     Raises:
-        ConfigError: the storage has no rows that a server could read.
-        InvalidArgumentError: it keeps no notes, and no folder is named for them.
-        UnsupportedError: columns of a table are divided over ranks.
+        ConfigError: servers cannot read the rows of the storage.
+        InvalidArgumentError: the storage does not keep notes, and no folder is specified for them.
+        UnsupportedError: the columns of a table are divided over ranks.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RunNotes(Closable):
         )
 
     def after_step(self, step: int) -> None:
-        """Publishes, where that is due."""
+        """Publishes a note if one is due."""
         if self._publisher is not None and self._is_due(step):
             self._publish(step)
 
