@@ -18,7 +18,7 @@ __all__ = ["check_that_rows_stay"]
 _log = logging.getLogger(__name__)
 
 _KEEPING = ("noeviction", "volatile-")
-"""Policies that do not affect rows: `volatile-` policies evict only keys with a TTL, and rows have none."""
+"""Policies that do not affect rows: `volatile-` policies evict only keys with a TTL; rows have none."""
 
 
 def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
