@@ -42,7 +42,7 @@ OURS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two_towers": (
         "two-towers.yaml",
         {"categorical": ["user", "item"]},
-        {"model.positive": None},
+        {"model.positive": None, "model.user": ["user"], "model.item": ["item"]},
     ),
     "sequence": (
         "sequence.yaml",
