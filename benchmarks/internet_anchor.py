@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import StepContainer, StorageChoice, make_plugin_manager, update_rows
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, Storage, TableConfig
-from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
+from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, measure_storage_costs
 from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
-from sparring_plan.simulation.sheet import inputs_for, simulated_plan
+from sparring_plan.simulation.sheet import with_ranks, make_simulated_plan
 
 __all__ = ["Anchor", "measure_anchor"]
 
@@ -98,7 +98,7 @@ class _Table:
     ) -> None:
         self.table = TableConfig("everything", spec.dim)
         method = resolve_method(spec.method)
-        self.choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+        self.choice = MethodChoice(method, parse_hyper(method, {"lr": 0.1}), 1)
         self.container = StepContainer()
         self.container.declare(self.table, choice)
         state = np.zeros(method.state_width(spec.dim), np.float32)
@@ -157,7 +157,7 @@ def _plan_inputs(num_ids: int) -> tuple[PlanInputs, Calibration]:
     name, spec = next(iter(inputs.tables.items()))
     small = spec.model_copy(update={"rows": num_ids, "growth": None})
     table = TableSpec.model_validate(small.model_dump())
-    changed = inputs_for(inputs, 1).model_copy(
+    changed = with_ranks(inputs, 1).model_copy(
         update={"tables": {name: table}, "storages": ["hkv"], "start": None}
     )
     return changed, calibration
@@ -199,7 +199,7 @@ def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
         "update": median(costs.update) * 1e9,
         "id": costs.per_id * 1e9,
     }
-    simulated = simulated_plan(inputs, _with_costs(calibration, spec, told))
+    simulated = make_simulated_plan(inputs, _with_costs(calibration, spec, told))
     predicted = estimate_bytes("hkv", table.storage.table, num_ids, make_plugin_manager())
     assert predicted is not None
     anchor = Anchor(
@@ -249,7 +249,7 @@ def measure_stack(num_ids: int, path: Path) -> tuple[StackAnchor, dict[str, floa
         asked = MeasuredStorage(
             "rocksdb", "disk", given, {"path": "rows"}, SMALL // 10, 16_384, [spec.method]
         )
-        rocksdb = storage_costs(asked, manager)
+        rocksdb = measure_storage_costs(asked, manager)
         small = _Table(spec, SMALL, draws)
         opened.callback(small.container.close)
         costs = _Costs(small, small.distinct())
@@ -281,7 +281,7 @@ def measure_stack(num_ids: int, path: Path) -> tuple[StackAnchor, dict[str, floa
     }
     known = _with_costs(calibration, spec, told)
     known = known.model_copy(update={"storages": {**known.storages, "rocksdb": rocksdb}})
-    simulated = simulated_plan(inputs, known)
+    simulated = make_simulated_plan(inputs, known)
     plan = next(iter(simulated.plan.tables.values()))
     anchor = StackAnchor(
         num_ids,

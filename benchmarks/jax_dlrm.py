@@ -47,12 +47,12 @@ def measure(scale: Scale) -> list[Figure]:
         ours, theirs = training.step(batch), torch_step(batch)
         if abs(ours / theirs - 1) > 1e-3:
             raise AssertionError(f"a loss is {ours} in JAX and {theirs} in PyTorch")
-    given, places = training.look_up(batches[0], is_training=False)
+    given, positions = training.look_up(batches[0], is_training=False)
 
     def jitted() -> None:
         rows, first = given.rows, batches[0]
         found = training.jitted(
-            training.weights, training.state, rows, places, first.numbers, first.labels
+            training.weights, training.state, rows, positions, first.numbers, first.labels
         )
         np.asarray(found[2])
 

@@ -24,7 +24,7 @@ from sparring.contracts import (
     Reduction,
     ShardMap,
     TableConfig,
-    checked_options,
+    validate_options,
 )
 from sparring.exchange.ring import RingExchange
 
@@ -66,7 +66,7 @@ def _main(
 ) -> None:
     membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
     descriptor = make_plugin_manager().collective("torch")
-    options = checked_options("collective", descriptor, {"init_method": f"file://{meeting}"})
+    options = validate_options("collective", descriptor, {"init_method": f"file://{meeting}"})
     with descriptor.factory(membership, options, 60.0) as collective:
         times = measure_pulls(
             collective, schedules.split(","), int(num_keys), int(num_rounds), float(seconds_per_row)

@@ -21,7 +21,7 @@ from benchmarks.scale import Scale
 from sparring_testing.faults.isolated_links import (
     INTERFACE,
     IsolatedLinks,
-    why_links_cannot_be_isolated,
+    why_isolation_is_unavailable,
 )
 
 __all__ = ["measure"]
@@ -39,7 +39,7 @@ def measure(scale: Scale) -> list[Figure]:
     carry headers and acknowledgements as well.
     """
     what = f"pull over TCP, {WORLD_SIZE} processes, links of 1 Gbit/s, lookup as slow"
-    reason = why_links_cannot_be_isolated()
+    reason = why_isolation_is_unavailable()
     if reason is not None:
         return [Figure(what=what, value="not measured", detail=reason)]
     num_keys = scale.rows(NUM_KEYS)

@@ -21,12 +21,12 @@ import numpy as np
 
 from benchmarks.rank_processes import run_ranks
 from sparring_cli import read_document
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, Link, PlanInputs
 from sparring_plan.planning.plan import Plan, TablePlan
-from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.planning.planner import make_plan, make_placement
 from sparring_plan.simulation.plan_step import simulate_plan
-from sparring_plan.simulation.traffic import traffic_of
+from sparring_plan.simulation.traffic import compute_traffic
 
 __all__ = ["Prediction", "kendall", "measure_plans"]
 
@@ -148,11 +148,11 @@ def predict(
 ) -> list[Prediction]:
     """Predictions of plans from costs that ranks measured, with their steps."""
     inputs, calibration = _with_costs(inputs, measured["costs"])
-    options = option_costs(inputs, calibration)
+    options = compute_option_costs(inputs, calibration)
     found = []
     for name, plan in plans.items():
-        placement = placement_of(plan, options)
-        sent = traffic_of(placement, inputs, calibration).sent
+        placement = make_placement(plan, options)
+        sent = compute_traffic(placement, inputs, calibration).sent
         found.append(
             Prediction(
                 name,

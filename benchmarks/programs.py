@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["built", "running"]
+__all__ = ["build_program", "run_program"]
 
 
-def built(target: str, package: Path, folder: Path, settings: Sequence[str]) -> Path:
+def build_program(target: str, package: Path, folder: Path, settings: Sequence[str]) -> Path:
     """Builds one target of a package's CMake project.
 
     Args:
@@ -26,7 +26,7 @@ def built(target: str, package: Path, folder: Path, settings: Sequence[str]) -> 
 
 
 @contextmanager
-def running(program: Path, *arguments: object) -> Iterator[Callable[[str], list[float]]]:
+def run_program(program: Path, *arguments: object) -> Iterator[Callable[[str], list[float]]]:
     """The program, asked one work after another; gives the numbers that it answers with."""
     command = [str(program), *map(str, arguments)]
     with subprocess.Popen(

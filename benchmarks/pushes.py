@@ -154,7 +154,7 @@ class _Engine:
 
     def update(self, ids: Any, gradients: Any) -> None:
         self._steps += 1
-        self._container.resources.give("item", ids, gradients)
+        self._container.resources.accumulate_by_key("item", ids, gradients)
         choice = MethodChoice(self._method, self._hyper, self._steps)
         self._container.apply_methods({"item": choice})
 

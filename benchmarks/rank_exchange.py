@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.sequential import EXCHANGES
 from sparring import StepContainer
-from sparring.adapter import EnvironmentRendezvous, hyper_from, resolve_method
+from sparring.adapter import EnvironmentRendezvous, parse_hyper, resolve_method
 from sparring.contracts import Collective, EnvironmentOptions, MethodChoice, TableConfig
 
 __all__ = ["join", "slowest_of_each_round"]
@@ -64,7 +64,7 @@ def _steps(
     random = np.random.default_rng(meeting.rank)
     batches = [random.integers(0, given["num_ids"] * 8, given["num_ids"]) for _ in range(4)]
     method = resolve_method("sgd")
-    choices = {"item": MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)}
+    choices = {"item": MethodChoice(method, parse_hyper(method, {"lr": 0.1}), 1)}
 
     def stepping(schedule: str) -> Callable[[], object]:
         container = StepContainer(

@@ -23,11 +23,11 @@ from sparring import ExchangeOptions, StepContainer, make_plugin_manager
 from sparring.adapter import EnvironmentRendezvous
 from sparring.contracts import Collective, EnvironmentOptions, TableConfig
 from sparring_plan import Plan
-from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, step_costs, stepping
+from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, measure_step_costs, make_step
 from sparring_plan.planning.calibration.storage_timings import (
     MeasuredStorage,
     pool_ns_per_byte,
-    storage_costs,
+    measure_storage_costs,
 )
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts
 from sparring_plan.simulation.calibration import calibrate
@@ -61,7 +61,7 @@ def _plans(
         name: _container(plan, given, rendezvous, closing) for name, plan in given["plans"].items()
     }
     contenders = {
-        name: stepping(container, batches, given["tables"], given["method"])
+        name: make_step(container, batches, given["tables"], given["method"])
         for name, container in containers.items()
     }
     for step in contenders.values():
@@ -158,9 +158,9 @@ def _calibration(given: dict[str, Any]) -> Calibration:
         chunks_in_flight=given["chunks_in_flight"],
     )
     measured = Calibration(
-        name="measured", storages={"hkv": storage_costs(storage, manager)}, exchange=exchange
+        name="measured", storages={"hkv": measure_storage_costs(storage, manager)}, exchange=exchange
     )
-    steps = step_costs(measured, found.message_seconds, manager)
+    steps = measure_step_costs(measured, found.message_seconds, manager)
     return measured.model_copy(update={"exchange": exchange.model_copy(update={"steps": steps})})
 
 

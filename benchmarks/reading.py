@@ -85,7 +85,7 @@ def _memory(folder: Path, num_rows: int) -> Figure:
     )
 
 
-def opened(path: str, **keys: Any) -> Any:
+def open_reader(path: str, **keys: Any) -> Any:
     """The data set of one process."""
     from sparring_train.config.sections.table import TableData
     from sparring_train.data.dataset import OpenRequest
@@ -98,7 +98,7 @@ def opened(path: str, **keys: Any) -> Any:
 
 
 def _read(path: str, **keys: Any) -> None:
-    rows = sum(len(batch) for batch in opened(path, **keys).batches(0))
+    rows = sum(len(batch) for batch in open_reader(path, **keys).batches(0))
     assert rows > 0
 
 

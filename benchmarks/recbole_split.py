@@ -13,9 +13,9 @@ from pyarrow import csv, parquet
 
 __all__ = ["BATCH_SIZE", "DIM", "PARTS", "TOP_K", "Split", "prepare"]
 
-LEAST_RATING = 4
+MIN_RATING = 4
 """Ratings below are no interaction."""
-LEAST_COUNT = 5
+MIN_COUNT = 5
 """Interactions of a user and of an item, at least."""
 DIM = 64
 BATCH_SIZE = 256
@@ -74,7 +74,7 @@ def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
     names = ("userId", "movieId", "rating", "timestamp")
     user, item, rating, when = (table[name].to_numpy() for name in names)
     order = np.lexsort((np.arange(len(user)), when, user))
-    order = order[rating[order] >= LEAST_RATING]
+    order = order[rating[order] >= MIN_RATING]
     users, items = user[order], item[order]
     while True:
         is_kept = _is_frequent(users) & _is_frequent(items)
@@ -96,7 +96,7 @@ def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
 
 def _is_frequent(ids: Ids) -> npt.NDArray[np.bool_]:
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    is_frequent: npt.NDArray[np.bool_] = counts[inverse] >= LEAST_COUNT
+    is_frequent: npt.NDArray[np.bool_] = counts[inverse] >= MIN_COUNT
     return is_frequent
 
 

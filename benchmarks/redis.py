@@ -24,7 +24,7 @@ __all__ = ["RawRedis", "measure"]
 TABLE_ROWS, DIM, ROUNDS, BAR = 1_000_000, 64, 40, 0.9
 BATCHES = (65_536, 8_192, 1_024)
 NUM_BUCKETS = 256
-_MOST_ROWS_AT_ONCE = 65_536
+_MAX_ROWS_AT_ONCE = 65_536
 
 
 def measure(scale: Scale) -> list[Figure]:
@@ -58,8 +58,8 @@ def _measure(kind: str, url: str, raw: Any, scale: Scale) -> list[Figure]:
     with open_storage(
         "redis", table, url=url, num_buckets=NUM_BUCKETS, deadline_seconds=60, validate=False
     ) as storage:
-        for begin in range(0, num_rows, _MOST_ROWS_AT_ONCE):
-            part = keys[begin : begin + _MOST_ROWS_AT_ONCE]
+        for begin in range(0, num_rows, _MAX_ROWS_AT_ONCE):
+            part = keys[begin : begin + _MAX_ROWS_AT_ONCE]
             storage.upsert(part, generator.random((len(part), DIM), np.float32))
         for batch in BATCHES:
             count = min(batch, num_rows)

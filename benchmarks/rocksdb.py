@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measuring import Figure, Timing, ratios
-from benchmarks.programs import built, running
+from benchmarks.programs import build_program, run_program
 from benchmarks.scale import Scale
 
 __all__ = ["measure"]
@@ -42,7 +42,7 @@ def measure(scale: Scale) -> list[Figure]:
     if find_spec("sparring_rocksdb") is None:
         return [Figure("rocksdb", "not measured", detail="needs librocksdb-dev")]
     with tempfile.TemporaryDirectory(prefix="sparring-rocksdb-") as folder:
-        program = built(
+        program = build_program(
             "plain_loops", PACKAGE, Path(folder) / "build", ["-DSPARRING_ROCKSDB_BENCHMARKS=ON"]
         )
         return [*_warm(program, Path(folder), scale), *_cold(program, Path(folder), scale)]
@@ -158,6 +158,6 @@ def _running(
     """The program, asked one work after another. Its tables are gone afterwards."""
     sizes = (scale.rows(NUM_ROWS), ROW_BYTES, min(NUM_KEYS, scale.rows(NUM_ROWS)))
     numbers = (*sizes, THREADS, cache_bytes, known_keys_bytes, int(direct_io))
-    with running(program, folder, *numbers) as run:
+    with run_program(program, folder, *numbers) as run:
         yield lambda work: Answer(*run(work))
     shutil.rmtree(folder)

@@ -63,7 +63,7 @@ class _Model(nn.Module):
 class _Memory:
     """The most memory of this process, beyond what it had at the beginning."""
 
-    most_bytes: int = 0
+    max_bytes: int = 0
     _end: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> _Memory:
@@ -78,7 +78,7 @@ class _Memory:
 
     def _watch(self) -> None:
         while not self._end.wait(0.02):
-            self.most_bytes = max(self.most_bytes, _resident_bytes() - self._first)
+            self.max_bytes = max(self.max_bytes, _resident_bytes() - self._first)
 
 
 def _resident_bytes() -> int:
@@ -160,9 +160,9 @@ def _figures(
     figures += [
         Figure(
             "memory above the tables",
-            f"{memory.most_bytes / 2**20:.0f} MiB",
+            f"{memory.max_bytes / 2**20:.0f} MiB",
             f"<= {MOST_BYTES >> 20} MiB",
-            memory.most_bytes <= MOST_BYTES,
+            memory.max_bytes <= MOST_BYTES,
             f"old rows at most {counters.most_undo_bytes / 2**20:.0f} MiB, of "
             f"{counters.undo_rows:,} rows kept",
         ),

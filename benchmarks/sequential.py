@@ -12,25 +12,25 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.exchange.link import Link, MessageKind
+from sparring.exchange.messenger import Messenger, MessageKind
 from sparring.exchange.messages import (
     Codec,
     OwnedGradients,
-    Pulled,
+    PullResult,
     PullRequest,
     PushRequest,
     find_into,
     find_rows,
     gradient_bytes,
     pack_gradients,
-    place_reply,
+    unpack_reply,
     reply_bytes,
     write_failure,
 )
-from sparring.exchange.push import Sums
+from sparring.exchange.push import GradientSums
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.ring import RingExchange
-from sparring.exchange.routing import Routed, whole_stream
+from sparring.exchange.routing import RoutedKeys, whole_stream
 
 __all__ = ["EXCHANGES", "SequentialExchange"]
 
@@ -47,15 +47,15 @@ class SequentialExchange(RingExchange):
         self,
         requests: Sequence[PullRequest],
         codecs: Sequence[Codec],
-        routed: Routed,
+        routed: RoutedKeys,
         served_counts: Counts,
         record: PullRecord | None,
         kernels: KernelSet,
-    ) -> list[Pulled]:
-        link = self.session.link
-        rank = link.collective.rank
+    ) -> list[PullResult]:
+        messenger = self.session.messenger
+        rank = messenger.collective.rank
         asked = _all_to_all(
-            link, MessageKind.KEYS, [each.view(np.uint8) for each in routed.streams]
+            messenger, MessageKind.KEYS, [each.view(np.uint8) for each in routed.streams]
         )
         error: BaseException | None = None
         replies = []
@@ -68,21 +68,21 @@ class SequentialExchange(RingExchange):
                 record.add(peer, keys.view(np.int64))
             message = np.empty(reply_bytes(chunk, codecs), np.uint8)
             try:
-                with link.span("find", peer):
+                with messenger.span("find", peer):
                     find_into(message, chunk, keys.view(np.int64), requests, codecs)
             except BaseException as failure:
                 error = error or failure
                 write_failure(message)
             replies.append(message)
         results = [
-            Pulled(
+            PullResult(
                 np.empty((len(each.keys), each.width), each.table.numpy_dtype),
                 np.empty(len(each.keys), np.bool_),
             )
             for each in requests
         ]
         for table, request in enumerate(requests):
-            places = _own_places(routed, table, rank)
+            places = _find_own_changed(routed, table, rank)
             own = request.keys[places]
             try:
                 found = find_rows(request.storage, request.table, own, request.columns)
@@ -91,12 +91,12 @@ class SequentialExchange(RingExchange):
                 continue
             _native.place_rows(found.rows, places, results[table].rows)
             results[table].found[places] = found.found
-        for owner, message in enumerate(_all_to_all(link, MessageKind.ROWS, replies)):
+        for owner, message in enumerate(_all_to_all(messenger, MessageKind.ROWS, replies)):
             chunk = whole_stream(routed.counts[owner])
             if chunk is None or owner == rank:
                 continue
             try:
-                place_reply(message, chunk, owner, routed, codecs, results)
+                unpack_reply(message, chunk, owner, routed, codecs, results)
             except BaseException as failure:
                 error = error or failure
         if error is not None:
@@ -107,12 +107,12 @@ class SequentialExchange(RingExchange):
         self,
         requests: Sequence[PushRequest],
         codecs: Sequence[Codec],
-        routed: Routed,
+        routed: RoutedKeys,
         coming: Counts,
         kernels: KernelSet,
     ) -> list[OwnedGradients]:
-        link = self.session.link
-        rank, world_size = link.collective.rank, link.collective.world_size
+        messenger = self.session.messenger
+        rank, world_size = messenger.collective.rank, messenger.collective.world_size
         messages = []
         for owner in range(world_size):
             chunk = whole_stream(routed.counts[owner])
@@ -122,8 +122,8 @@ class SequentialExchange(RingExchange):
                 message = np.empty(gradient_bytes(chunk, codecs), np.uint8)
                 pack_gradients(message, chunk, owner, routed, requests, codecs)
             messages.append(message)
-        received = _all_to_all(link, MessageKind.GRADIENTS, messages)
-        sums = Sums(requests, codecs)
+        received = _all_to_all(messenger, MessageKind.GRADIENTS, messages)
+        sums = GradientSums(requests, codecs)
         sums.add_own(rank, routed)
         for hop in range(1, world_size):
             sender = (rank - hop) % world_size
@@ -131,7 +131,7 @@ class SequentialExchange(RingExchange):
             if chunk is None:
                 continue
             assert received[sender].nbytes == gradient_bytes(chunk, codecs)
-            with link.span("add up", sender):
+            with messenger.span("add up", sender):
                 sums.add_message(received[sender], chunk)
         return sums.take()
 
@@ -141,17 +141,17 @@ EXCHANGES: dict[str, type[RingExchange]] = {"ring": RingExchange, "sequential": 
 collective carries no second one."""
 
 
-def _own_places(routed: Routed, table: int, rank: int) -> npt.NDArray[np.int64]:
+def _find_own_changed(routed: RoutedKeys, table: int, rank: int) -> npt.NDArray[np.int64]:
     offsets = routed.offsets[table]
     places: Counts = routed.orders[table][offsets[rank] : offsets[rank + 1]]
     return places
 
 
-def _all_to_all(link: Link, kind: MessageKind, parts: list[Bytes]) -> list[Bytes]:
-    rank = link.collective.rank
+def _all_to_all(messenger: Messenger, kind: MessageKind, parts: list[Bytes]) -> list[Bytes]:
+    rank = messenger.collective.rank
     parts = [_NOTHING if peer == rank else part for peer, part in enumerate(parts)]
-    with link.span(f"all-to-all {kind.value}", rank):
-        received = link.collective.all_to_all(parts)
-    link.counters.wire_bytes_sent.add(kind, sum(part.nbytes for part in parts))
-    link.counters.wire_bytes_received.add(kind, sum(part.nbytes for part in received))
+    with messenger.span(f"all-to-all {kind.value}", rank):
+        received = messenger.collective.all_to_all(parts)
+    messenger.counters.wire_bytes_sent.add(kind, sum(part.nbytes for part in parts))
+    messenger.counters.wire_bytes_received.add(kind, sum(part.nbytes for part in received))
     return received

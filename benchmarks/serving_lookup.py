@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measuring import Figure, alternate, ratios
-from benchmarks.programs import built, running
+from benchmarks.programs import build_program, run_program
 from benchmarks.scale import Scale
 
 __all__ = ["DIM", "measure", "write_snapshot"]
@@ -193,8 +193,8 @@ def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
     options = sparring_packed.WriteOptions(filter_rate=None)
     sparring_packed.write(folder / "many/step-1", folder / "served/step-1", options=options)
     settings = ["-DSPARRING_PACKED_BENCHMARKS=ON"]
-    program = built("reads", PACKAGE, folder / "build", settings)
-    with running(program, scale.rows(NUM_ROWS), DIM, scale.rows(NUM_IDS)) as run:
+    program = build_program("reads", PACKAGE, folder / "build", settings)
+    with run_program(program, scale.rows(NUM_ROWS), DIM, scale.rows(NUM_IDS)) as run:
         dense, hashed = run("")
     yield Figure(
         what="the limit of fp32: reads alone of dense rows, against a directory and records",
@@ -202,8 +202,8 @@ def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
         detail=f"{dense:.0f} µs, {hashed:.0f} µs; one word of each cache line, no sums",
         ratio=dense / hashed,
     )
-    program = built("calls", PACKAGE, folder / "build", settings)
-    with running(program, folder / "served", count) as run:
+    program = build_program("calls", PACKAGE, folder / "build", settings)
+    with run_program(program, folder / "served", count) as run:
         for num_ids in (1, 100):
             ours, reads = run(str(num_ids))
             bar = 2 * reads + 1

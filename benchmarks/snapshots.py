@@ -32,7 +32,7 @@ from sparring import (
     StepContainer,
     StorageChoice,
     TableDescription,
-    merged_chunks,
+    scan_rows,
     open_snapshot,
 )
 from sparring.contracts import ScanChunk, TableConfig
@@ -235,7 +235,7 @@ def _read_and_keep(path: Path) -> str:
 
 
 def _load(table: _Table, path: Path) -> str:
-    count = sum(map(len, merged_chunks(open_snapshot(path), "item")))
+    count = sum(map(len, scan_rows(open_snapshot(path), "item")))
     assert count == len(table.keys)
     return "load"
 
@@ -263,7 +263,7 @@ def _check(table: _Table, path: Path) -> None:
     places = np.empty(len(table.keys), np.int64)
     places[table.keys] = np.arange(len(table.keys))
     count = 0
-    for chunk in merged_chunks(open_snapshot(path), "item"):
+    for chunk in scan_rows(open_snapshot(path), "item"):
         assert (chunk.rows == table.rows[places[chunk.keys]]).all()
         count += len(chunk)
     assert count == len(table.keys)

@@ -16,7 +16,7 @@ import torch
 from benchmarks.inputs import Batch, batches
 from benchmarks.measuring import Figure, Timing, alternate, ratios
 from benchmarks.ours import OurBags
-from benchmarks.programs import built, running
+from benchmarks.programs import build_program, run_program
 from benchmarks.scale import Scale
 from sparring import update_rows
 from sparring.adapter import resolve_method
@@ -185,7 +185,7 @@ def _builds(scale: Scale) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         runs = {
             name: stack.enter_context(
-                running(
+                run_program(
                     _built(Path(folder) / str(number), definition), num_rows, 4 * DIM + 4, num_keys
                 )
             )
@@ -230,4 +230,4 @@ def _built(folder: Path, definition: str) -> Path:
     header = folder / "definition.h"
     header.write_text(definition)
     settings = ["-DSPARRING_HKV_BENCHMARKS=ON", f"-DCMAKE_CXX_FLAGS=-include {header}"]
-    return built("variants", HKV, folder, settings)
+    return build_program("variants", HKV, folder, settings)

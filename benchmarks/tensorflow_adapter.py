@@ -266,13 +266,13 @@ def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]
     """The other way: rows are copied into a leaf, whose gradient is handed to the step."""
     import tensorflow as tf
 
-    from sparring.adapter import hyper_from, resolve_method
+    from sparring.adapter import parse_hyper, resolve_method
     from sparring.contracts import MethodChoice
     from sparring_tf.optim.optimizer import Optimizer
 
     container = Optimizer(layer, "adagrad", learning_rate=RATE).container
     method = resolve_method("adagrad")
-    choice = MethodChoice(method, hyper_from(method, {"lr": RATE}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": RATE}), 1)
     turns = cycle(batches)
 
     @tf.function(input_signature=[tf.TensorSpec([None, DIM]), tf.TensorSpec([None], tf.int64)])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 from sparring import EventLoop, make_plugin_manager, open_storage, update_rows
-from sparring.adapter import BUILTIN_METHODS, hyper_from
+from sparring.adapter import BUILTIN_METHODS, parse_hyper
 from sparring.contracts import MethodChoice, Storage, TableConfig
 from sparring_tiered import TieredStorage
 
@@ -213,7 +213,7 @@ def _all_hit(scale: Scale) -> list[Figure]:
     out = np.zeros((BATCH_IDS, table.width), np.float32)
     gradients = np.full((BATCH_IDS, DIM), 1e-3, np.float32)
     method = BUILTIN_METHODS["rowwise_adagrad"]()
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.1}), 1)
 
     def finding(storage: Storage) -> Callable[[], object]:
         return lambda: [storage.find(each, out=out[: len(each)]) for each in batches]

@@ -17,7 +17,7 @@ from benchmarks.shaped_links import ShapedGroup, run_ranks
 from sparring import StepContainer
 from sparring.adapter import BagLookup, look_up_bags, pool, pool_backward
 from sparring.contracts import Collective, MethodChoice, TableConfig, TableSharding
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["measure"]
@@ -78,7 +78,7 @@ def _train(
     gradient = random.standard_normal((num_bags, DIM)).astype(np.float32)
     batches = [random.integers(0, 1 << 40, offsets[-1]) for _ in range(NUM_STEPS)]
     method = resolve_method("sgd")
-    choices = {"item": MethodChoice(method, hyper_from(method, {"lr": 0.01}), 1)}
+    choices = {"item": MethodChoice(method, parse_hyper(method, {"lr": 0.01}), 1)}
     with StepContainer(
         collective=collective, rendezvous=ThreadRendezvous(2), plan=plan
     ) as container:

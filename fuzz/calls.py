@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 def make_target() -> CallsTarget:
     """Imports the instrumented modules, and starts a server."""
     from sparring.contracts import TableConfig
-    from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+    from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
     from sparring_serve.testing import MemoryTables
 
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def make_target() -> CallsTarget:
         server = LookupServer(
             MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}}),
             ServingConfig(server=options),
-            Place(ShardReplicas((("127.0.0.1:1",),))),
+            ShardPosition(ShardReplicas((("127.0.0.1:1",),))),
             "127.0.0.1:0",
         )
     return CallsTarget(server)

@@ -46,10 +46,10 @@ def make_target() -> Callable[[bytes], None]:
     import numpy as np
 
     from sparring.contracts import TableConfig
-    from sparring_serve import LookupService, Place, ShardReplicas, inference
+    from sparring_serve import LookupService, ShardPosition, ShardReplicas, inference
     from sparring_serve.limits import Limits
     from sparring_serve.recommendation import recommend
-    from sparring_serve.refusal import Refusal
+    from sparring_serve.status import StatusError
     from sparring_serve.testing import MemoryTables
     from sparring_serve.wire import messages, open_inference, rows
     from sparring_serve.wire.fields import MessageError, decode, encode
@@ -58,7 +58,7 @@ def make_target() -> Callable[[bytes], None]:
     # Of both shards, so that one refuses keys that are of the other.
     shards = ShardReplicas((("a:1",), ("b:1",)))
     services = [
-        LookupService(tables, Place(shards, shard), Limits(most_ids=4096, most_bytes=1 << 20))
+        LookupService(tables, ShardPosition(shards, shard), Limits(most_ids=4096, most_bytes=1 << 20))
         for shard in (0, 1)
     ]
     kinds = [
@@ -94,7 +94,7 @@ def make_target() -> Callable[[bytes], None]:
             return
         choice, content = data[0] % (len(kinds) + len(calls)), data[1:]
         if choice >= len(kinds):
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(StatusError):
                 calls[choice - len(kinds)](content)
             return
         try:

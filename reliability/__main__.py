@@ -19,7 +19,7 @@ from reliability.report import Report
 
 __all__ = ["find_modules", "main"]
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def find_modules() -> dict[str, ModuleType]:
@@ -70,7 +70,7 @@ def _table(name: str, report: Report, seconds: float) -> Table:
     table.add_row(
         "failures", f"{len(report.failures):,}", style="red" if report.failures else "green"
     )
-    for failure in report.failures[:_MOST_SHOWN]:
+    for failure in report.failures[:_MAX_SHOWN]:
         table.add_row(escape(failure), "", style="red")
     return table
 

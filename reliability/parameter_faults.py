@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 
 from reliability.report import Report
-from sparring_serve import ParameterClient, ParametersConfig, Place, ShardReplicas
+from sparring_serve import ParameterClient, ParametersConfig, ShardPosition, ShardReplicas
 from sparring_serve.client.transport import Send
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
@@ -45,9 +45,9 @@ def run(trials: int) -> Report:
 
     transport = FaultyTransport(services, fault)
     for shard, (address,) in enumerate(shards.shards):
-        place = Place(shards, shard)
-        tables = ParameterShard(config, place)
-        lookups = LookupService(tables, place, parameters=tables.describe())
+        position = ShardPosition(shards, shard)
+        tables = ParameterShard(config, position)
+        lookups = LookupService(tables, position, parameters=tables.describe())
         services[address] = ParameterService(tables, lookups, transport)
     keys = np.arange(500)
     expected = np.zeros(len(keys), np.float32)

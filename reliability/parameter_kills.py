@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reliability.report import Report
-from sparring import list_snapshots, merged_chunks, open_snapshot
+from sparring import list_snapshots, scan_rows, open_snapshot
 from sparring.errors import SparringError
 from sparring_cli import verify_snapshot
 from sparring_serve import ParameterClient, ShardReplicas
@@ -205,7 +205,7 @@ def _kill_and_start(service: _Service, shard: int) -> None:
 
 def _saved_counts(url: str) -> Counts:
     rows = np.zeros((_NUM_KEYS, _DIM), np.float32)
-    for chunk in merged_chunks(open_snapshot(url), "item"):
+    for chunk in scan_rows(open_snapshot(url), "item"):
         rows[chunk.keys] = chunk.rows
     return _counted(rows)
 

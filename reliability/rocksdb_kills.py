@@ -40,7 +40,7 @@ TRIALS = 300
 TABLE = TableConfig("item", 32)
 OPTIONS = {"write_buffer_bytes": 1 << 16, "block_cache_bytes": 1 << 20, "known_keys_bytes": 1 << 15}
 NUM_KEYS = 5_000
-MOST_SECONDS = 0.4
+MAX_SECONDS = 0.4
 """Killed at most this long after it began to write, or to open."""
 START_SECONDS = 60
 """The longest that a process may take to start."""
@@ -115,7 +115,7 @@ class Trials:
     def make(self, trial: int) -> None:
         """Kills one process, and looks what it left."""
         is_synced = trial % 2 == 1
-        acknowledged = killed_writer(
+        acknowledged = kill_writer(
             self,
             is_synced=is_synced,
             after=b"o" if trial % 4 == 3 else b"w",
@@ -166,7 +166,7 @@ class Acknowledged:
     num_calls: int
 
 
-def killed_writer(
+def kill_writer(
     trials: Trials, *, is_synced: bool, after: bytes, chance: random.Random
 ) -> Acknowledged:
     """Starts a process that writes, kills it some time after it has told `after`, and returns what
@@ -188,14 +188,14 @@ def killed_writer(
                 if not more:
                     raise RuntimeError(f"the process that should write did not start: {command}")
                 told += more
-            time.sleep(chance.uniform(0, MOST_SECONDS))
+            time.sleep(chance.uniform(0, MAX_SECONDS))
         finally:
             process.send_signal(signal.SIGKILL)
         told += process.stdout.read()
     return Acknowledged(is_open=b"w" in told, num_calls=told.count(b"."))
 
 
-def write_on(folder: Path, *, seed: int, first: int, is_synced: bool) -> None:
+def continue_writing(folder: Path, *, seed: int, first: int, is_synced: bool) -> None:
     """What the process does that is killed. Tells ``o`` before it opens, ``w`` before it writes, and
     a dot for each call that has returned."""
     os.write(1, b"o")
@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--sync", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write is not None:
-        write_on(given.write, seed=given.seed, first=given.first, is_synced=given.sync)
+        continue_writing(given.write, seed=given.seed, first=given.first, is_synced=given.sync)
     report = run(given.trials, seed=given.seed)
     print(f"{report.trials} processes killed, {len(report.failures)} failures {report.skipped}")
     for what, count in report.counts.items():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, SparringError
-from sparring_serve import Answer, LookupClient, ReplicasFailedError, RowStatus
+from sparring_serve import LookupReply, LookupClient, ReplicasFailedError, RowStatus
 
 __all__ = ["NUM_KEYS", "TABLE", "Watch", "rows_of", "wrong_rows"]
 
@@ -26,7 +26,7 @@ def rows_of(step: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     return rows
 
 
-def wrong_rows(answer: Answer, ids: npt.NDArray[np.int64], steps: Sequence[int] = (1,)) -> str:
+def wrong_rows(answer: LookupReply, ids: npt.NDArray[np.int64], steps: Sequence[int] = (1,)) -> str:
     """What an answer has that is neither right nor flagged; empty: nothing. All `ids` have a row."""
     rows, status = answer.rows[TABLE.name], answer.status[TABLE.name]
     if not np.isnan(rows[status == RowStatus.FAILED]).all():

@@ -16,7 +16,7 @@ import numpy as np
 
 from reliability.report import Report
 from reliability.served_rows import NUM_KEYS, TABLE, Watch, rows_of
-from sparring_serve import ClientConfig, LookupClient, LookupService, Place, ShardReplicas
+from sparring_serve import ClientConfig, LookupClient, LookupService, ShardPosition, ShardReplicas
 from sparring_serve.client.transport import Send
 from sparring_serve.testing import FaultyTransport, MemoryTables, TransportClock
 
@@ -46,7 +46,7 @@ def run(trials: int) -> Report:
     rows = {TABLE.name: dict(zip(keys.tolist(), rows_of(1, keys), strict=True))}
     kinds = [(kind, scope) for kind in KINDS for scope in SCOPES]
     services = {
-        address: LookupService(MemoryTables([TABLE], rows), Place(_SHARDS, shard))
+        address: LookupService(MemoryTables([TABLE], rows), ShardPosition(_SHARDS, shard))
         for shard, replicas in enumerate(_SHARDS.shards)
         for address in replicas
     }

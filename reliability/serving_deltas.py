@@ -26,7 +26,7 @@ from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from sparring import SaveOptions, StepContainer, StorageChoice
 from sparring.contracts import TableConfig
-from sparring_serve import Place, ServingConfig, ShardReplicas
+from sparring_serve import ShardPosition, ServingConfig, ShardReplicas
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.refresher import Refresher
@@ -44,7 +44,7 @@ _KEYS = np.arange(-5, 120, dtype=np.int64)
 _VERSIONS = 9
 _FULL_EVERY = 5
 
-_PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+_PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
 def run(trials: int) -> Report:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparring import Snapshot, SnapshotWriter, TableDescription, merged_chunks
+from sparring import Snapshot, SnapshotWriter, TableDescription, scan_rows
 from sparring.contracts import ScanChunk, TableConfig
 from sparring.snapshot.retention import latest_snapshot
 from sparring.snapshot.row_router import SnapshotOptions
@@ -82,7 +82,7 @@ def check(snapshot: Snapshot) -> None:
         steps[1] = snapshot.base.step
         expected -= {1}
     found: set[int] = set()
-    for chunk in merged_chunks(snapshot, "item"):
+    for chunk in scan_rows(snapshot, "item"):
         for parity, step in steps.items():
             part = chunk.keys % 2 == parity
             assert (chunk.rows[part] == _rows_of(step, chunk.keys[part])).all(), "other rows"

@@ -28,7 +28,7 @@ __all__ = ["TRIALS", "run", "run_kills"]
 TRIALS = 1_000
 _SAVES = 4
 """How many it takes to meet each fault point."""
-_MOST_SAVES = 10_000
+_MAX_SAVES = 10_000
 """Of a child that is to be killed."""
 
 
@@ -101,7 +101,7 @@ def run_kills(
 
 
 def _endless(first: int) -> range:
-    return range(first, first + _MOST_SAVES)
+    return range(first, first + _MAX_SAVES)
 
 
 def _check_all(

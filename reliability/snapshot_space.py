@@ -23,7 +23,7 @@ from sparring import retain
 from sparring.errors import SnapshotIOError
 from sparring_testing.faults.faulty_disk import faulty_disk
 
-__all__ = ["TRIALS", "Outcomes", "go_on", "run", "save_acknowledged", "try_save"]
+__all__ = ["TRIALS", "Outcomes", "continue_saving", "run", "save_acknowledged", "try_save"]
 
 TRIALS = 600
 _DISK_BYTES = 2 << 20
@@ -79,7 +79,7 @@ def _fill_and_save(disk: Path, seed: random.Random, outcomes: Outcomes) -> None:
     ballast.write_bytes(bytes(max(0, free - seed.randrange(300 << 10))))
     try_save(folder, "no space left on a small disk", outcomes)
     ballast.unlink()
-    go_on(folder, f"no space left, seed {seed}", outcomes)
+    continue_saving(folder, f"no space left, seed {seed}", outcomes)
 
 
 def _fail_and_save(folder: Path, failing: int, number: int, outcomes: Outcomes) -> None:
@@ -91,7 +91,7 @@ def _fail_and_save(folder: Path, failing: int, number: int, outcomes: Outcomes) 
 
     with faulty_disk(fail):
         try_save(folder, "a call that failed", outcomes)
-    go_on(folder, f"call {failing} failed with {errno.errorcode[number]}", outcomes)
+    continue_saving(folder, f"call {failing} failed with {errno.errorcode[number]}", outcomes)
 
 
 def try_save(folder: Path, kind: str, outcomes: Outcomes) -> None:
@@ -113,7 +113,7 @@ def try_save(folder: Path, kind: str, outcomes: Outcomes) -> None:
         outcomes.failures.append(f"{kind}: {type(error).__name__}: {error}")
 
 
-def go_on(folder: Path, what: str, outcomes: Outcomes) -> None:
+def continue_saving(folder: Path, what: str, outcomes: Outcomes) -> None:
     """Looks whether the newest acknowledged snapshot loads, and saves with all in order again.
 
     Args:

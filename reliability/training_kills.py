@@ -24,7 +24,7 @@ from sparring import (
     Snapshot,
     StepContainer,
     StorageChoice,
-    merged_chunks,
+    scan_rows,
 )
 from sparring.contracts import Collective, TableConfig
 from sparring.kernels import functions as kernels
@@ -108,7 +108,7 @@ def _check(snapshot: Snapshot) -> None:
     last_steps = snapshot.step - (snapshot.step - _KEYS) % _PARTS
     expected = _KEYS[last_steps > 0]
     found: list[int] = []
-    for chunk in merged_chunks(snapshot, "item"):
+    for chunk in scan_rows(snapshot, "item"):
         assert (chunk.rows == _rows(chunk.keys, last_steps[chunk.keys])).all(), "other rows"
         found += chunk.keys.tolist()
     assert sorted(found) == expected.tolist(), f"{len(found)} keys"

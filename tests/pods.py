@@ -49,7 +49,7 @@ exec chroot "$root" setpriv --reuid "$user" --regid "$user" --clear-groups --no-
 
 _GRPC_PROBE = """
 import sys, time, grpc
-from sparring_serve.wire.open_inference import HEALTH, HealthAnswer, HealthRequest, ServingStatus
+from sparring_serve.wire.open_inference import HEALTH, HealthReply, HealthRequest, ServingStatus
 from sparring_serve.wire.fields import decode, encode
 address, seconds, service = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 end = time.monotonic() + seconds
@@ -57,7 +57,7 @@ while True:
     with grpc.insecure_channel(address) as channel:
         try:
             answer = channel.unary_unary(f"/{HEALTH}/Check")(encode(HealthRequest(service)), timeout=1)
-            if decode(HealthAnswer, answer).status == ServingStatus.SERVING:
+            if decode(HealthReply, answer).status == ServingStatus.SERVING:
                 break
         except grpc.RpcError as error:
             last = error

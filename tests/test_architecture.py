@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
 CORE = "core/src/sparring/"
-MOST_FILES = {"save": 19, "load": 19}
+MAX_FILES = {"save": 19, "load": 19}
 """Files of the path of a walk, as the page says what that is. To follow one should stay possible."""
 
 
@@ -49,4 +49,4 @@ def test_a_walk_runs_through_no_file_of_core_that_is_not_listed(walk: str) -> No
     assert in_core
     assert unlisted == [], "to make the lists again: python docs/site/walks.py --write"
     path = [file for part, file in found if part == "path"]
-    assert len(path) <= MOST_FILES.get(walk, len(path))
+    assert len(path) <= MAX_FILES.get(walk, len(path))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import latest_snapshot, merged_chunks
+from sparring import latest_snapshot, scan_rows
 from sparring.adapter import BUILTIN_METHODS
 from sparring_cli.application import main
 from sparring_testing.devices import why_unavailable
@@ -201,7 +201,7 @@ def test_the_serving_config_serves_what_the_quickstart_trained(
         assert {each.name: each.rows for each in described} == rows
         trained = latest_snapshot("runs/quickstart")
         assert trained is not None
-        for chunk in merged_chunks(trained, "cat_3", range(4096)):
+        for chunk in scan_rows(trained, "cat_3", range(4096)):
             answer = client.pull({"cat_3": chunk.keys}, deadline_seconds=9)
             assert answer.versions[0].step == STEPS
             assert answer.found["cat_3"].all()
@@ -220,7 +220,7 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     method = BUILTIN_METHODS[config.optimizer.sparse.name]()
     tables = [
         each.with_state(method.state_width(each.dim), method.name)
-        for each in config.wanted_tables()
+        for each in config.list_tables()
     ]
     options = config.storage.options["tiers"][0]["options"]
     budget, pinned = options["device_memory_bytes"], 0

@@ -22,7 +22,7 @@ import typer.main
 from pydantic import BaseModel
 
 from sparring import make_plugin_manager
-from sparring.contracts import fields_of
+from sparring.contracts import get_fields
 from sparring.plugins.registry import EXTRAS
 from sparring_cli.application import make_application
 from sparring_train.config.run_type import run_type
@@ -420,7 +420,7 @@ def has_key(dotted: str) -> bool:
     """Whether a configuration has a key; what an open section holds is not looked at."""
     sections: list[type[Any]] = [run_type()]
     for name in dotted.split("."):
-        found = [fields_of(each)[name] for each in sections if name in fields_of(each)]
+        found = [get_fields(each)[name] for each in sections if name in get_fields(each)]
         if not found:
             return not sections
         sections = [inner for each in found for inner in sections_in(each.annotation)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import latest_snapshot, merged_chunks
+from sparring import latest_snapshot, scan_rows
 from sparring_cli.application import main
 
 from .manifests import FOLDER, filled_secrets, manifests, pod_of
@@ -169,7 +169,7 @@ def trained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int
     snapshot = latest_snapshot("runs/quickstart")
     assert snapshot is not None
     keys, rows = [], []
-    for chunk in merged_chunks(snapshot, "cat_3", range(4096)):
+    for chunk in scan_rows(snapshot, "cat_3", range(4096)):
         keys += chunk.keys.tolist()
         rows.append(chunk.rows[:, :16])
     return keys[:500], np.concatenate(rows)[:500]
@@ -391,7 +391,7 @@ def rows_of(folder: Path) -> dict[int, np.ndarray]:
     assert snapshot.step == STEPS
     return {
         key: row
-        for chunk in merged_chunks(snapshot, "cat_3", range(4096))
+        for chunk in scan_rows(snapshot, "cat_3", range(4096))
         for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
     }
 

@@ -20,7 +20,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -106,9 +106,9 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 def test_prometheus_scrapes_a_server_and_a_run(scrape: Scrape) -> None:
     tables = MemoryTables([ITEM], {"item": {key: [1, 2, 3, 4] for key in range(10)}})
     config = ServingConfig(server=ServerConfig(metrics_port=0, poll_seconds=3600))
-    place = Place(ShardReplicas((("127.0.0.1:1",),)))
+    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
     with (
-        LookupServer(tables, config, place, "127.0.0.1:0") as server,
+        LookupServer(tables, config, position, "127.0.0.1:0") as server,
         LookupClient(server.address, ClientConfig(deadline_seconds=20)) as client,
         StepContainer() as container,
         MetricsWriter(container, port=0, every_seconds=0.05) as run,

@@ -109,7 +109,7 @@ import sparring
 def open_stack(table: TableConfig) -> object:
     from sparring import TieredStorage, Codec
 
-    return sparring.capsule_of(TieredStorage(table))
+    return sparring.get_capsule(TieredStorage(table))
 """
 NEW_PLUGIN = """\
 from sparring.contracts import NativeStorage, partition as split
@@ -121,7 +121,7 @@ def open_stack(table: TableConfig) -> object:
     from sparring_tiered import TieredStorage
     from sparring import Codec
 
-    return sparring.capsule_of(TieredStorage(table))
+    return sparring.get_capsule(TieredStorage(table))
 """
 
 
@@ -137,7 +137,7 @@ def test_imports_of_an_old_plugin_are_rewritten(
         f"{path}: rewritten",
         f"{path}:8: sparring.Codec was removed: `sparring.adapter.MessageSizes` computes the sizes "
         "of messages",
-        f"{path}:10: sparring.capsule_of is now sparring.contracts.capsule_of",
+        f"{path}:10: sparring.get_capsule is now sparring.contracts.get_capsule",
     ]
     path.write_text("from sparring import TableConfig\n")
     assert moved_names.main([str(tmp_path)]) == 0

@@ -25,8 +25,8 @@ data: {kind: synthetic_criteo, samples: 40000, test_samples: 10000, batch_size: 
 model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [32], top_mlp: [32]}
 """
 # Of a metric, and of the bytes of a row of 64 float32 elements.
-MOST_LOSS = {"fp16": 0.0001, "int8": 0.0005, "int4": 0.002}
-MOST_BYTES = {"fp16": 0.51, "int8": 0.27, "int4": 0.15}
+MAX_LOSS = {"fp16": 0.0001, "int8": 0.0005, "int4": 0.002}
+MAX_BYTES = {"fp16": 0.51, "int8": 0.27, "int4": 0.15}
 
 Printed = pytest.CaptureFixture[str]
 
@@ -56,7 +56,7 @@ def published(capsys: Printed, *arguments: str) -> dict[str, Any]:
 
 def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> None:
     run, config = trained["run"], trained["config"]
-    for dtype, most in MOST_LOSS.items():
+    for dtype, most in MAX_LOSS.items():
         told = published(
             capsys, run, f"{trained['out']}-{dtype}", "--quantize", dtype,
             "--evaluate", config, "--max-metric-loss", str(most),
@@ -68,7 +68,7 @@ def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> No
         assert quality["after"] != quality["before"]
         assert quality["bytes_after"] < quality["bytes_before"]
         for table in told["tables"].values():
-            assert table["row_bytes"] <= MOST_BYTES[dtype] * 256
+            assert table["row_bytes"] <= MAX_BYTES[dtype] * 256
 
 
 def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Printed) -> None:
@@ -108,7 +108,7 @@ def test_rmse_of_ratings(tmp_path: Path, capsys: Printed) -> None:
     text = (ROOT / "configs/movielens.yaml").read_text()
     config.write_text(text.replace("path: ratings.csv", f"path: {RATINGS}"))
     assert main(["train", str(config), f"snapshots.url={run}"]) == 0
-    for dtype, most in MOST_LOSS.items():
+    for dtype, most in MAX_LOSS.items():
         told = published(
             capsys, run, f"{tmp_path}/{dtype}", "--quantize", dtype,
             "--evaluate", str(config), "--max-metric-loss", str(most),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring_serve import Answer, RowStatus
+from sparring_serve import LookupReply, RowStatus
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,7 +67,7 @@ def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
     def wrong(change: Callable[[Any, Any, Any], None]) -> str:
         rows, found, status = served.rows_of(1, keys), np.ones(5, bool), np.zeros(5, np.uint8)
         change(rows, found, status)
-        answer = Answer({"item": rows}, {"item": found}, {"item": status}, (), 0.0)
+        answer = LookupReply({"item": rows}, {"item": found}, {"item": status}, (), 0.0)
         return str(served.wrong_rows(answer, keys))
 
     def put(array: Any, value: object) -> None:

@@ -28,7 +28,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_with_a_gpu_what_could_not_run_is_a_failure(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "look_for_gpu", lambda python: program.Found(True, ""))
+    monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(True, ""))
     assert program.main(["--no-build", "--only", "short"]) == 0
     assert program.main(["--no-build"]) == 1
     out = capsys.readouterr().out
@@ -40,7 +40,7 @@ def test_with_a_gpu_that_the_packages_cannot_use_nothing_passes(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = program.Found(True, "built without nvcc")
-    monkeypatch.setattr(program, "look_for_gpu", lambda python: found)
+    monkeypatch.setattr(program, "find_gpu", lambda python: found)
     assert program.main(["--no-build", "--only", "short"]) == 1
 
 
@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_once_what_did_not_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        program, "look_for_gpu", lambda python: program.Found(False, "no driver here")
+        program, "find_gpu", lambda python: program.Found(False, "no driver here")
     )
     assert program.main(["--no-build", "--allow-no-gpu"]) == 0
     out = capsys.readouterr().out
@@ -64,7 +64,7 @@ def test_it_passes_only_where_it_has_run(
         "no answer": program.Found(False, "No module named sparring", True),
     }
     for name, found in answers.items():
-        monkeypatch.setattr(program, "look_for_gpu", lambda python, found=found: found)
+        monkeypatch.setattr(program, "find_gpu", lambda python, found=found: found)
         assert program.main(["--no-build"]) == 1, name
         assert (program.main(["--no-build", "--allow-no-gpu"]) == 0) == (name == "no GPU")
     assert "looking for a GPU  FAILED: No module named sparring" in capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_a_question_that_fails_is_no_answer(program: Any, tmp_path: Path) -> Non
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
     broken.chmod(0o755)
-    found = program.look_for_gpu(str(broken))
+    found = program.find_gpu(str(broken))
     assert (found.reason, found.has_failed) == ("no module of that name", True)
 
 
@@ -85,15 +85,15 @@ def test_files_of_a_driver_mean_that_there_is_a_gpu(
     broken.write_text("#!/bin/sh\necho False\necho cuInit failed\n")
     broken.chmod(0o755)
     monkeypatch.setattr(program, "DRIVER_FILES", (tmp_path / "nvidia0",))
-    assert program.look_for_gpu(str(broken)) == program.Found(False, "cuInit failed")
+    assert program.find_gpu(str(broken)) == program.Found(False, "cuInit failed")
     (tmp_path / "nvidia0").touch()
-    assert program.look_for_gpu(str(broken)) == program.Found(True, "cuInit failed")
+    assert program.find_gpu(str(broken)) == program.Found(True, "cuInit failed")
 
 
 def test_a_budget_ends_the_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "look_for_gpu", lambda python: program.Found(True, ""))
+    monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(True, ""))
     slow = program.Stage("slow", "waits", ("python", "-c", "import time; time.sleep(60)"))
     short = program.Stage("short", "nothing", ("python", "-c", ""))
     monkeypatch.setattr(program, "stages", lambda device: [slow, short])
@@ -106,7 +106,7 @@ def test_a_budget_ends_the_run(
 def test_a_sanitizer_that_refuses_is_said_and_not_passed(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "look_for_gpu", lambda python: program.Found(True, ""))
+    monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(True, ""))
     monkeypatch.setattr(program, "why_unchecked", lambda python: "it is not supported here")
     checked = program.Stage("check", "a check", ("python", "-c", ""), is_check=True)
     monkeypatch.setattr(program, "stages", lambda device: [checked])
@@ -149,7 +149,7 @@ def test_a_machine_without_a_driver_has_no_gpu_to_look_for(program: Any) -> None
     gpus = inspect_gpus()
     if gpus.reason is None:
         pytest.skip("there is a GPU here")
-    assert program.look_for_gpu(sys.executable) == program.Found(False, gpus.reason)
+    assert program.find_gpu(sys.executable) == program.Found(False, gpus.reason)
 
 
 def test_files_of_all_stages_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,7 +309,7 @@ class Found:
 DRIVER_FILES = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 
 
-def look_for_gpu(python: str) -> Found:
+def find_gpu(python: str) -> Found:
     """Whether there is a GPU, and whether the packages of an environment can use it."""
     program = """
 from sparring_cli import inspect_gpus
@@ -386,7 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = make_environment(asked.folder.resolve() / "venv", asked.wheels)
     run = Run(python, asked.output, asked.budget)
     is_built = asked.no_build or all(map(run.run, build_stages(asked.folder.resolve())))
-    found = look_for_gpu(python) if is_built else Found(False, "the build failed", True)
+    found = find_gpu(python) if is_built else Found(False, "the build failed", True)
     if is_built and found.has_failed:
         run.outcomes.append(("looking for a GPU", f"FAILED: {found.reason}"))
     unchecked = ""

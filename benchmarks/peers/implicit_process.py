@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recbole_split import PARTS, TOP_K, Split
-from sparring_train.quality.rankings import ranking_quality
+from sparring_train.quality.rankings import compute_ranking_metrics
 
 __all__: list[str] = []
 
@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     scores[users, items] = -np.inf
     ranked = candidates[np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]]
     relevant = split.items[is_test]
-    found = ranking_quality(ranked, (relevant, np.arange(len(relevant) + 1)), k=TOP_K)
+    found = compute_ranking_metrics(ranked, (relevant, np.arange(len(relevant) + 1)), k=TOP_K)
     metrics = {"recall@10": found.recall, "ndcg@10": found.ndcg, "mrr@10": found.mrr}
     epochs = 1 if given.model == "popularity" else ALS["iterations"]
     return {"metrics": metrics, "seconds": seconds, "epochs": epochs}

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.recbole_split import BATCH_SIZE, DIM, TOP_K, Split
-from sparring_train.quality.rankings import ranking_quality
+from sparring_train.quality.rankings import compute_ranking_metrics
 
 __all__: list[str] = []
 
@@ -100,7 +100,7 @@ def tested(model: Any, dataset: Any, split: Split, length: int | None) -> dict[s
         ranked.append(np.argsort(-scores, kind="stable")[:TOP_K])
         relevant.append(items[-1])
     offsets = np.arange(len(relevant) + 1)
-    found = ranking_quality(np.array(ranked), (np.array(relevant), offsets), k=TOP_K)
+    found = compute_ranking_metrics(np.array(ranked), (np.array(relevant), offsets), k=TOP_K)
     return {"recall@10": found.recall, "ndcg@10": found.ndcg, "mrr@10": found.mrr}
 
 

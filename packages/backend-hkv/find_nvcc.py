@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["find_nvcc", "install_nvcc", "release_of"]
+__all__ = ["find_nvcc", "install_nvcc", "read_release"]
 
 OLDEST, BEYOND = (12, 4), (14, 0)
 """Releases that native/device/cuda.cmake takes."""
@@ -31,7 +31,7 @@ class NvccError(Exception):
     """There is none, and why."""
 
 
-def release_of(nvcc: Path) -> tuple[int, int] | None:
+def read_release(nvcc: Path) -> tuple[int, int] | None:
     """The release of CUDA that an nvcc belongs to; None where it does not run."""
     try:
         said = subprocess.run(
@@ -52,7 +52,7 @@ def find_nvcc() -> Path:
     named = os.environ.get("CUDACXX"), shutil.which("nvcc"), USUAL
     refused = []
     for path in (Path(each) for each in named if each):
-        release = release_of(path)
+        release = read_release(path)
         if release is not None and OLDEST <= release < BEYOND:
             return path
         if release is not None:
@@ -88,7 +88,7 @@ def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
                 (root / "lib" / "libcudart.so").symlink_to(library.name)
         part.rename(chosen)
     for nvcc in chosen.glob("nvidia/cu*/bin/nvcc"):
-        if release_of(nvcc) is not None:
+        if read_release(nvcc) is not None:
             return nvcc
     raise NvccError(f"there is no nvcc that runs in {chosen}; remove that folder, and try again")
 

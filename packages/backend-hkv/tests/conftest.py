@@ -13,7 +13,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.contracts import ArraySource, KernelSet, Rounding
-from sparring_testing.devices import named_device, why_unavailable
+from sparring_testing.devices import get_test_device, why_unavailable
 
 
 class OnHost:
@@ -119,8 +119,8 @@ def set_schedule(device: str, seed: int, num_threads: int = 2) -> None:
 
 
 DEVICES = [("emulated", 0), ("emulated", 1), ("emulated by torch", 7)]
-if not named_device().startswith("emulated"):
-    DEVICES.append((named_device(), 0))
+if not get_test_device().startswith("emulated"):
+    DEVICES.append((get_test_device(), 0))
 
 
 @pytest.fixture(params=DEVICES, ids=lambda each: f"{each[0]} {each[1]}")
@@ -144,7 +144,7 @@ def device(device_name: str) -> Any:
 @pytest.fixture
 def named_kernels() -> Any:
     """The kernels of the device that the environment names, on NumPy's arrays."""
-    return opened_kernels(named_device())
+    return opened_kernels(get_test_device())
 
 
 @pytest.fixture

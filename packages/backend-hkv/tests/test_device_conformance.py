@@ -15,11 +15,11 @@ from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.estimate import estimate_hkv_bytes
 from sparring_hkv.options import HkvOptions
-from sparring_testing.devices import named_device
+from sparring_testing.devices import get_test_device
 from sparring_testing.guard import overrides_kit
 from sparring_testing.storages.storage_tests import StorageTests
 
-DEVICE = named_device()
+DEVICE = get_test_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
 # With 480 rows one run in some thousands has so uneven buckets that more protected rows leave than

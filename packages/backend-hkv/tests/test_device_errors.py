@@ -22,7 +22,7 @@ from sparring.errors import (
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated", reason="built without -DSPARRING_HKV_EMULATED=ON"
@@ -263,7 +263,7 @@ def test_other_threads_run_while_a_table_that_is_dropped_waits_for_its_device() 
         assert end - begin > 0.75 * seconds, "dropping it waited for the device"
         assert sum(begin + 0.05 < each < end - 0.05 for each in ticks) > 2
 
-    in_time(check, (0.4, 4.0))
+    check_with_deadlines(check, (0.4, 4.0))
 
 
 def test_state_that_a_gpu_could_not_read_is_refused() -> None:

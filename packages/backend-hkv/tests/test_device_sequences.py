@@ -19,9 +19,9 @@ from sparring.kernels.cpu import CpuKernels
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions
-from sparring_testing.devices import named_device
+from sparring_testing.devices import get_test_device
 
-DEVICE = named_device()
+DEVICE = get_test_device()
 NUM_OPERATIONS = int(os.environ.get("SPARRING_OPERATIONS", "300"))
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1])
 

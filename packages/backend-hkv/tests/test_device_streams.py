@@ -12,12 +12,12 @@ import pytest
 from sparring import _native, make_plugin_manager
 from sparring.contracts import ArraySource, Streams
 from sparring.errors import DeviceLostError, InvalidArgumentError, UnsupportedError
-from sparring_testing.devices import named_device, why_unavailable
+from sparring_testing.devices import get_test_device, why_unavailable
 
 ARRAYS = ArraySource(empty=np.empty, stream=lambda: 0)
 
 
-PLACES = list(dict.fromkeys(["emulated", named_device()]))
+PLACES = list(dict.fromkeys(["emulated", get_test_device()]))
 
 
 @pytest.fixture(params=PLACES)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.contracts import Evicted, TableConfig
+from sparring.contracts import EvictedRows, TableConfig
 from sparring.errors import CapacityError
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.options import HkvOptions
@@ -60,7 +60,7 @@ def fill_one_by_one(storage: HkvStorage, keys: range) -> None:
 
 
 def leave(storage: HkvStorage, keys: list[int]) -> list[int]:
-    evicted: Evicted = storage.upsert(keys, rows_of(keys, 1))
+    evicted: EvictedRows = storage.upsert(keys, rows_of(keys, 1))
     return evicted.keys.tolist()
 
 

@@ -28,7 +28,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def an_nvcc(folder: Path, release: str) -> Path:
+def write_fake_nvcc(folder: Path, release: str) -> Path:
     """What answers as an nvcc of that release does."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "nvcc"
@@ -41,7 +41,7 @@ def an_nvcc(folder: Path, release: str) -> Path:
 def test_an_nvcc_of_a_release_that_fits_is_taken(
     release: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDACXX", str(an_nvcc(tmp_path, release)))
+    monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path, release)))
     assert module.find_nvcc() == tmp_path / "nvcc"
 
 
@@ -49,7 +49,7 @@ def test_an_nvcc_of_a_release_that_fits_is_taken(
 def test_another_is_refused_by_its_release(
     release: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDACXX", str(an_nvcc(tmp_path, release)))
+    monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path, release)))
     with pytest.raises(module.NvccError, match=rf"nvcc is of CUDA {release}"):
         module.find_nvcc()
 
@@ -57,13 +57,13 @@ def test_another_is_refused_by_its_release(
 def test_the_next_one_is_taken_where_the_first_does_not_fit(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDACXX", str(an_nvcc(tmp_path / "old", "11.8")))
-    monkeypatch.setattr(module, "USUAL", an_nvcc(tmp_path / "usual", "13.0"))
+    monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path / "old", "11.8")))
+    monkeypatch.setattr(module, "USUAL", write_fake_nvcc(tmp_path / "usual", "13.0"))
     assert module.find_nvcc() == tmp_path / "usual" / "nvcc"
 
 
 def test_what_is_installed_already_is_not_fetched_again(module: ModuleType, tmp_path: Path) -> None:
-    there = an_nvcc(tmp_path / "13.0/nvidia/cu13/bin", "13.0")
+    there = write_fake_nvcc(tmp_path / "13.0/nvidia/cu13/bin", "13.0")
     assert module.install_nvcc(tmp_path) == there
 
 

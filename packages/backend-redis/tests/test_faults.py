@@ -16,7 +16,7 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 pytestmark = pytest.mark.alone
 
@@ -126,7 +126,7 @@ def test_a_reply_that_does_not_end_is_waited_for_until_the_deadline(
             storage.upsert(KEYS, rows_of(3))
             assert (storage.find(KEYS).rows == 3).all()
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
@@ -146,7 +146,7 @@ def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
             time.sleep(1.2 * deadline)
             newest.append(storage.find(KEYS).rows)
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
     # No machine is so slow that this may be tried again.
     (rows,) = newest
     assert (rows == 3).all()
@@ -169,7 +169,7 @@ def test_a_stopped_server_is_waited_for_until_the_deadline(
                 own_server.signal(signal.SIGCONT)
             assert (storage.find(KEYS).rows == 1).all()
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 def test_a_server_that_is_gone_is_named(
@@ -191,7 +191,7 @@ def test_a_server_that_is_gone_is_named(
         with pytest.raises(StorageIOError, match="cannot be reached"):
             opened(own_server.url, "any", deadline)
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(

@@ -9,12 +9,12 @@ import numpy as np
 from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import TableConfig
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.faults.interrupted_load import check_that_an_interrupted_load_is_noticed
+from sparring_testing.faults.interrupted_load import check_interrupted_load
 
 
 def test_a_load_that_was_killed_is_told_of(server: RedisServer, tmp_path: Path) -> None:
     options = {"url": server.url, "prefix": "interrupted"}
-    check_that_an_interrupted_load_is_noticed("redis", options, str(tmp_path / "snapshot"))
+    check_interrupted_load("redis", options, str(tmp_path / "snapshot"))
 
 
 def test_rows_that_are_there_are_read_before_an_optimizer_is_known(server: RedisServer) -> None:

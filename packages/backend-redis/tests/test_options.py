@@ -16,7 +16,7 @@ from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_cli.application import main
 from sparring_redis.backend import RedisStorage
-from sparring_redis.connections.place import place_of
+from sparring_redis.connections.location import parse_location
 from sparring_redis.options import RedisOptions
 from sparring_redis.testing.server import RedisServer
 from sparring_train.config.reading.loader import load_config
@@ -72,7 +72,7 @@ def test_url_says_database_and_encryption() -> None:
     assert (place.database, place.is_encrypted) == (3, True)
     assert RedisOptions(url="unix:///s?database=3").place().database == 3
     assert RedisOptions(host="cache", database=5, tls=True).place().database == 5
-    assert place_of("redis://cache", None, tls=True).is_encrypted
+    assert parse_location("redis://cache", None, tls=True).is_encrypted
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_password_among_the_options_is_refused_and_not_repeated(
 def test_a_place_that_is_read_by_itself_repeats_no_password() -> None:
     for url in (f"redis://me:{SECRET}@cache", f"redis://cache/{SECRET}@cache"):
         with pytest.raises(InvalidArgumentError) as refused:
-            place_of(url, None)
+            parse_location(url, None)
         assert SECRET not in str(refused.value)
 
 

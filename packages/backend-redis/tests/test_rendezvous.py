@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from sparring import make_plugin_manager
-from sparring.contracts import Membership, Rendezvous, ShardMap, checked_options
+from sparring.contracts import Membership, Rendezvous, ShardMap, validate_options
 from sparring.errors import DeadlineError, InvalidArgumentError, SparringError
 from sparring_redis.options import RedisRendezvousOptions
 from sparring_redis.rendezvous import RedisRendezvous
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK")
 
@@ -38,7 +38,7 @@ def meet(server: RedisServer, new_prefix: Callable[[], str]) -> Any:
 def test_it_is_found_by_its_name(server: RedisServer, new_prefix: Callable[[], str]) -> None:
     descriptor = make_plugin_manager().rendezvous("redis")
     options = {"url": server.url, "prefix": new_prefix(), "world_size": 1}
-    met = descriptor.factory(checked_options("rendezvous", descriptor, options))
+    met = descriptor.factory(validate_options("rendezvous", descriptor, options))
     assert isinstance(met, Rendezvous)
     assert met.membership() == Membership(rank=0, world_size=1)
     assert met.shard_map() == ShardMap.balanced(1)
@@ -77,7 +77,7 @@ def test_ranks_that_do_not_come_are_waited_for_no_longer_than_said(
         # Of all that could be waited for by default, nothing is shorter than ten seconds.
         assert seconds <= time.monotonic() - start < 10
 
-    in_time(check, (0.3, 3.0))
+    check_with_deadlines(check, (0.3, 3.0))
 
 
 def test_the_launchers_variables_give_the_membership(
@@ -106,7 +106,7 @@ def test_what_one_rank_sets_another_gets(meet: Any, new_prefix: Callable[[], str
         first.set("run", b"")
         assert first.get("run", 0.0) == b""
 
-    in_time(check, (0.01, 3.0))
+    check_with_deadlines(check, (0.01, 3.0))
 
 
 def test_get_waits_until_some_rank_sets_it(meet: Any) -> None:
@@ -128,7 +128,7 @@ def test_get_waits_no_longer_than_said(meet: Any) -> None:
             met.get("never", seconds)
         assert seconds <= time.monotonic() - start < 10
 
-    in_time(check, (0.2, 3.0))
+    check_with_deadlines(check, (0.2, 3.0))
 
 
 def test_redis_forgets_what_was_set(meet: Any, server: RedisServer) -> None:
@@ -173,4 +173,4 @@ def test_a_redis_that_stopped_is_waited_for_no_longer_than_the_deadline(
             met.get("run", deadline)
         assert time.monotonic() - start < 4 * deadline
 
-    in_time(check, (0.5, 3.0))
+    check_with_deadlines(check, (0.5, 3.0))

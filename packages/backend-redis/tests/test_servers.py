@@ -24,7 +24,7 @@ from sparring_redis.testing.certificates import make_certificates
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.sentinel import RedisSentinel
 from sparring_redis.testing.server import RedisServer, redis_server_missing
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 TABLE = TableConfig("films", 4)
 KEYS = np.arange(-500, 500, dtype=np.int64)
@@ -249,7 +249,7 @@ def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
                 client.topology.refresh(Deadline(20.0))
                 assert time.monotonic() - start < 5, "the one that answered is asked first"
 
-        in_time(check_first, (3.0, 12.0))
+        check_with_deadlines(check_first, (3.0, 12.0))
 
 
 def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
@@ -302,6 +302,6 @@ def test_a_stopped_node_does_not_hide_the_others(new_prefix: Any) -> None:
                     nodes.servers[0].signal(signal.SIGCONT)
             assert num_found > 0
 
-        in_time(check_others, (0.3, 2.0))
+        check_with_deadlines(check_others, (0.3, 2.0))
         nodes.wait()
         assert (storage.find(KEYS).rows == ROWS).all()

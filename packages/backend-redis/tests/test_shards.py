@@ -17,7 +17,7 @@ from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
@@ -188,13 +188,13 @@ def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
             assert time.monotonic() - start < 1.4 * deadline
             proxy.arm(Fault())
 
-    in_time(check, (1.0, 4.0))
+    check_with_deadlines(check, (1.0, 4.0))
 
 
 def test_a_walk_gets_time_for_the_rows_that_it_must_read(
     server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring_redis.backend._ROWS_IN_A_DEADLINE", 20_000)
+    monkeypatch.setattr("sparring_redis.backend._ROWS_PER_DEADLINE", 20_000)
     options = filled(server, new_prefix())
     shard = ShardMap.balanced(2).shard_of(0)
     num_rows = int((ShardMap.balanced(2).owners[partition(MANY_KEYS)] == 0).sum())
@@ -214,4 +214,4 @@ def test_a_walk_gets_time_for_the_rows_that_it_must_read(
             proxy.arm(Fault(delay_seconds=0.2 * deadline), 100)
             assert storage.size == num_rows
 
-    in_time(check, (0.5, 3.0))
+    check_with_deadlines(check, (0.5, 3.0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.faults.interrupted_load import check_that_an_interrupted_load_is_noticed
+from sparring_testing.faults.interrupted_load import check_interrupted_load
 
 
 def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -21,4 +21,4 @@ def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("stack", ["rocksdb", "tiered"])
 def test_a_load_that_was_killed_is_told_of(stack: str, tmp_path: Path) -> None:
     backend, options = options_of(stack, tmp_path / "rows")
-    check_that_an_interrupted_load_is_noticed(backend, options, str(tmp_path / "one" / "snapshot"))
+    check_interrupted_load(backend, options, str(tmp_path / "one" / "snapshot"))

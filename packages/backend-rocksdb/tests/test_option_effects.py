@@ -24,7 +24,7 @@ KEYS = np.arange(0, 2 * NUM_ROWS, 2)
 """Between any two of them is a key that has no row."""
 
 SOURCE = Path(__file__).with_name("count_syncs.c")
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 # -- syncs ------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_filters_spare_reads_for_keys_that_are_not_there(tmp_path: Path) -> None
     reads = {}
     for bits in (0.0, 4.0, 10.0):
         folder = tmp_path / str(bits)
-        with written_out(folder, bloom_bits_per_key=bits, block_cache_bytes=MOST_BYTES) as storage:
+        with written_out(folder, bloom_bits_per_key=bits, block_cache_bytes=MAX_BYTES) as storage:
             assert not storage.find(KEYS[:1] + 1).found.any()  # what is read of a file once
             reads[bits] = reads_of(storage, KEYS[::20] + 1)
     # A block of 4 KiB has about 50 rows, and is read once.
@@ -157,7 +157,7 @@ def test_filters_spare_reads_for_keys_that_are_not_there(tmp_path: Path) -> None
 
 
 def test_a_cache_spares_the_second_read_and_takes_no_more_than_it_may(tmp_path: Path) -> None:
-    with written_out(tmp_path / "large", block_cache_bytes=MOST_BYTES) as storage:
+    with written_out(tmp_path / "large", block_cache_bytes=MAX_BYTES) as storage:
         assert reads_of(storage, KEYS) > 200
         assert reads_of(storage, KEYS) <= 20
     budget = 256 << 10
@@ -175,7 +175,7 @@ def test_a_larger_block_brings_more_rows_with_one_read(tmp_path: Path) -> None:
     reads = {}
     for size in (1 << 12, 1 << 16):
         folder = tmp_path / str(size)
-        with written_out(folder, block_bytes=size, block_cache_bytes=MOST_BYTES) as storage:
+        with written_out(folder, block_bytes=size, block_cache_bytes=MAX_BYTES) as storage:
             reads[size] = reads_of(storage, KEYS)
     assert reads[1 << 16] < 0.2 * reads[1 << 12], reads
 

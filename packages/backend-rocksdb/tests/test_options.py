@@ -13,7 +13,7 @@ import pytest
 import sparring
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_rocksdb.backend import RocksdbStorage, _refuse_foreign
+from sparring_rocksdb.backend import RocksdbStorage, _reject_foreign_folder
 from sparring_rocksdb.options import RocksdbOptions
 
 TABLE = TableConfig("table", 16)
@@ -155,6 +155,6 @@ def test_a_folder_whose_making_was_cut_short_is_taken(tmp_path: Path) -> None:
     for each in made.iterdir():  # all that a database has is known
         (tmp_path / "cut" / each.name).parent.mkdir(exist_ok=True)
         (tmp_path / "cut" / each.name).touch()
-    _refuse_foreign(tmp_path / "cut")
+    _reject_foreign_folder(tmp_path / "cut")
     (tmp_path / "mounted" / "lost+found").mkdir(parents=True)
     sparring.open_storage("rocksdb", TABLE, path=tmp_path / "mounted").close()

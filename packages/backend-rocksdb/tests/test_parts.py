@@ -17,7 +17,7 @@ from sparring import (
     open_snapshot,
     open_storage,
 )
-from sparring.adapter import begin_load, hyper_from, resolve_method
+from sparring.adapter import begin_load, parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, TableConfig, TableSharding
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
@@ -25,7 +25,7 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(1_000)
 _METHOD = resolve_method("sgd")
-_HYPER = hyper_from(_METHOD, {"lr": 0.1})
+_HYPER = parse_hyper(_METHOD, {"lr": 0.1})
 
 ROCKSDB = {"backend": "rocksdb", "options": {"path": "PATH"}}
 STACK = {
@@ -110,7 +110,7 @@ def test_rows_that_are_there_are_read_before_an_optimizer_is_known(
     path = f"{tmp_path}/rows"
     choice = StorageChoice(**with_path(storage, path))
     adagrad = resolve_method("rowwise_adagrad")
-    hyper = hyper_from(adagrad, {"lr": 0.1})
+    hyper = parse_hyper(adagrad, {"lr": 0.1})
     with StepContainer() as container:
         container.declare(TABLE, choice)
         initial = container.lookup(TABLE.name, KEYS, is_registered=False).rows.copy()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparring import LocalGroup, StepContainer, StorageChoice, open_storage
-from sparring.contracts import NativeStorage, Storage, TableConfig, capsule_of
+from sparring.contracts import NativeStorage, Storage, TableConfig, get_capsule
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
 from sparring_cli.application import main
 from sparring_rocksdb.backend import RocksdbStorage
@@ -118,7 +118,7 @@ def test_a_folder_is_open_in_one_process(filled: Path) -> None:
 
 def test_closing_frees_the_folder_although_others_hold_the_handle(filled: Path) -> None:
     storage = opened(filled)
-    handle = NativeStorage(capsule_of(storage), ADAGRAD)
+    handle = NativeStorage(get_capsule(storage), ADAGRAD)
     assert handle.size == 3
     storage.close()
     for call in (

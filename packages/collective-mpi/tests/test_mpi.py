@@ -17,7 +17,7 @@ from sparring import make_plugin_manager
 from sparring.contracts import Membership
 from sparring.errors import PluginError
 from sparring_mpi.collective import join_mpi
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
 pytestmark = pytest.mark.alone
@@ -127,7 +127,7 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
             errors,
         ), errors
 
-    in_time(check, (2.0, 8.0))
+    check_with_deadlines(check, (2.0, 8.0))
 
 
 @needs_mpi

@@ -9,7 +9,7 @@ import pytest
 
 from sparring import LocalGroup
 from sparring_nccl.collective import NcclCollective
-from sparring_nccl.testing import open_fake
+from sparring_nccl.testing import open_fake_nccl
 from sparring_testing.collectives.collective_tests import CollectiveTests
 
 pytestmark = pytest.mark.alone
@@ -19,7 +19,7 @@ def run_threads(
     world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
 ) -> list[Any]:
     """Runs `body` once for each rank, each on a thread of its own."""
-    gpus, group = open_fake(), LocalGroup(world_size, deadline_seconds=deadline_seconds)
+    gpus, group = open_fake_nccl(), LocalGroup(world_size, deadline_seconds=deadline_seconds)
     gpus.library.fake_reset()
 
     def run(rank: int) -> Any:

@@ -25,13 +25,13 @@ from sparring_nccl import collective as collective_module
 from sparring_nccl import libraries
 from sparring_nccl.collective import NcclCollective
 from sparring_nccl.options import NcclOptions
-from sparring_nccl.testing import FakeGpus, GpuArray, open_fake
-from sparring_testing.processes.deadlines import in_time
+from sparring_nccl.testing import FakeGpus, GpuArray, open_fake_nccl
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 
 @pytest.fixture
 def gpus() -> FakeGpus:
-    fake = open_fake()
+    fake = open_fake_nccl()
     fake.library.fake_reset()
     return fake
 
@@ -206,7 +206,7 @@ def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted(
         seconds = run_ranks(gpus, 2, body, deadline_seconds=deadline)[0]
         assert 0.97 * deadline <= seconds <= 2 * deadline
 
-    in_time(check, (0.3, 3.0))
+    check_with_deadlines(check, (0.3, 3.0))
 
 
 def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
@@ -224,7 +224,7 @@ def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> 
         assert run_ranks(gpus, 1, body, deadline_seconds=deadline)[0] < deadline + 1.7
 
     try:
-        in_time(check, (0.3, 3.0))
+        check_with_deadlines(check, (0.3, 3.0))
     finally:
         gpus.library.fake_block_groups(0)
 

@@ -56,13 +56,13 @@ def initial_weights(config: RunConfig, num_numbers: int, num_features: int) -> d
     }
 
 
-def logits(weights: Any, rows: Any, places: Any, numbers: Any) -> Any:
+def logits(weights: Any, rows: Any, positions: Any, numbers: Any) -> Any:
     """``(b,)``: dot products of all pairs of vectors, between layers. Places are of each feature."""
     dense = numbers
     for layer in weights["dense"]:
         dense = jax.nn.relu(dense @ layer["w"] + layer["b"])
     # 2. The embeddings of a feature: (b, dim).
-    vectors = jnp.stack([dense, *(embeddings(rows, each) for each in places)], axis=1)
+    vectors = jnp.stack([dense, *(embeddings(rows, each) for each in positions)], axis=1)
     first, second = np.triu_indices(vectors.shape[1], 1)
     products = jnp.einsum("bid,bjd->bij", vectors, vectors)[:, first, second]
     found = jnp.concatenate([dense, products], axis=1)
@@ -101,12 +101,12 @@ class Training:
         self.num_compilations = 0
 
         def step(
-            weights: Any, state: Any, rows: Any, places: Any, numbers: Any, labels: Any
+            weights: Any, state: Any, rows: Any, positions: Any, numbers: Any, labels: Any
         ) -> Any:
             self.num_compilations += 1  # while it is traced
 
             def loss(weights: Any, rows: Any) -> Any:
-                found = logits(weights, rows, places, numbers)
+                found = logits(weights, rows, positions, numbers)
                 return optax.sigmoid_binary_cross_entropy(found, labels).mean()
 
             # 3. Rows are an argument like the weights, and have gradients like these.
@@ -121,13 +121,13 @@ class Training:
         """The rows of a batch, and the places of each feature's ids."""
         ids = {name: column.ids for name, column in given.ids.items()}
         batch = self.tables.lookup(ids, is_training=is_training)
-        return batch, [batch.places[name] for name in self.tables.features]
+        return batch, [batch.positions[name] for name in self.tables.features]
 
     def step(self, given: Any) -> float:
         """One step; returns the loss before it."""
-        batch, places = self.look_up(given, is_training=True)
+        batch, positions = self.look_up(given, is_training=True)
         self.weights, self.state, loss, of_rows = self.jitted(
-            self.weights, self.state, batch.rows, places, given.numbers, given.labels
+            self.weights, self.state, batch.rows, positions, given.numbers, given.labels
         )
         # 4. The rows change.
         self.rows_optimizer.step(batch, of_rows)
@@ -135,8 +135,8 @@ class Training:
 
     def predict(self, given: Any) -> Any:
         """Probabilities of a click."""
-        batch, places = self.look_up(given, is_training=False)
-        return np.asarray(self._predict(self.weights, batch.rows, places, given.numbers))
+        batch, positions = self.look_up(given, is_training=False)
+        return np.asarray(self._predict(self.weights, batch.rows, positions, given.numbers))
 
 
 def train(

@@ -13,7 +13,7 @@ optax = pytest.importorskip("optax", reason="optax is not installed: pip install
 
 from sparring import StepContainer
 from sparring.contracts import TableConfig
-from sparring_jax.batch import embeddings, pad_weights, pooled
+from sparring_jax.batch import embeddings, pad_weights, pool
 from sparring_jax.optimizer import Optimizer
 from sparring_jax.tables import Tables
 from sparring_testing.frameworks.framework_tests import FrameworkTests, MakeModel
@@ -26,9 +26,9 @@ NATIVE: dict[str, Callable[[float], Any]] = {
 
 
 @jax.jit
-def gradients_of(rows: Any, places: Any, targets: Any) -> Any:
+def gradients_of(rows: Any, positions: Any, targets: Any) -> Any:
     def loss(rows: Any) -> Any:
-        return 0.5 * ((embeddings(rows, places) - targets) ** 2).sum()
+        return 0.5 * ((embeddings(rows, positions) - targets) ** 2).sum()
 
     return jax.grad(loss)(rows)
 
@@ -48,21 +48,21 @@ class Model:
 
     def _read(self, given: Any) -> tuple[Any, Any]:
         batch = self._tables.lookup({self._name: given}, is_training=False)
-        return batch.rows, batch.places[self._name]
+        return batch.rows, batch.positions[self._name]
 
     def look_up(self, ids: Any) -> Any:
         return np.asarray(embeddings(*self._read(ids)))
 
     def pool(self, ids: Any, lengths: Any, mode: str) -> Any:
-        return np.asarray(pooled(*self._read((ids, lengths)), mode))
+        return np.asarray(pool(*self._read((ids, lengths)), mode))
 
     def weights_gradient(self, ids: Any, lengths: Any, weights: Any) -> Any:
-        rows, places = self._read((ids, lengths))
+        rows, positions = self._read((ids, lengths))
 
         def loss(weights: Any) -> Any:
-            return 0.5 * (pooled(rows, places, weights=weights) ** 2).sum()
+            return 0.5 * (pool(rows, positions, weights=weights) ** 2).sum()
 
-        return np.asarray(jax.grad(loss)(jax.numpy.asarray(pad_weights(weights, places))))[
+        return np.asarray(jax.grad(loss)(jax.numpy.asarray(pad_weights(weights, positions))))[
             : ids.size
         ]
 
@@ -72,7 +72,7 @@ class Model:
     def step_in_parts(self, parts: Any) -> None:
         for ids, targets in parts:
             batch = self._tables.lookup({self._name: ids})
-            gradients = gradients_of(batch.rows, batch.places[self._name], targets)
+            gradients = gradients_of(batch.rows, batch.positions[self._name], targets)
             self._tables.accumulate(batch, gradients)
         self._optimizer.step()
 

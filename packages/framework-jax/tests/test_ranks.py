@@ -20,7 +20,7 @@ from sparring import StepContainer
 from sparring.adapter import initial_rows
 from sparring.contracts import Collective, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
-from sparring_jax.batch import pooled
+from sparring_jax.batch import pool
 from sparring_jax.ids import pack_ids
 from sparring_jax.job import join_job
 from sparring_jax.optimizer import Optimizer
@@ -33,9 +33,9 @@ USER = TableConfig("user", 4, seed=1)
 
 
 @jax.jit
-def gradients_of(weights: Any, rows: Any, places: Any, targets: Any) -> Any:
+def gradients_of(weights: Any, rows: Any, positions: Any, targets: Any) -> Any:
     def loss(weights: Any, rows: Any) -> Any:
-        found = pooled(rows, places["user"]) @ weights["w"] + weights["b"].astype(jnp.float32)
+        found = pool(rows, positions["user"]) @ weights["w"] + weights["b"].astype(jnp.float32)
         return ((found - targets) ** 2).mean()
 
     return jax.grad(loss, argnums=(0, 1))(weights, rows)
@@ -53,13 +53,13 @@ def trained(container: StepContainer, part: slice) -> tuple[Any, Any]:
         ids, targets = generator.integers(0, 40, (16, 3)), generator.random(16, np.float32)
         lengths = np.full(len(ids[part]), 3)
         batch = tables.lookup({"user": (ids[part].reshape(-1), lengths)})
-        dense, rows = gradients_of(weights, batch.rows, batch.places, targets[part])
+        dense, rows = gradients_of(weights, batch.rows, batch.positions, targets[part])
         dense = tables.average(dense)
         weights = jax.tree.map(lambda w, g: w - 0.1 * g, weights, dense)
         optimizer.step(batch, rows)
     every = np.arange(40)
     read = tables.lookup({"user": every}, is_training=False)
-    found = np.asarray(read.rows["user"])[np.asarray(read.places["user"].inverse)]
+    found = np.asarray(read.rows["user"])[np.asarray(read.positions["user"].inverse)]
     return jax.tree.map(np.asarray, weights), found
 
 

@@ -36,8 +36,8 @@ def batches(count: int) -> list[tuple[Any, Any]]:
 
 
 @jax.jit
-def gradients_of(rows: Any, places: Any, targets: Any) -> Any:
-    return jax.grad(lambda rows: ((embeddings(rows, places) - targets) ** 2).sum())(rows)
+def gradients_of(rows: Any, positions: Any, targets: Any) -> Any:
+    return jax.grad(lambda rows: ((embeddings(rows, positions) - targets) ** 2).sum())(rows)
 
 
 class InJax:
@@ -56,7 +56,7 @@ class InJax:
 
     def step(self, ids: Any, targets: Any) -> None:
         batch = self.tables.lookup({"rows": ids})
-        self.optimizer.step(batch, gradients_of(batch.rows, batch.places["rows"], targets))
+        self.optimizer.step(batch, gradients_of(batch.rows, batch.positions["rows"], targets))
 
 
 class InTorch:

@@ -16,10 +16,10 @@ from sparring import StepContainer
 from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import ClosedError, InvalidArgumentError, NonFiniteGradientError
-from sparring_jax.batch import embeddings, pad_weights, pooled
+from sparring_jax.batch import embeddings, pad_weights, pool
 from sparring_jax.ids import pack_ids, unpack_ids
 from sparring_jax.optimizer import Optimizer
-from sparring_jax.padded_sizes import PaddedSizes, rounded_up
+from sparring_jax.padded_sizes import PaddedSizes, round_up
 from sparring_jax.tables import Tables
 
 USER, ITEM = TableConfig("user", 4, seed=1), TableConfig("item", 3, seed=2)
@@ -38,31 +38,31 @@ def test_features_that_share_a_table_share_its_rows(tables: Tables) -> None:
     assert sorted(batch.rows) == ["item"]
     assert len(batch.keys["item"]) == 5
     own = initial_rows(FAR, ITEM)
-    assert np.array_equal(embeddings(batch.rows, batch.places["item"]), own[:2])
-    found = pooled(batch.rows, batch.places["history"])
+    assert np.array_equal(embeddings(batch.rows, batch.positions["item"]), own[:2])
+    found = pool(batch.rows, batch.positions["history"])
     np.testing.assert_allclose(found, [own[:2].sum(0), np.zeros(3), own[2:].sum(0)], rtol=1e-6)
 
 
 def test_ids_of_any_shape_have_embeddings_and_lines_are_pooled(tables: Tables) -> None:
     batch = tables.lookup({"user": FAR.reshape(2, 3)}, is_training=False)
     own = initial_rows(FAR, USER).reshape(2, 3, 4)
-    places = batch.places["user"]
-    assert np.array_equal(embeddings(batch.rows, places), own)
+    positions = batch.positions["user"]
+    assert np.array_equal(embeddings(batch.rows, positions), own)
     np.testing.assert_allclose(
-        pooled(batch.rows, places, "mean"), own.mean(1), rtol=1e-5, atol=1e-8
+        pool(batch.rows, positions, "mean"), own.mean(1), rtol=1e-5, atol=1e-8
     )
     weights = jnp.arange(6.0).reshape(2, 3)
     weighted = (own * np.asarray(weights)[..., None]).sum(1)
-    np.testing.assert_allclose(pooled(batch.rows, places, weights=weights), weighted, rtol=1e-5)
+    np.testing.assert_allclose(pool(batch.rows, positions, weights=weights), weighted, rtol=1e-5)
 
 
 def test_a_step_compiles_for_few_sizes_only(tables: Tables) -> None:
     traces = []
 
     @jax.jit
-    def loss(rows: Any, places: Any) -> Any:
+    def loss(rows: Any, positions: Any) -> Any:
         traces.append(1)
-        return pooled(rows, places["history"]).sum() + embeddings(rows, places["user"]).sum()
+        return pool(rows, positions["history"]).sum() + embeddings(rows, positions["user"]).sum()
 
     generator = np.random.default_rng(0)
     for _ in range(60):
@@ -72,7 +72,7 @@ def test_a_step_compiles_for_few_sizes_only(tables: Tables) -> None:
             "history": (generator.integers(0, 500, lengths.sum()), lengths),
         }
         batch = tables.lookup(ids, is_training=False)
-        loss(batch.rows, batch.places)
+        loss(batch.rows, batch.positions)
     assert len(traces) <= 3
 
 
@@ -80,10 +80,10 @@ def test_a_step_compiles_for_few_sizes_only(tables: Tables) -> None:
     ("size", "padded"), [(0, 8), (8, 8), (9, 10), (33, 40), (64, 64), (65, 80), (1000, 1024)]
 )
 def test_sizes_are_rounded_up_and_never_shrink(size: int, padded: int) -> None:
-    assert rounded_up(size) == padded
+    assert round_up(size) == padded
     sizes = PaddedSizes()
     first = sizes.of("a", size)
-    assert first == rounded_up(size + size // 8)
+    assert first == round_up(size + size // 8)
     assert sizes.of("a", first) == first
     assert sizes.of("a", first + 1) > first
     assert sizes.of("a", 1) > first
@@ -126,15 +126,15 @@ def test_bad_tables_are_refused() -> None:
 
 def test_bags_are_pooled_and_single_embeddings_are_not_theirs(tables: Tables) -> None:
     batch = tables.lookup({"user": (FAR, [6])}, is_training=False)
-    places = batch.places["user"]
+    positions = batch.positions["user"]
     with pytest.raises(InvalidArgumentError, match="use pooled"):
-        embeddings(batch.rows, places)
+        embeddings(batch.rows, positions)
     with pytest.raises(InvalidArgumentError, match="'sum' or 'mean', found 'max'"):
-        pooled(batch.rows, places, "max")
+        pool(batch.rows, positions, "max")
     with pytest.raises(InvalidArgumentError, match="pad_weights"):
-        pooled(batch.rows, places, weights=jnp.ones(6))
+        pool(batch.rows, positions, weights=jnp.ones(6))
     with pytest.raises(InvalidArgumentError, match="has 6 ids"):
-        pad_weights(np.ones(5), places)
+        pad_weights(np.ones(5), positions)
 
 
 def test_gradients_that_do_not_fit_are_refused_and_nothing_is_added(tables: Tables) -> None:

@@ -95,7 +95,7 @@ def test_our_callback_brings_back_the_best_epoch_bit_for_bit() -> None:
 
 
 def test_our_callback_says_what_to_do_with_large_tables() -> None:
-    stopping = sparring_tf.EarlyStopping(restore_best_weights=True, most_bytes=100)
+    stopping = sparring_tf.EarlyStopping(restore_best_weights=True, max_bytes=100)
     with pytest.raises(UnsupportedError, match="ModelCheckpoint"):
         fit_past_the_best(model_of(), stopping, Recorder())
 

@@ -191,7 +191,7 @@ def test_damaged_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(saved_rows, "MAX_BYTES", 100)
 
 
 @pytest.mark.usefixtures("few_bytes_inside")

@@ -17,7 +17,7 @@ from sparring import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import batch_of, joined, stored
+from sparring_testing.processes.sharded_jobs import make_batch, join_pieces, collect_pieces
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.layers.embedding_bag import EmbeddingBag
@@ -39,7 +39,7 @@ def train(layer: Any, optimizer: Any, ranks: Any) -> list[Any]:
     """Three steps with gradients that sums of floats do not round; returns what was read."""
     seen = []
     for step in range(3):
-        ids, gradients = batch_of(step, ranks)
+        ids, gradients = make_batch(step, ranks)
         with tf.GradientTape() as tape:
             output = layer(tf.constant(ids[:, None] if isinstance(layer, EmbeddingBag) else ids))
             loss = tf.reduce_sum(output * tf.constant(gradients))
@@ -68,13 +68,13 @@ def test_layers_and_optimizers_give_the_bits_of_one_process(
             layer = kind(4, name="user", container=held, storage="memory")
             layer(tf.constant([[1]] if kind is EmbeddingBag else [1]))
             seen = train(layer, Optimizer(layer, sparse(), **options), ranks)
-            assert held.entry("user").is_divided == (collective is not None)
-            return stored(held), seen
+            assert held.entry("user").has_column_blocks == (collective is not None)
+            return collect_pieces(held), seen
 
     rows, seen = trained(None, range(2))
-    expected = joined([rows])
+    expected = join_pieces([rows])
     found = run_ranks(2, lambda collective: trained(collective, [collective.rank]), deadline=60)
-    assert joined([each[0] for each in found]) == expected
+    assert join_pieces([each[0] for each in found]) == expected
     assert len(expected) > 20
     for step, read in enumerate(seen):
         assert np.concatenate([each[1][step] for each in found]).tobytes() == read.tobytes()

@@ -28,7 +28,7 @@ from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
-    damaged_files,
+    damage_files,
 )
 from sparring_tf import (
     Embedding,
@@ -41,7 +41,7 @@ from sparring_tf import (
     export_program,
     load_program,
 )
-from sparring_tf.program.library import operators, reading_library
+from sparring_tf.program.library import operators, load_reader
 
 EXAMPLE = Path(__file__).parents[1] / "examples/run_saved_model.cc"
 
@@ -202,11 +202,11 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
 
 def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
     """By Python, which has to check before it loads a library, and by the C function."""
-    library = reading_library()
+    library = load_reader()
     copied = tmp_path / exported.bundle.name
     shutil.copytree(exported.bundle, copied)
     names = set()
-    for path in damaged_files(copied):
+    for path in damage_files(copied):
         names.add(str(path.relative_to(copied)))
         with pytest.raises(ProgramError, match=re.escape(f"{path} is ")):
             library.bind(copied, str(exported.served))
@@ -326,7 +326,7 @@ def test_ragged_and_sparse_ids_are_exported(tmp_path: Path) -> None:
 
 def test_ops_refuse_what_does_not_fit(exported: Exported) -> None:
     ops, _ = operators()
-    reading_library().bind(exported.bundle, str(exported.served))
+    load_reader().bind(exported.bundle, str(exported.served))
     handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
 
     def gather(dim: int = 3, **changed: Any) -> Any:
@@ -359,7 +359,7 @@ def test_ops_refuse_what_does_not_fit(exported: Exported) -> None:
             pool(lengths, weights)
     with pytest.raises(tf.errors.InvalidArgumentError, match="2 weights"):
         pool([[1, 0], [1, 1]], (1.0, 2.0))
-    reading_library().release(exported.bundle)
+    load_reader().release(exported.bundle)
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 
 @pytest.fixture(autouse=True)
 def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(saved_rows, "MAX_BYTES", 100)
 
 
 def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]:
@@ -73,7 +73,7 @@ def step(model: Any, container: StepContainer) -> None:
 def test_ranks_bring_back_the_rows_of_the_best_epoch_or_all_refuse(bests: tuple[int, int]) -> None:
     def body(container: StepContainer) -> Any:
         model = model_in(container)
-        stopping = EarlyStopping(restore_best_weights=True, most_bytes=10_000)
+        stopping = EarlyStopping(restore_best_weights=True, max_bytes=10_000)
         stopping.set_model(model)
         stopping.on_train_begin()
         found = []
@@ -119,7 +119,7 @@ def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_pa
     def save(container: StepContainer) -> dict[int, bytes]:
         model = model_in(container)
         for _ in range(2):
-            save_model(model, path, most_bytes_inside=1 << 40)
+            save_model(model, path, max_bytes_inside=1 << 40)
         return rows_of(container)
 
     parts = on_ranks(2, save)

@@ -49,7 +49,7 @@ def test_names_of_keras_mean_dim_and_bound(make: Any, kind: Any) -> None:
 
 
 def test_what_input_dim_means_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_names, "_said", [])
+    monkeypatch.setattr(keras_names, "_warned", [])
     with pytest.warns(UserWarning, match=r"input_dim=1000 is the most rows .* no range of ids"):
         Embedding(1000, 16)
     with warnings.catch_warnings():

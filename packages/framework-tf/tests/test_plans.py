@@ -12,7 +12,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -
 import keras
 
 from sparring import StepContainer
-from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
+from sparring.contracts import PlanResult, PlanRequest, ShardingPlan
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_tf import EmbeddingBag, EmbeddingCollection, FeatureConfig, Optimizer, TableConfig
 from sparring_tf.optim import planned_job as planned
@@ -53,12 +53,12 @@ def test_tables_are_sharded_by_the_plan(plan: Any) -> None:
 def test_a_planner_is_told_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[PlanRequest] = []
 
-    def plan_of_job(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
+    def resolve_plan(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
         assert plan == "auto"
         asked.append(PlanRequest(tuple(tables()), job.collective.world_size))
-        return MadePlan(ShardingPlan({"day": "data_parallel"})).sharding
+        return PlanResult(ShardingPlan({"day": "data_parallel"})).sharding
 
-    monkeypatch.setattr(planned, "plan_of_job", plan_of_job)
+    monkeypatch.setattr(planned, "resolve_plan", resolve_plan)
     optimizer = Optimizer(model(), "rowwise_adagrad", dense=keras.optimizers.SGD(), plan="auto")
     with optimizer.container as container:
         assert container.layout("day").kind == "data_parallel"

@@ -19,7 +19,7 @@ from sparring import StepContainer, make_plugin_manager
 from sparring.contracts import (
     Capabilities,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Options,
     Rows,
@@ -63,7 +63,7 @@ class DictStorage(Storage):
             if found[i]:
                 rows[i] = self._rows[key][columns.begin : columns.end]
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._rows |= {key: row.copy() for key, row in zip(keys.tolist(), rows, strict=True)}
         return self._nothing_evicted()
 

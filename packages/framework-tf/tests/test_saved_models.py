@@ -31,8 +31,8 @@ from sparring_tf.layers.embedding import Embedding
 from sparring_tf.layers.embedding_bag import EmbeddingBag
 from sparring_tf.layers.embedding_collection import EmbeddingCollection
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
-from sparring_tf.lookup.saved_model_rows import rows_as_assets
-from sparring_tf.opened_tables import num_opened
+from sparring_tf.lookup.saved_model_rows import export_rows
+from sparring_tf.opened_tables import count_open_snapshots
 from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.saving import saved_rows
 
@@ -112,11 +112,11 @@ def test_a_fresh_process_serves_what_was_exported(way: str, imports: str, tmp_pa
     assert np.array_equal(np.load(files[2]), predicted(model))
 
 
-@pytest.mark.parametrize("most_bytes_inside", [100, 1 << 30])
+@pytest.mark.parametrize("max_bytes_inside", [100, 1 << 30])
 def test_the_assets_are_snapshots_of_the_embeddings(
-    most_bytes_inside: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    max_bytes_inside: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", most_bytes_inside)
+    monkeypatch.setattr(saved_rows, "MAX_BYTES", max_bytes_inside)
     trained_model().export(str(tmp_path / "exported"), verbose=False)
     # And nothing else has rows.
     variables = tmp_path / "exported/variables"
@@ -139,17 +139,17 @@ def test_rows_are_shared_by_loads_and_freed_with_the_last(tmp_path: Path) -> Non
     model = trained_model(1)
     model.export(str(tmp_path / "exported"), verbose=False)
     gc.collect()
-    before = num_opened()
+    before = count_open_snapshots()
     loaded = [tf.saved_model.load(str(tmp_path / "exported")) for _ in range(2)]
-    assert num_opened() == before + 2
+    assert count_open_snapshots() == before + 2
     del loaded[0]
     gc.collect()
-    assert num_opened() == before + 2
+    assert count_open_snapshots() == before + 2
     batches = [tf.constant(IDS), tf.constant(BAGS)]
     assert np.array_equal(loaded[0].serve(batches), model.predict([IDS, BAGS], verbose=0))
     loaded.clear()
     gc.collect()
-    assert num_opened() == before
+    assert count_open_snapshots() == before
 
 
 def test_training_goes_on_beside_what_was_exported(tmp_path: Path) -> None:
@@ -248,14 +248,14 @@ def test_a_model_without_its_snapshot_is_refused(
     path = tmp_path / "exported"
     trained_model(1).export(str(path), verbose=False)
     gc.collect()
-    before = num_opened()
+    before = count_open_snapshots()
     breaking(path)
     with pytest.raises(kind, match=message) as caught:
         tf.saved_model.load(str(path))
     assert "Copy the SavedModel as a whole" in str(caught.value)
     del caught
     gc.collect()
-    assert num_opened() == before
+    assert count_open_snapshots() == before
 
 
 def test_rows_of_another_dim_are_refused_by_the_lookup(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_an_export_whose_rows_cannot_be_read_ends_its_writer(
     monkeypatch.setattr(layer.agent.container.storage("second"), "_scan_impl", broken)
     cache: dict[Any, Any] = {}
     with pytest.raises(OSError, match="disk gone"):
-        rows_as_assets(layer.agent, cache)
+        export_rows(layer.agent, cache)
     (export,) = cache.values()
     assert list(export.folder.iterdir()) == []
     names_of_threads = [each.name for each in threading.enumerate()]
@@ -331,15 +331,15 @@ def test_tables_that_cannot_be_shown_are_closed_unless_others_use_them(
         close(container)
 
     monkeypatch.setattr(StepContainer, "close", closes)
-    before = num_opened()
+    before = count_open_snapshots()
     manifest = str(tmp_path / "exported/assets/manifest.json")
     with pytest.raises(UnknownTableError):
         opened_tables._open(manifest, [("nobody", "sum")])
-    assert (len(closed), num_opened()) == (1, before)
+    assert (len(closed), count_open_snapshots()) == (1, before)
     (table,) = open_snapshot(manifest).tables
     number = opened_tables._open(manifest, [(table, "sum")])
     with pytest.raises(UnknownTableError):
         opened_tables._open(manifest, [("nobody", "sum")])
-    assert (len(closed), num_opened()) == (1, before + 1)
+    assert (len(closed), count_open_snapshots()) == (1, before + 1)
     opened_tables._close(number)
-    assert (len(closed), num_opened()) == (2, before)
+    assert (len(closed), count_open_snapshots()) == (2, before)

@@ -29,7 +29,7 @@ from sparring_tf.layers.embedding_bag import EmbeddingBag
 from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.saving import keras_rows, saved_rows
 from sparring_tf.saving.model_files import save_model
-from sparring_tf.saving.sidecar import named_in
+from sparring_tf.saving.sidecar import parse_sidecar_rows
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
@@ -37,7 +37,7 @@ TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
 
 @pytest.fixture(autouse=True)
 def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(saved_rows, "MAX_BYTES", 100)
 
 
 def model_of(sparse: Any = None, **options: Any) -> Any:
@@ -277,10 +277,10 @@ def test_rows_that_find_no_room_leave_those_that_are_there(tmp_path: Path) -> No
 )
 def test_what_leads_elsewhere_than_beside_the_file_is_refused(change: dict[str, Any]) -> None:
     whole = {"folder": "m.rows", "name": "save-000001.0", "manifest_hash": "x", "table": "rows"}
-    assert named_in(whole, "rows").as_dict() == whole
+    assert parse_sidecar_rows(whole, "rows").as_dict() == whole
     for plain in ({**whole, **change}, {}, None):
         with pytest.raises(DataError, match="not saved rightly"):
-            named_in(plain, "rows")
+            parse_sidecar_rows(plain, "rows")
 
 
 def test_what_lies_beside_nothing_is_refused(tmp_path: Path) -> None:

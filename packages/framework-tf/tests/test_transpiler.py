@@ -236,7 +236,7 @@ def compiled() -> Any:
     return model
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+UNSUPPORTED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "list of weights": (WeightInList, lambda: SGD(0.1), "has the same variable"),
     "call": (lambda: with_layer(Doubled(ROWS, DIM)), lambda: SGD(0.1), "Doubled defines call"),
     "regularizer": (
@@ -260,16 +260,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(REFUSED))
+@pytest.mark.parametrize("name", list(UNSUPPORTED))
 def test_what_cannot_be_distributed_is_refused_with_its_reason(name: str) -> None:
-    make, optimizer, reason = REFUSED[name]
+    make, optimizer, reason = UNSUPPORTED[name]
     model, made = make(), optimizer()
     before = list(model._flatten_layers())
     report = distribution_report(model, made)
     with pytest.raises(UnsupportedError, match="nothing was changed") as caught:
         distribute(model, made)
     assert caught.value.report == report
-    assert [each for each in report.refused if reason in each.reason], str(report)
+    assert [each for each in report.unsupported if reason in each.reason], str(report)
     assert reason in str(caught.value)
     assert list(model._flatten_layers()) == before
 

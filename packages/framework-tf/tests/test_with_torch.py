@@ -18,7 +18,7 @@ import sparring_tf
 import sparring_torch
 from sparring import StepContainer, Uniform, make_plugin_manager
 from sparring_train.config.run_type import run_type
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import SilentProgress, TrainResult
 
 DIM, RATE = 8, 0.05
@@ -130,7 +130,7 @@ def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult
         }
     )
     manager = make_plugin_manager()
-    return trainer_of(framework, manager).train(config, manager, SilentProgress())
+    return find_trainer(framework, manager).train(config, manager, SilentProgress())
 
 
 @pytest.mark.parametrize(

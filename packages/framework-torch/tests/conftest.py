@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring_testing.devices import named_device, table_devices, why_unavailable
+from sparring_testing.devices import get_test_device, list_test_devices, why_unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def place(table_device: str) -> Iterator[Place]:
         yield where
 
 
-@pytest.fixture(params=[each for each in table_devices() if each != "cpu"])
+@pytest.fixture(params=[each for each in list_test_devices() if each != "cpu"])
 def device_place(request: pytest.FixtureRequest) -> Place:
     """The emulator, and the GPU that the environment names. Tests make their tensors in
     ``with device_place.device:``, and those of the CPU that they compare with in ``with CPU:``."""
@@ -61,7 +61,7 @@ def device_place(request: pytest.FixtureRequest) -> Place:
 @pytest.fixture
 def gpu() -> torch.device:
     """The GPU that the environment names."""
-    name = named_device()
+    name = get_test_device()
     if not name.startswith("cuda"):
         pytest.skip("SPARRING_TEST_DEVICE names no GPU")
     reason = why_unavailable(name)

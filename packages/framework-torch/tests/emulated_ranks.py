@@ -57,7 +57,7 @@ def run_ranks(
             ``nccl``: by the imitation of NCCL.
     """
     group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
-    fake = fake_nccl.open_fake() if way == "nccl" else None
+    fake = fake_nccl.open_fake_nccl() if way == "nccl" else None
 
     def join(rank: int) -> Collective:
         if fake is not None:

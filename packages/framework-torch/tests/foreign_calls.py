@@ -180,10 +180,10 @@ def asked(model: nn.Module | None = None, **settings: Any) -> Any:
 
     def made(request: Any, _: Any) -> Any:
         requests.append(request)
-        return planners.MadePlan(tr.ShardingPlan({}))
+        return planners.PlanResult(tr.ShardingPlan({}))
 
     settings.setdefault("topology", tr.Topology(2, ddr_cap=1 << 30))
-    with mock.patch.object(planners, "made_plan", made):
+    with mock.patch.object(planners, "request_plan", made):
         tr.EmbeddingShardingPlanner(**settings).plan(model or Model())
     return str(requests)
 
@@ -205,8 +205,8 @@ def logged(debug: bool) -> int:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        made = planners.MadePlan(tr.ShardingPlan({}), "summary")
-        with mock.patch.object(planners, "made_plan", return_value=made):
+        made = planners.PlanResult(tr.ShardingPlan({}), "summary")
+        with mock.patch.object(planners, "request_plan", return_value=made):
             tr.EmbeddingShardingPlanner(tr.Topology(2), debug=debug).plan(Model())
     finally:
         log.removeHandler(handler)
@@ -294,7 +294,7 @@ def rows_after(set_to_none: bool) -> Tensor:
     module(torch.tensor([1])).sum().backward()
     optimizer.zero_grad(set_to_none)
     optimizer.step()
-    return module.embeddings_of([1])
+    return module.read_embeddings([1])
 
 
 def clipped(**settings: Any) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 pytestmark = pytest.mark.alone
 
@@ -110,4 +110,4 @@ def test_all_survivors_name_a_stopped_rank_within_the_deadline(
             check(folder / f"{rank}.failed", victim, stopped, deadline * 1.1)
             assert processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
 
-    in_time(check_stopped, (5.0, 15.0))
+    check_with_deadlines(check_stopped, (5.0, 15.0))

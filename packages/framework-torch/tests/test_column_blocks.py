@@ -14,7 +14,7 @@ from sparring import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import batch_of, joined, stored
+from sparring_testing.processes.sharded_jobs import make_batch, join_pieces, collect_pieces
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
@@ -27,14 +27,14 @@ from sparring_torch.optim.optimizer_probe import probe
 
 
 def container_of(
-    collective: Collective | None, *, is_divided: bool = True, transfer: Any = "rows"
+    collective: Collective | None, *, has_column_blocks: bool = True, transfer: Any = "rows"
 ) -> StepContainer:
     plan = {"user": TableSharding("column_wise", (1, 0), transfer, columns=2)}
     return StepContainer(
         collective=collective,
         rendezvous=ThreadRendezvous(2) if collective else None,
         reduction=Reduction.SUM,
-        plan=plan if collective and is_divided else None,
+        plan=plan if collective and has_column_blocks else None,
     )
 
 
@@ -69,14 +69,14 @@ def train(
     optimizer = Optimizer(part, native, lr=0.125, **options)
     seen = []
     for step in range(3):
-        ids, gradients = batch_of(step, ranks)
+        ids, gradients = make_batch(step, ranks)
         output = embed(ids)
         seen.append(output.detach().numpy().copy())
         (output * torch.from_numpy(gradients)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     assert float(optimizer.state_dict()["state"]["user"].get("step", 3)) == 3
-    return stored(held), seen, part
+    return collect_pieces(held), seen, part
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_modules_and_optimizers_give_the_bits_of_one_process(
 ) -> None:
     with container_of(None) as held:
         rows, seen, _ = train(module, native, options, range(2), held)
-        expected = joined([rows])
+        expected = join_pieces([rows])
 
     def body(collective: Collective) -> Any:
         with container_of(collective) as held:
             rows, read, _ = train(module, native, options, [collective.rank], held)
-            assert held.entry("user").is_divided
+            assert held.entry("user").has_column_blocks
             return rows, read
 
     found = run_ranks(2, body)
-    assert joined([each[0] for each in found]) == expected
+    assert join_pieces([each[0] for each in found]) == expected
     assert len(expected) > 20
     for step, read in enumerate(seen):
         assert np.concatenate([each[1][step] for each in found]).tobytes() == read.tobytes()
@@ -125,7 +125,7 @@ def test_bags_are_pooled_by_the_owners_of_blocks() -> None:
         run_ranks(2, lambda collective, transfer=transfer: body(collective, transfer))
         for transfer in ("rows", "pooled")
     )
-    assert joined([rows for rows, _ in pooled]) == joined([rows for rows, _ in by_rows])
+    assert join_pieces([rows for rows, _ in pooled]) == join_pieces([rows for rows, _ in by_rows])
     for (_, mine), (_, theirs) in zip(pooled, by_rows, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -135,12 +135,12 @@ def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
     def norm_of(held: StepContainer, ranks: Any) -> tuple[float, Any]:
         module, embed = made("Embedding", held)
         optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
-        ids, gradients = batch_of(1, ranks)
+        ids, gradients = make_batch(1, ranks)
         (embed(ids) * torch.from_numpy(gradients)).sum().backward()
         norm = optimizer.clip_grad_norm_(0.5)
         optimizer.step()
         optimizer.zero_grad()
-        return float(norm), stored(held)
+        return float(norm), collect_pieces(held)
 
     with container_of(None) as held:
         expected, rows = norm_of(held, range(2))
@@ -151,7 +151,7 @@ def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
 
     found = run_ranks(2, body)
     assert [each[0] for each in found] == pytest.approx([expected] * 2)
-    whole, after = joined([rows]), joined([each[1] for each in found])
+    whole, after = join_pieces([rows]), join_pieces([each[1] for each in found])
     for key, (row, _) in whole.items():
         one, other = np.frombuffer(row, np.float32), np.frombuffer(after[key][0], np.float32)
         assert np.allclose(one, other, atol=1e-6)
@@ -192,7 +192,7 @@ def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: P
     url = str(tmp_path / "saved")
 
     def body(collective: Collective, other: Any = None) -> Any:
-        with container_of(collective, is_divided=other is None) as held:
+        with container_of(collective, has_column_blocks=other is None) as held:
             if other is None:
                 rows, _, module = train("Embedding", torch.optim.Adam, {}, [collective.rank], held)
                 held.save(url)
@@ -200,13 +200,13 @@ def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: P
             module, _ = made("Embedding", held)
             Optimizer(module, torch.optim.Adam, lr=0.125)
             module.load_state_dict(other)
-            assert not held.entry("user").is_divided
-            return stored(held)
+            assert not held.entry("user").has_column_blocks
+            return collect_pieces(held)
 
     found = run_ranks(2, body)
     states = [each[1] for each in found]
     after = run_ranks(2, lambda collective: body(collective, states[collective.rank]))
-    assert joined(after) == joined([each[0] for each in found])
+    assert join_pieces(after) == join_pieces([each[0] for each in found])
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sparring import Frequency, Uniform
-from sparring.adapter import DeviceGradients, MemoryStorage, hyper_from, resolve_method
+from sparring.adapter import DeviceGradients, MemoryStorage, parse_hyper, resolve_method
 from sparring.contracts import HyperParameters, MethodChoice, TableConfig, UpdateMethod, UpdateRows
 from sparring.errors import CapacityError, PartialStepError, StorageIOError
 from sparring_testing.devices import why_unavailable
-from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
@@ -132,7 +132,7 @@ def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
         raise StorageIOError("the disk is gone")
 
     before = read(module), read(other)
-    kernels = type(kernel_set_for("emulated"))
+    kernels = type(get_kernel_set("emulated"))
     monkeypatch.setattr(kernels, "update_tables", fail)
     monkeypatch.setattr(kernels, "upsert_storage", fail)
     with pytest.raises(StorageIOError, match="the disk is gone"):
@@ -163,7 +163,7 @@ def test_a_table_there_of_which_no_key_was_admitted_is_not_named_as_changed(is_f
     Optimizer([refused, taken, other], "sgd", lr=0.1)
     container = refused.agent.container
     sgd = resolve_method("sgd")
-    fused = MethodChoice(sgd, hyper_from(sgd, {"lr": 0.1}), 1)
+    fused = MethodChoice(sgd, parse_hyper(sgd, {"lr": 0.1}), 1)
     by_rows = MethodChoice(Descent(), HyperParameters(), 1)
     choices = {"refused": fused, "taken": fused, "others": fused if is_fused else by_rows}
 

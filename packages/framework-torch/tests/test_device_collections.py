@@ -13,7 +13,7 @@ from torch import Tensor
 from sparring import Frequency
 from sparring.contracts import KernelSet
 from sparring.errors import NonFiniteGradientError, PartialStepError
-from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig, PoolingType
@@ -72,7 +72,7 @@ def _loss(values: Tensor) -> Tensor:
 
 def _alone(patch: pytest.MonkeyPatch) -> None:
     """Kernels go table by table from now on."""
-    kernels = type(kernel_set_for("emulated"))
+    kernels = type(get_kernel_set("emulated"))
     for name in ("_pool_tables_impl", "sum_tables", "_update_tables_impl"):
         patch.setattr(kernels, name, getattr(KernelSet, name))
 

@@ -48,7 +48,7 @@ def gpu(tensor: torch.Tensor) -> GpuTensor:
 
 @pytest.fixture
 def gpus() -> Any:
-    fake = fake_nccl.open_fake()
+    fake = fake_nccl.open_fake_nccl()
     fake.library.fake_reset()
     return fake
 

@@ -15,7 +15,7 @@ from sparring import Frequency
 from sparring.errors import DeviceMemoryError
 from sparring_hkv.devices import open_device
 from sparring_testing.devices import why_unavailable
-from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.device.memory import memory_errors, release_unused_memory
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
@@ -70,7 +70,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 def test_an_array_without_memory_says_what_was_asked_and_is_free(
     make: Callable[[Any], Tensor], asked_bytes: int, failing: Failing
 ) -> None:
-    arrays = kernel_set_for("emulated").arrays
+    arrays = get_kernel_set("emulated").arrays
     assert make(arrays).nbytes == asked_bytes
     failing.left = 0
     with pytest.raises(DeviceMemoryError, match=re.escape(MESSAGE)) as caught:

@@ -24,14 +24,14 @@ from sparring_testing.devices import why_unavailable
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tiered import TieredStorage
 from sparring_tiered.stack.tier import Tier
-from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.embedding_collection import EmbeddingCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from sparring_torch.modules.table_module import agents_of
+from sparring_torch.modules.table_module import list_agents
 from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
@@ -211,7 +211,7 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
 def _nothing_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No host arrays travel, storages are given none, and what comes to the host is a few numbers:
     how many keys each rank owns, and one byte for each row, whether it was found."""
-    kernels = kernel_set_for("emulated")
+    kernels = get_kernel_set("emulated")
     arrays = kernels.arrays
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -300,7 +300,7 @@ def test_stacks_whose_first_tier_lies_on_a_device_give_the_bits_of_one_table(
             module = Bags(storage=storage, container=container)
             outputs = train(container, module, optimizer)
             if storage != "hkv":
-                assert all(each.stays_on_device for each in agents_of(module))
+                assert all(each.stays_on_device for each in list_agents(module))
                 if capacity > 8:
                     warm.add(threading.get_ident())
             outputs += train(container, module, optimizer)

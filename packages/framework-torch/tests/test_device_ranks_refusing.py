@@ -29,7 +29,7 @@ from sparring.errors import (
 from sparring.runtime.events import BackgroundError
 from sparring_testing.devices import why_unavailable
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
-from sparring_torch.device.kernels import kernel_set_for
+from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
@@ -216,7 +216,7 @@ _USES = ("dedup", "route", "gather", "initialize", "is_finite", "find_storage", 
 
 @contextmanager
 def breaking(monkeypatch: pytest.MonkeyPatch, held: list[Breaking]) -> Iterator[None]:
-    kernels: Any = kernel_set_for("emulated")
+    kernels: Any = get_kernel_set("emulated")
 
     def watched(name: str, real: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -290,7 +290,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
 def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
     optimizer: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels: Any = kernel_set_for("emulated")
+    kernels: Any = get_kernel_set("emulated")
     real, failures = kernels.segment_sum, list[DeviceMemoryError]()
 
     def segment_sum(*given: Any, **named: Any) -> Any:
@@ -332,7 +332,7 @@ def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
 def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels: Any = kernel_set_for("emulated")
+    kernels: Any = get_kernel_set("emulated")
     real, failing = kernels.route, set[int]()
 
     def route(*given: Any, **named: Any) -> Any:

@@ -271,11 +271,11 @@ def test_auto_asks_the_planner_for_the_tables_of_the_module(
 ) -> None:
     asked: list[TableWorkload] = []
 
-    def plan_of_job(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
+    def resolve_plan(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
         asked.extend(tables())
         return {each.table.name: "table_wise" for each in asked}
 
-    monkeypatch.setattr(distributed_model_parallel, "plan_of_job", plan_of_job)
+    monkeypatch.setattr(distributed_model_parallel, "resolve_plan", resolve_plan)
     bags = EmbeddingBagCollection(
         [
             EmbeddingBagConfig(name="seen", embedding_dim=4, feature_names=["a", "b"]),
@@ -292,7 +292,7 @@ def test_auto_asks_the_planner_for_the_tables_of_the_module(
         ("shop", 50, None),
         ("small", None, None),
     ]
-    assert [each.may_pool for each in asked] == [True, True, False]
+    assert [each.supports_pooling for each in asked] == [True, True, False]
     poolings = [[feature.pooling for feature in each.features] for each in asked]
     assert poolings == [["sum", "sum"], ["sum"], [None]]
 

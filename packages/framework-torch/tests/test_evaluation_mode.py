@@ -52,14 +52,14 @@ def test_validation_with_gradients_enabled_changes_and_keeps_nothing(name: str) 
     call(module, IDS).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    before = module.embeddings_of(IDS)
+    before = module.read_embeddings(IDS)
     module.eval()
     for begin in range(0, 1_000, 100):
         loss = call(module, torch.arange(begin, begin + 100)).square().mean().item()
         assert loss > 0
         assert optimizer.container.resources.num_batch_inputs == 0
     optimizer.step()
-    assert torch.equal(module.embeddings_of(IDS), before)
+    assert torch.equal(module.read_embeddings(IDS), before)
     assert module.num_rows() == {"t": 5}
 
 
@@ -73,8 +73,8 @@ def test_rows_train_in_evaluation_mode(name: str, is_in_backward: bool) -> None:
         apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 1.0})
     else:
         optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
-    before = module.embeddings_of(IDS)
+    before = module.read_embeddings(IDS)
     call(module.eval(), IDS).sum().backward()
     if optimizer is not None:
         optimizer.step()
-    torch.testing.assert_close(module.embeddings_of(IDS), before - 1)
+    torch.testing.assert_close(module.read_embeddings(IDS), before - 1)

@@ -20,7 +20,7 @@ from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
-    damaged_files,
+    damage_files,
 )
 from sparring_torch import (
     Embedding,
@@ -231,7 +231,7 @@ def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path
     shutil.copytree(exported.bundle, copied)
     served = str(exported.served)
     names = set()
-    for path in damaged_files(copied):
+    for path in damage_files(copied):
         names.add(str(path.relative_to(copied)))
         with pytest.raises(ProgramError, match=re.escape(f"{path} is ")):
             library.bind(copied, served)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.device.streams import Produced
+from sparring_torch.device.streams import ProducedTensors
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
@@ -43,7 +43,7 @@ def test_a_step_on_another_stream_waits_for_the_gradients(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     tensor = _Tensor()
-    produced = Produced(torch.device("cuda:0"), [tensor])  # type: ignore[list-item]
+    produced = ProducedTensors(torch.device("cuda:0"), [tensor])  # type: ignore[list-item]
     produced.take()
     assert tensor.used_on == []
     current = other
@@ -61,7 +61,7 @@ def test_tensors_of_the_cpu_are_there_without_a_stream(monkeypatch: pytest.Monke
     for name in ("current_stream", "Event"):
         monkeypatch.setattr(torch.cuda, name, refuse)
     tensor = _Tensor()
-    Produced(torch.device("cpu"), [tensor]).take()  # type: ignore[list-item]
+    ProducedTensors(torch.device("cpu"), [tensor]).take()  # type: ignore[list-item]
     assert tensor.used_on == []
 
 

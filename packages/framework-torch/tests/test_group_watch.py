@@ -23,7 +23,7 @@ class _Said:
         self._is_over = is_over
         self._has_come = notice is not None
         if notice is not None:
-            message.copy_(torch.from_numpy(notice.encoded()))
+            message.copy_(torch.from_numpy(notice.encode()))
 
     def wait(self, _timeout: Any) -> None:
         if not self._has_come:
@@ -53,6 +53,6 @@ def test_ranks_that_miss_one_that_left_disturb_none_that_go_on(watch: GroupWatch
         assert time.monotonic() < limit
         time.sleep(0.01)
     time.sleep(0.2)  # what they sent before may still come until then
-    assert watch.trouble(3, limit) is None
-    failure = watch.trouble(0, limit)
+    assert watch.poll_failure(3, limit) is None
+    failure = watch.poll_failure(0, limit)
     assert failure == Failure(1, "rank 0 reports that rank 1 left the group", has_left=True)

@@ -6,23 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import ids_from, whole_ids
+from sparring_torch.jagged.ids import to_ids, to_integer_ids
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_int64_stays_what_it_is(numbers: list[int]) -> None:
-    assert ids_from(torch.tensor(numbers, dtype=torch.int64), "x").tolist() == numbers
+    assert to_ids(torch.tensor(numbers, dtype=torch.int64), "x").tolist() == numbers
 
 
 @given(st.lists(st.integers(-(2**24) + 1, 2**24 - 1)))
 def test_whole_floats_are_exact(numbers: list[int]) -> None:
     for dtype in (torch.float32, torch.float64):
-        assert ids_from(torch.tensor(numbers, dtype=dtype), "x").tolist() == numbers
+        assert to_ids(torch.tensor(numbers, dtype=dtype), "x").tolist() == numbers
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8, torch.uint32])
 def test_smaller_integers_are_widened(dtype: torch.dtype) -> None:
-    ids = ids_from(torch.tensor([1, 2], dtype=dtype), "x")
+    ids = to_ids(torch.tensor([1, 2], dtype=dtype), "x")
     assert ids.dtype == torch.int64
     assert ids.tolist() == [1, 2]
 
@@ -40,14 +40,14 @@ def test_smaller_integers_are_widened(dtype: torch.dtype) -> None:
 )
 def test_inexact_floats_are_refused(value: float, dtype: torch.dtype, says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says) as caught:
-        ids_from(torch.tensor([0.0, value], dtype=dtype), "feature 'user'")
+        to_ids(torch.tensor([0.0, value], dtype=dtype), "feature 'user'")
     assert "feature 'user'" in str(caught.value)
     assert caught.value.details["position"] == 1
 
 
 def test_other_dtypes_and_ranks_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"found dtype torch\.bool"):
-        ids_from(torch.tensor([True]), "x")
+        to_ids(torch.tensor([True]), "x")
     with pytest.raises(InvalidArgumentError, match="one dimension"):
-        ids_from(torch.zeros(2, 2), "x")
-    assert whole_ids(torch.zeros(2, 2), "x").shape == (2, 2)
+        to_ids(torch.zeros(2, 2), "x")
+    assert to_integer_ids(torch.zeros(2, 2), "x").shape == (2, 2)

@@ -176,8 +176,8 @@ def test_even_features_are_an_ordinary_batch() -> None:
     kjt = example(stride_per_key_per_rank=torch.tensor([[2], [2]]))
     assert not kjt.variable_stride_per_key()
     assert kjt.stride() == 2
-    assert kjt.evened() is kjt
-    assert bags(shared_bags().evened()["user_features"]) == [[11, 12], [21], [], []]
+    assert kjt.with_even_stride() is kjt
+    assert bags(shared_bags().with_even_stride()["user_features"]) == [[11, 12], [21], [], []]
 
 
 def test_wrong_strides_and_inverse_indices_are_refused() -> None:

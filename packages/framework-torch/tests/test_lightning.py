@@ -69,7 +69,7 @@ def fit(module: Lit, root: Path, epochs: int, *callbacks: Any, ckpt_path: str | 
 def test_training_goes_on_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
-    monkeypatch.setattr(rows_in_state, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(rows_in_state, "MAX_BYTES", most_bytes)
     whole, first, second = Lit(), Lit(), Lit()
 
     def callbacks(folder: str) -> list[Any]:

@@ -327,7 +327,7 @@ def test_sequences_of_known_lengths_train_compiled_bit_for_bit(
 def test_sequences_of_unknown_lengths_are_looked_up_between_graphs() -> None:
     model, batch = Sequences(), batch_of(3, torch.ones(20))
     optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="_of_unsynced"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="_forward_unsynced"):
         torch.compile(model, backend="eager", fullgraph=True)(batch)
     call: Any = torch.compile(model, backend="eager")
     call(batch).backward()

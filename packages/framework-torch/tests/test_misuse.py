@@ -103,7 +103,7 @@ def test_a_trace_is_refused(is_training: bool) -> None:
 
 
 def test_a_bound_is_said_to_be_no_range_once() -> None:
-    misuse._say_bound_once.cache_clear()
+    misuse._warn_about_bound_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         made(num_embeddings=100)
@@ -141,7 +141,7 @@ def test_torchs_arguments_are_answered(module: Any) -> None:
         module(4, dimm=3)
     made = module(num_embeddings=10, embedding_dim=4, storage="memory")
     assert made.embedding_dim == 4
-    with pytest.raises(AttributeError, match=r"no weight: .* read rows by embeddings_of\(ids\)"):
+    with pytest.raises(AttributeError, match=r"no weight: .* read rows by read_embeddings\(ids\)"):
         _ = made.weight
     assert not hasattr(made, "weights")
 

@@ -188,9 +188,9 @@ def test_compiled_models_train_as_by_rows(backend: str) -> None:
         for step in range(6):
             features = batch(step, rank)
             ids, lengths = features.values(), features.lengths()
-            places = bags._router.op_places(features)
+            positions = bags._router.op_positions(features)
             pools = torch.ops.sparring.pooled_lookup(
-                ids, lengths, None, *bags.op_arguments(), places, BATCH, 13
+                ids, lengths, None, *bags.op_arguments(), positions, BATCH, 13
             )
             ((pools - (0.5 if backend == "eager" else 0.25)) ** 2).mean().backward()
             updates.step()
@@ -208,7 +208,7 @@ def test_embedding_bags_and_gradients_of_weights_are_those_of_torch(mode: str) -
         with opened(collective, tables=["second"]) as container:
             bags = EmbeddingBag(4, mode=mode, padding_idx=8, name="second", container=container)
             updates = Optimizer(bags, torch.optim.SGD, lr=0.5)
-            matrix = bags.embeddings_of(torch.arange(-10, 10)).requires_grad_()
+            matrix = bags.read_embeddings(torch.arange(-10, 10)).requires_grad_()
             before = matrix.detach().clone()
             weights = torch.linspace(-1, 1, 7).requires_grad_() if mode == "sum" else None
             theirs = None if weights is None else weights.detach().clone().requires_grad_()
@@ -227,7 +227,7 @@ def test_embedding_bags_and_gradients_of_weights_are_those_of_torch(mode: str) -
             updates.step()
             updates.zero_grad()
             assert matrix.grad is not None
-            after = bags.embeddings_of(torch.arange(-10, 10))
+            after = bags.read_embeddings(torch.arange(-10, 10))
             torch.testing.assert_close(after, before - 0.5 * matrix.grad, rtol=0, atol=1e-5)
 
     run_ranks(2, body)
@@ -267,13 +267,13 @@ def test_sequences_of_a_pooled_table_go_by_rows_and_say_so(caplog: Any) -> None:
             updates = Optimizer([sequences, bags], torch.optim.SGD, lr=1.0)
             ids = torch.tensor([5, 5, 6])
             features = KeyedJaggedTensor(["a", "b", "c"], ids, lengths=torch.tensor([1, 2, 0]))
-            before = bags.embeddings_of(ids, "first")
+            before = bags.read_embeddings(ids, "first")
             one = KeyedJaggedTensor(["a"], ids[:1], lengths=torch.tensor([1]))
             loss = sequences(one)["a"].values().sum()
             (loss + bags(features)["a@first"].sum() + bags(features)["b"].sum()).backward()
             updates.step()
             updates.zero_grad()
-            after = bags.embeddings_of(ids, "first")
+            after = bags.read_embeddings(ids, "first")
             # Id 5: a row of a sequence, a bag of `a`, a bag of `b`; id 6: a bag of `b`. All ranks alike.
             times = torch.tensor([3.0, 3.0, 1.0])[:, None]
             torch.testing.assert_close(before - after, times.expand(3, 4), rtol=0, atol=1e-5)

@@ -15,22 +15,22 @@ import pytest
 import torch.distributed as dist
 
 from sparring import make_plugin_manager
-from sparring.contracts import Membership, ShardMap, checked_options
+from sparring.contracts import Membership, ShardMap, validate_options
 from sparring.errors import DeadlineError, InvalidArgumentError
 
 _RANK = """
 import json, sys
 import numpy as np
 from sparring import make_plugin_manager
-from sparring.contracts import checked_options
+from sparring.contracts import validate_options
 from sparring.errors import DeadlineError
 
 manager = make_plugin_manager()
 place = manager.rendezvous("torch")
-rendezvous = place.factory(checked_options("rendezvous", place, {"device": "cuda"}))
+rendezvous = place.factory(validate_options("rendezvous", place, {"device": "cuda"}))
 mine = rendezvous.membership()
 group = manager.collective("torch")
-with group.factory(mine, checked_options("collective", group, {}), 20.0) as collective:
+with group.factory(mine, validate_options("collective", group, {}), 20.0) as collective:
     rendezvous.set(f"greeting of {mine.rank}", b"hello \\x00" + bytes([mine.rank]))
     heard = rendezvous.get(f"greeting of {1 - mine.rank}", 20.0)
     total = collective.all_reduce(np.array([mine.rank + 1]))
@@ -91,7 +91,7 @@ def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int
 
 def open_torch(**options: Any) -> Any:
     descriptor = make_plugin_manager().rendezvous("torch")
-    return descriptor.factory(checked_options("rendezvous", descriptor, options))
+    return descriptor.factory(validate_options("rendezvous", descriptor, options))
 
 
 def test_a_store_that_nobody_serves_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +111,14 @@ def test_the_collective_is_refused_where_no_launcher_said_where_to_meet(
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     descriptor = make_plugin_manager().collective("torch")
-    options = checked_options("collective", descriptor, {})
+    options = validate_options("collective", descriptor, {})
     with pytest.raises(InvalidArgumentError, match="start the ranks with torchrun"):
         descriptor.factory(Membership(rank=0, world_size=2), options, 1.0)
 
 
 def test_a_world_of_one_needs_no_launcher() -> None:
     descriptor = make_plugin_manager().collective("torch")
-    options = checked_options("collective", descriptor, {})
+    options = validate_options("collective", descriptor, {})
     with descriptor.factory(Membership(rank=0, world_size=1), options, 1.0) as collective:
         collective.barrier()
     assert not dist.is_initialized()
@@ -132,7 +132,7 @@ def test_a_group_that_the_program_initialised_is_used_and_left_alone(
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         descriptor = make_plugin_manager().collective("torch")
-        options = checked_options("collective", descriptor, {})
+        options = validate_options("collective", descriptor, {})
         with pytest.raises(InvalidArgumentError, match=r"rank 0 of 2, torch\.distributed says"):
             descriptor.factory(Membership(rank=0, world_size=2), options, 1.0)
         descriptor.factory(Membership(rank=0, world_size=1), options, 1.0).close()

@@ -83,7 +83,7 @@ def test_what_cannot_be_copied_says_what_to_do(
     model = Model()
     optimizer = optimizer_of(model)
     train(model, optimizer, 0, 1)
-    monkeypatch.setattr(rows_in_state, "MOST_BYTES", 100)
+    monkeypatch.setattr(rows_in_state, "MAX_BYTES", 100)
     for attempt in (copy.deepcopy, pickle.dumps):
         with pytest.raises(UnsupportedError, match="bytes of rows, and up to 100 are copied"):
             attempt(model)

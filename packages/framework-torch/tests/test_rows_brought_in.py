@@ -1,4 +1,4 @@
-"""`from_pretrained` and `embeddings_of`: rows come in, and are read."""
+"""`from_pretrained` and `read_embeddings`: rows come in, and are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
         module(ids).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    torch.testing.assert_close(ours.embeddings_of(range(6)), theirs.weight.detach())
+    torch.testing.assert_close(ours.read_embeddings(range(6)), theirs.weight.detach())
     assert sum(ours.num_rows().values()) == 6
 
 
@@ -51,7 +51,7 @@ def test_rows_are_frozen_by_default_as_in_torch() -> None:
         model(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert torch.equal(module.embeddings_of(range(6)), WEIGHTS)
+    assert torch.equal(module.read_embeddings(range(6)), WEIGHTS)
 
 
 def test_a_copy_has_rows_that_are_not_written_yet() -> None:
@@ -72,7 +72,7 @@ def test_ids_and_padding_of_weights() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_table_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
     module = Embedding.from_pretrained(WEIGHTS.to(dtype), name="item", storage="memory")
-    assert torch.equal(module.embeddings_of([5]).to(dtype), WEIGHTS[5:].to(dtype))
+    assert torch.equal(module.read_embeddings([5]).to(dtype), WEIGHTS[5:].to(dtype))
     assert module.agent.container.tables["item"].dtype == str(dtype).removeprefix("torch.")
 
 
@@ -89,7 +89,7 @@ def test_a_table_on_a_device_begins_with_weights(place: Any) -> None:
     module = Embedding.from_pretrained(WEIGHTS, freeze=False, **place.table)
     Optimizer(module, "adagrad", lr=0.1)
     assert torch.equal(module(torch.tensor([5, 0])), WEIGHTS[[5, 0]].to(place.device))
-    assert torch.equal(module.embeddings_of([5, 0]).cpu(), WEIGHTS[[5, 0]].cpu())
+    assert torch.equal(module.read_embeddings([5, 0]).cpu(), WEIGHTS[[5, 0]].cpu())
 
 
 def test_rows_wait_for_the_state_of_the_optimizer() -> None:
@@ -107,7 +107,7 @@ def test_rows_go_to_their_ranks_when_the_model_joins_them() -> None:
             )
             model = DistributedModelParallel(model, container=container)
             Optimizer(model, "adagrad", lr=0.1)
-            found = model.module[0].embeddings_of(range(collective.rank, 6))
+            found = model.module[0].read_embeddings(range(collective.rank, 6))
             return container.num_rows("item"), found
 
     (few, one), (rest, other) = run_ranks(2, body)
@@ -122,13 +122,13 @@ def test_embeddings_are_read_without_side_effects() -> None:
         storage="memory",
     )
     Optimizer(bags, torch.optim.SGD, lr=1.0)
-    found = bags.embeddings_of(np.array([3, 3, 4]), "user")
+    found = bags.read_embeddings(np.array([3, 3, 4]), "user")
     assert found.shape == (3, 2)
     assert not found.requires_grad
     assert torch.equal(found[0], found[1])
     assert bags.num_rows() == {"item": 0, "user": 0}
-    assert bags.embeddings_of([], "user").shape == (0, 2)
+    assert bags.read_embeddings([], "user").shape == (0, 2)
     with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
-        bags.embeddings_of([1], "usr")
+        bags.read_embeddings([1], "usr")
     with pytest.raises(InvalidArgumentError, match="found table None; known: 'item', 'user'"):
-        bags.embeddings_of([1])
+        bags.read_embeddings([1])

@@ -268,7 +268,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_in_state, "MOST_BYTES", 100)
+    monkeypatch.setattr(rows_in_state, "MAX_BYTES", 100)
     model = Model()
     optimizer = optimizer_of(model)
     train(model, optimizer, 0, 3)

@@ -24,7 +24,7 @@ HYPER: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-8}
 
 def same_start() -> tuple[Embedding, nn.Embedding]:
     ours = Embedding(5, name="item", storage="memory")
-    return ours, nn.Embedding(3, 5, _weight=ours.embeddings_of([3, 7, 2**40]), sparse=True)
+    return ours, nn.Embedding(3, 5, _weight=ours.read_embeddings([3, 7, 2**40]), sparse=True)
 
 
 def train(model: nn.Module, ids: torch.Tensor, optimizer: Any, scale: float) -> None:
@@ -62,7 +62,7 @@ def test_rows_end_where_those_of_torch_do(way: str, scale: float) -> None:
     train(ours, IDS, WAYS[way](ours), scale)
     own = torch.optim.SparseAdam(theirs.parameters(), maximize=is_rising, **HYPER)
     train(theirs, torch.tensor([0, 0, 1, 2]), own, scale)
-    found = ours.embeddings_of([3, 7, 2**40])
+    found = ours.read_embeddings([3, 7, 2**40])
     torch.testing.assert_close(found, theirs.weight.detach(), rtol=1e-5, atol=1e-6)
     assert (found - before).abs().max() > 0.1  # Adam would be 4e-2 away where gradients are small
 
@@ -85,7 +85,7 @@ def test_ranks_give_the_rows_of_the_joined_batch(update: str) -> None:
             ours = Embedding(5, name="item", storage="memory", container=container)
             optimizer = Optimizer(ours, torch.optim.SparseAdam, update=update, **HYPER)
             train(ours, IDS.flip(0) if collective.rank else IDS, optimizer, 1e-7)
-            return ours.embeddings_of([3, 7, 2**40])
+            return ours.read_embeddings([3, 7, 2**40])
 
     theirs = same_start()[1]
     optimizer = torch.optim.SparseAdam(theirs.parameters(), **HYPER)

@@ -129,7 +129,7 @@ def test_a_compiled_model_is_trained_in_backward() -> None:
         called = torch.compile(loss, backend="aot_eager") if is_compiled else loss
         for step in range(3):
             called(batch("user", "item", shift=step)).backward()
-        rows.append(bags.embeddings_of([0, 1, 2, 3, 4, 5], "item"))
+        rows.append(bags.read_embeddings([0, 1, 2, 3, 4, 5], "item"))
     assert torch.equal(*rows)
 
 
@@ -159,7 +159,7 @@ def test_ranks_may_share_different_numbers_of_bags() -> None:
             wrapped = torchrec.DistributedModelParallel(model, container=container)
             for _ in range(3):
                 wrapped(features)[0].backward()
-            return [model.bags.embeddings_of([7, 8], "user"), model(features)[1]]
+            return [model.bags.read_embeddings([7, 8], "user"), model(features)[1]]
 
     results = []
     for is_shared in (False, True):

@@ -94,7 +94,7 @@ def test_classes_of_row_optimizers_stand_for_update_methods(kind: Any, method: s
         bags = collection("user")
         torchrec.apply_optimizer_in_backward(given, bags.parameters(), {"lr": 0.1})
         bags(batch("user")).values().square().sum().backward()
-        rows.append(bags.embeddings_of(range(4)))
+        rows.append(bags.read_embeddings(range(4)))
     assert torch.equal(*rows)
     assert Optimizer(collection("user"), kind, lr=0.1).routes == {"user": method}
     if kind is torchrec.RowWiseAdagrad:
@@ -173,7 +173,7 @@ def test_gradients_are_clipped_before_the_step(clipping: torchrec.GradientClippi
             if not has_rows:
                 model.bags.requires_grad_(False)
         results.append(
-            [*map(Tensor.detach, model.dense.parameters()), model.bags.embeddings_of(range(4))]
+            [*map(Tensor.detach, model.dense.parameters()), model.bags.read_embeddings(range(4))]
         )
         state = optimizer.state_dict()
         optimizer.load_state_dict(state)
@@ -221,7 +221,7 @@ def test_fused_params_of_a_sharder_are_the_optimizer_of_its_collections(name: st
         for _ in range(3):
             distributed(batch("user")).backward()
         assert [group["lr"] for group in distributed.fused_optimizer.param_groups] == [0.2]
-        rows.append(model.bags.embeddings_of(range(4)))
+        rows.append(model.bags.read_embeddings(range(4)))
         distributed.close()
     torch.testing.assert_close(*rows)
 
@@ -313,13 +313,13 @@ def test_a_pipeline_drops_the_batch_that_waits_if_it_is_disconnected() -> None:
 
 def test_a_reservation_leaves_memory_for_ordinary_parameters() -> None:
     model = Model()  # 5 parameters of 4 bytes
-    assert torchrec.FixedPercentageStorageReservation(0.25).left_bytes(1000, model) == 750
+    assert torchrec.FixedPercentageStorageReservation(0.25).available_bytes(1000, model) == 750
     reservation = torchrec.HeuristicalStorageReservation(0.25)
-    assert reservation.left_bytes(1000, model) == 750 - 6 * 20
+    assert reservation.available_bytes(1000, model) == 750 - 6 * 20
     with pytest.raises(
         InvalidArgumentError, match=r"found 120 bytes of room .*dense_tensor_estimate"
     ):
-        reservation.left_bytes(100, model)
+        reservation.available_bytes(100, model)
     with pytest.raises(InvalidArgumentError, match="percentage must be from 0 to 1, found 5"):
         torchrec.HeuristicalStorageReservation(5)
     planner: Any = torchrec.EmbeddingShardingPlanner(storage_reservation=reservation)

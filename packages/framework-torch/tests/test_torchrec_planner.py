@@ -99,8 +99,8 @@ def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -
     asked: list[PlanRequest] = []
     monkeypatch.setattr(
         planners,
-        "made_plan",
-        lambda request, _: asked.append(request) or planners.MadePlan(torchrec.ShardingPlan({})),
+        "request_plan",
+        lambda request, _: asked.append(request) or planners.PlanResult(torchrec.ShardingPlan({})),
     )
     topology = torchrec.Topology(
         world_size=8,
@@ -129,7 +129,7 @@ def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -
         (18.0, True, "sum"),
     ]
     assert [each.pooling for each in user.features] == [None]
-    assert [each.may_pool for each in request.tables] == [True, True, False]
+    assert [each.supports_pooling for each in request.tables] == [True, True, False]
     assert (shop.rows, item.rows) == (50, None)
     assert (item.method, user.method) == ("rowwise_adagrad", "Adam")
     assert torchrec.Topology(2, "cpu", 5, 7).memory_bytes == 7
@@ -198,14 +198,14 @@ def test_tables_that_do_not_fit_are_refused_with_what_is_missing() -> None:
         torchrec.EmbeddingShardingPlanner(topology).plan(torchrec.EmbeddingBagCollection(tables))
 
 
-@pytest.mark.parametrize("name", sorted(planners._WORDS_OF_PLANNER))
+@pytest.mark.parametrize("name", sorted(planners._PLANNER_ADVICE))
 def test_arguments_of_a_planner_that_mean_nothing_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"leave {name} out: "):
         torchrec.EmbeddingShardingPlanner(**{name: object()})
     torchrec.EmbeddingShardingPlanner(**{name: None})
 
 
-@pytest.mark.parametrize("name", sorted(planners._WORDS_OF_CONSTRAINTS))
+@pytest.mark.parametrize("name", sorted(planners._CONSTRAINTS_ADVICE))
 def test_constraints_that_mean_nothing_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"leave {name} out: "):
         torchrec.ParameterConstraints(**{name: 1})

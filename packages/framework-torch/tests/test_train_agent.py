@@ -62,7 +62,7 @@ def test_a_module_without_an_optimizer_is_only_asked_in_evaluation_mode() -> Non
 def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> None:
     embedding = Embedding(DIM, name="table", storage="memory")
     optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0, update=update)
-    before = embedding.embeddings_of(IDS[:2])
+    before = embedding.read_embeddings(IDS[:2])
     for _ in range(2):
         optimizer.step()  # without a gradient, it changes nothing
     for _ in range(2):  # gradients of several micro-batches add up
@@ -73,7 +73,7 @@ def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> Non
     embedding(IDS[:2]).sum().backward()
     with pytest.raises(InvalidArgumentError, match=r"no zero_grad\(\) in between"):
         optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 2)
+    torch.testing.assert_close(embedding.read_embeddings(IDS[:2]), before - 2)
     optimizer.zero_grad()
     dense = torch.optim.Adam(embedding.parameters())
 
@@ -85,13 +85,13 @@ def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> Non
         clear()
         embedding(IDS[:2]).sum().backward()
         optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 6)
+    torch.testing.assert_close(embedding.read_embeddings(IDS[:2]), before - 6)
     # Waiting gradients are dropped by their own optimizer or the model.
     optimizer.zero_grad()
     embedding(IDS[:2]).sum().backward()
     dense.zero_grad()
     optimizer.step()
-    torch.testing.assert_close(embedding.embeddings_of(IDS[:2]), before - 7)
+    torch.testing.assert_close(embedding.read_embeddings(IDS[:2]), before - 7)
 
 
 def test_a_penalty_over_all_parameters_is_rejected() -> None:

@@ -119,7 +119,7 @@ def hooked() -> nn.Module:
     return words
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+UNSUPPORTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tied": (Tied, "classes.weight is the same parameter"),
     "list of weights": (WeightInList, "WeightInList.weights has its weight as a matrix"),
     "attribute of its own": (
@@ -143,16 +143,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(REFUSED))
+@pytest.mark.parametrize("name", list(UNSUPPORTED))
 def test_a_module_is_refused_with_its_path_and_reason(name: str) -> None:
-    make, reason = REFUSED[name]
+    make, reason = UNSUPPORTED[name]
     model = make()
     modules, optimizer = list(model.modules()), sgd(model)
     report = distribution_report(model, optimizer)
     with pytest.raises(UnsupportedError, match="nothing was changed") as caught:
         distribute(model, optimizer)
     assert caught.value.report == report
-    assert [each for each in report.refused if reason in each.reason], str(report)
+    assert [each for each in report.unsupported if reason in each.reason], str(report)
     assert reason in str(caught.value)
     assert list(model.modules()) == modules
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
@@ -353,7 +353,7 @@ UNSEEN: list[type[Small]] = [
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_a_use_of_the_weight_raises_when_it_runs(kind: type[Small]) -> None:
     outer = nn.ModuleDict({"tower": kind()})
-    assert not distribution_report(outer, sgd(outer)).refused
+    assert not distribution_report(outer, sgd(outer)).unsupported
     outer, _ = distribute(outer, sgd(outer))
     model: Any = outer["tower"]
     advice = r"tower\.words: .*table tower\.words, which is no matrix.* keep=\['tower\.words'\]"
@@ -443,7 +443,7 @@ def test_frozen_rows_can_be_trained_later() -> None:
         optimizer.zero_grad()
         model(torch.tensor([1, 2])).backward()
         optimizer.step()
-        return model.words.embeddings_of(torch.arange(10))
+        return model.words.read_embeddings(torch.arange(10))
 
     assert torch.equal(step(), before)
     model.words.requires_grad_(True)

@@ -97,7 +97,7 @@ def test_a_parameter_without_dimensions_is_refused() -> None:
     model = Small()
     model.scale = nn.Parameter(torch.tensor(1.0))
     report = distribution_report(model, sgd(model), dense="fsdp2")
-    assert [each.path for each in report.refused] == ["model"]
+    assert [each.path for each in report.unsupported] == ["model"]
     with pytest.raises(UnsupportedError, match="no parameter without dimensions: scale"):
         distribute(model, sgd(model), dense="fsdp2")
     with pytest.raises(UnsupportedError, match="parameter scale has no dimensions"):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparring_torch import distribute, restore
-from sparring_torch.modules.table_module import table_modules
+from sparring_torch.modules.table_module import list_table_modules
 
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 
@@ -68,7 +68,7 @@ def test_the_program_gives_what_it_gave(name: str) -> None:
 
     model, optimizer = distribute(model, program.optimizer(model))
     assert not any(isinstance(each, (nn.Embedding, nn.EmbeddingBag)) for each in model.modules())
-    assert table_modules(model)
+    assert list_table_modules(model)
     train(program, model, optimizers_of(optimizer))
     restored = restore(model)
 

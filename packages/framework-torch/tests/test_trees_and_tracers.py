@@ -101,7 +101,7 @@ def test_unknown_features_of_a_batch_are_ignored(
         flat(called(features)).square().sum().backward()
         optimizer.step()
         assert module.num_rows() == {"as": 3, "bs": 3}
-        rows.append([module.embeddings_of(range(15), name) for name in ("as", "bs")])
+        rows.append([module.read_embeddings(range(15), name) for name in ("as", "bs")])
     for mine, theirs in zip(*rows, strict=True):
         assert torch.equal(mine, theirs)
 

@@ -75,7 +75,7 @@ class Training:
         writer.commit()
         return self.url()
 
-    def publish(self, **settings: Any) -> sparring_packed.Written:
+    def publish(self, **settings: Any) -> sparring_packed.WriteResult:
         return sparring_packed.write(self.url(), self.served_url(), **settings)
 
     def expected(self, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -33,14 +33,14 @@ def test_it_is_what_plugins_offer_as_auto() -> None:
     planner = make_plugin_manager().planner()
     made = planner.factory(request(table("user", rows=100)))
     assert set(made.sharding.tables) == {"user"}
-    assert not made.assumed
+    assert not made.assumptions
     assert planner.read is not None
 
 
 def test_the_summary_has_a_line_for_each_table_and_the_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = automatic.plan_of_request(
+    made = automatic.plan_from_request(
         request(table("user", rows=100), table("item", rows=2000), ranks_per_node=2, samples=77)
     )
     head, first, second = made.summary.splitlines()
@@ -50,40 +50,40 @@ def test_the_summary_has_a_line_for_each_table_and_the_gap(
         ["item", made.sharding.sharding_of("item").kind],  # type: ignore[union-attr]
         ["user", made.sharding.sharding_of("user").kind],  # type: ignore[union-attr]
     ]
-    monkeypatch.setattr(automatic, "_MOST_SHOWN", 1)
-    made = automatic.plan_of_request(request(table("user", rows=100), table("item", rows=2000)))
+    monkeypatch.setattr(automatic, "_MAX_SHOWN", 1)
+    made = automatic.plan_from_request(request(table("user", rows=100), table("item", rows=2000)))
     assert [each.split()[0] for each in made.summary.splitlines()[1:]] == ["item", "and"]
     assert made.summary.endswith("and 1 tables more")
 
 
 def test_what_is_assumed_is_said_by_table() -> None:
-    made = automatic.plan_of_request(
+    made = automatic.plan_from_request(
         request(
             table("user", method=None),
             table("item", rows=100, method="my_method"),
             table("shop", rows=100, is_in_memory=False),
         )
     )
-    size, method, memory = made.assumed
+    size, method, memory = made.assumptions
     assert size.startswith("table user: no size is given, so 10,000 new ids a day for 100 days")
     assert method == "tables user, item: planned with the optimizer state of adagrad"
     assert memory.startswith("table shop: memory is not counted")
     unknown = TableWorkload(TableConfig("bag", 4), (FeatureWorkload(),), 9, "adam")
-    assert automatic.plan_of_request(request(unknown)).assumed == (
+    assert automatic.plan_from_request(request(unknown)).assumptions == (
         "table bag: planned with one id of each feature in a sample",
     )
-    many = automatic.plan_of_request(request(*(table(f"t{each}") for each in range(5))))
-    assert many.assumed[0].startswith("5 tables (t0, t1, t2, …): no size is given")
+    many = automatic.plan_from_request(request(*(table(f"t{each}") for each in range(5))))
+    assert many.assumptions[0].startswith("5 tables (t0, t1, t2, …): no size is given")
 
 
 @pytest.mark.parametrize("name", ["adam", "torch.optim.Adam", "Adagrad", "rowwise_adagrad"])
 def test_methods_are_known_by_the_names_of_frameworks(name: str) -> None:
-    made = automatic.plan_of_request(request(table("user", rows=9, method=name)))
-    assert not made.assumed
+    made = automatic.plan_from_request(request(table("user", rows=9, method=name)))
+    assert not made.assumptions
 
 
 def test_kinds_that_are_allowed_hold() -> None:
-    made = automatic.plan_of_request(
+    made = automatic.plan_from_request(
         request(
             table("one", rows=10, kinds=("table_wise",)),
             table("all", rows=10, kinds=("data_parallel",)),
@@ -94,11 +94,11 @@ def test_kinds_that_are_allowed_hold() -> None:
     assert (kinds["one"], kinds["all"]) == ("table_wise", "data_parallel")
     assert kinds["some"] in ("table_row_wise", "table_wise")
     with pytest.raises(InvalidArgumentError, match=r"'one' may be no_kind, and .* are offered"):
-        automatic.plan_of_request(request(table("one", rows=10, kinds=("no_kind",))))
+        automatic.plan_from_request(request(table("one", rows=10, kinds=("no_kind",))))
 
 
 def test_a_kind_that_divides_columns_can_be_asked_for() -> None:
-    found = automatic.plan_of_request(
+    found = automatic.plan_from_request(
         request(
             table("asked", rows=10_000, kinds=("column_wise",)),
             table("free", rows=10_000, kinds=()),
@@ -113,9 +113,9 @@ def test_a_kind_that_divides_columns_can_be_asked_for() -> None:
 
 def test_tables_that_may_not_be_replicated_are_not() -> None:
     small = {"rows": 10}
-    free = automatic.plan_of_request(request(table("a", **small), table("b", 64, rows=10**6)))
-    held = automatic.plan_of_request(
-        request(table("a", may_replicate=False, **small), table("b", 64, rows=10**6))
+    free = automatic.plan_from_request(request(table("a", **small), table("b", 64, rows=10**6)))
+    held = automatic.plan_from_request(
+        request(table("a", supports_replication=False, **small), table("b", 64, rows=10**6))
     )
     sharding = held.sharding.sharding_of("a")
     assert sharding is not None
@@ -126,15 +126,15 @@ def test_tables_that_may_not_be_replicated_are_not() -> None:
 def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
     large = table("large", 128, rows=10**8)
     with pytest.raises(CapacityError, match="are missing on each of 4 ranks"):
-        automatic.plan_of_request(request(large))
+        automatic.plan_from_request(request(large))
     # A size that was assumed stops no job.
-    made = automatic.plan_of_request(
+    made = automatic.plan_from_request(
         request(large, table("user"), table("pinned", rows=9, kinds=("table_wise",)))
     )
     assert {name: made.sharding.sharding_of(name).kind for name in made.sharding.tables} == {  # type: ignore[union-attr]
         "pinned": "table_wise"
     }
-    assert made.assumed[-1].startswith("tables are row_wise, as with this the tables do not fit")
+    assert made.assumptions[-1].startswith("tables are row_wise, as with this the tables do not fit")
 
 
 def test_memory_is_a_share_of_the_machine_where_no_one_says(
@@ -145,15 +145,15 @@ def test_memory_is_a_share_of_the_machine_where_no_one_says(
     assert automatic._memory_share(2) <= GIB * 0.8 / 2
     rows = 10**8
     with pytest.raises(CapacityError):
-        automatic.plan_of_request(request(table("user", rows=rows), memory_bytes=None))
+        automatic.plan_from_request(request(table("user", rows=rows), memory_bytes=None))
     out = table("user", rows=rows, is_in_memory=False)
-    assert automatic.plan_of_request(request(out, memory_bytes=None)).sharding.tables
+    assert automatic.plan_from_request(request(out, memory_bytes=None)).sharding.tables
 
 
 def test_links_and_features_change_the_plan_of_the_same_tables() -> None:
     tables = [table(f"t{each}", 64, rows=1000) for each in range(4)]
-    slow = automatic.plan_of_request(request(*tables, ranks_per_node=2, far_gbit=0.01))
-    fast = automatic.plan_of_request(
+    slow = automatic.plan_from_request(request(*tables, ranks_per_node=2, far_gbit=0.01))
+    fast = automatic.plan_from_request(
         request(*tables, ranks_per_node=2, near_gbit=900, far_gbit=900)
     )
     assert _step(slow.summary) > 2 * _step(fast.summary)
@@ -164,12 +164,12 @@ def _step(summary: str) -> float:
 
 
 def test_owners_pool_where_modules_can() -> None:
-    def transfer(may_pool: bool) -> str:
+    def transfer(supports_pooling: bool) -> str:
         long = (FeatureWorkload("sum", 60.0),)
         bags = TableWorkload(
-            TableConfig("seen", 64), long, 10**7, "adagrad", ("table_wise",), may_pool=may_pool
+            TableConfig("seen", 64), long, 10**7, "adagrad", ("table_wise",), supports_pooling=supports_pooling
         )
-        made = automatic.plan_of_request(request(bags, memory_bytes=64 * GIB, far_gbit=1))
+        made = automatic.plan_from_request(request(bags, memory_bytes=64 * GIB, far_gbit=1))
         sharding = made.sharding.sharding_of("seen")
         assert sharding is not None
         assert sharding.transfer in made.summary
@@ -180,7 +180,7 @@ def test_owners_pool_where_modules_can() -> None:
 
 def test_the_same_request_makes_the_same_plan() -> None:
     tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
-    first, again = (automatic.plan_of_request(request(*tables)) for _ in range(2))
+    first, again = (automatic.plan_from_request(request(*tables)) for _ in range(2))
     assert first == again
 
 
@@ -189,11 +189,11 @@ def test_columns_are_divided_only_where_a_table_allows_it() -> None:
 
     def kind_of(**known: Any) -> str:
         wide, feature = TableConfig("wide", 512), FeatureWorkload("sum", 20.0)
-        bag = TableWorkload(wide, (feature,), 400_000, "sgd", may_pool=True, **known)
-        made = automatic.plan_of_request(request(bag, far_gbit=1.0))
+        bag = TableWorkload(wide, (feature,), 400_000, "sgd", supports_pooling=True, **known)
+        made = automatic.plan_from_request(request(bag, far_gbit=1.0))
         sharding = made.sharding.sharding_of("wide")
         assert sharding is not None
         return sharding.kind
 
-    assert kind_of(may_divide=True, may_replicate=False) == "column_wise"
-    assert kind_of(may_replicate=False) == "table_wise"
+    assert kind_of(supports_column_split=True, supports_replication=False) == "column_wise"
+    assert kind_of(supports_replication=False) == "table_wise"

@@ -16,10 +16,10 @@ from sparring_cli import read_document
 from sparring_cli.application import main
 from sparring_plan.planning.calibration import calibrate, step_timings, storage_timings
 from sparring_plan.planning.calibration.calibrate import write_calibration
-from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, storage_costs
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, measure_storage_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
-from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.planning.planner import make_plan, make_placement
 from sparring_plan.simulation.plan_step import simulate_plan
 
 INPUTS = """
@@ -189,11 +189,11 @@ def test_lines_go_through_what_was_measured() -> None:
 def test_a_slower_storage_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = make_plugin_manager()
     asked = MeasuredStorage("memory", "host", {}, {}, 1_000, 500, ("sgd",))
-    usual = storage_costs(asked, manager)
+    usual = measure_storage_costs(asked, manager)
     # The clock of a machine a hundred times as slow.
-    real = storage_timings.best_seconds
-    monkeypatch.setattr(storage_timings, "best_seconds", lambda call: 100 * real(call))
-    slow = storage_costs(asked, manager)
+    real = storage_timings.measure_best_seconds
+    monkeypatch.setattr(storage_timings, "measure_best_seconds", lambda call: 100 * real(call))
+    slow = measure_storage_costs(asked, manager)
 
     def cost(costs: Any) -> float:
         return float(costs.find_ns + costs.find_ns_per_byte * 128)
@@ -231,7 +231,7 @@ def test_costs_of_steps_make_the_simulation_take_what_was_measured(
         costs = before.model_copy(update={"exchange": exchange})
         return [
             simulate_plan(
-                placement_of(plan, option_costs(inputs, costs)), inputs, costs, has_one_core=True
+                make_placement(plan, compute_option_costs(inputs, costs)), inputs, costs, has_one_core=True
             ).seconds
             for inputs, plan in asked
         ]
@@ -249,7 +249,7 @@ def test_costs_of_steps_make_the_simulation_take_what_was_measured(
         return simulated(slow)
 
     monkeypatch.setattr(step_timings, "_measured", measured)
-    found = step_timings.step_costs(before, 3e-6, make_plugin_manager())
+    found = step_timings.measure_step_costs(before, 3e-6, make_plugin_manager())
     assert simulated(found) == pytest.approx(simulated(slow), rel=0.05)
     assert found.table_us == pytest.approx(slow.table_us, rel=0.1)
     for part in ("rows", "replicas", "bags", "blocks"):

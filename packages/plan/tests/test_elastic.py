@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, Uniform, make_plugin_manager
-from sparring.adapter import automatic_plan, hyper_from, resolve_method, workload_of
+from sparring.adapter import automatic_plan, parse_hyper, resolve_method, describe_workload
 from sparring.contracts import (
     Collective,
     FeatureWorkload,
@@ -37,7 +37,7 @@ def train(
     """Kind and rows of each table, on this rank and as all ranks read them, after some steps."""
     manager, size = make_plugin_manager(), collective.world_size
     workloads = tuple(
-        workload_of(
+        describe_workload(
             table,
             StorageChoice("memory", {"capacity": SIZES[table.name]}),
             [FeatureWorkload("sum", 3.0)],
@@ -52,7 +52,7 @@ def train(
         manager,
     )
     method = resolve_method("adagrad")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
     with StepContainer(
         collective=collective,
         rendezvous=ThreadRendezvous(size),

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
 from sparring_cli.application import main
-from sparring_plan.kubernetes.serving import served_bytes
+from sparring_plan.kubernetes.serving import compute_served_bytes
 
 INPUTS = """
 topology:
@@ -161,7 +161,7 @@ def test_a_server_requests_memory_for_its_share_of_the_snapshot_twice(
 ) -> None:
     size = published(tmp_path, with_delta=with_delta)
     monkeypatch.chdir(tmp_path)
-    assert served_bytes("served") == size
+    assert compute_served_bytes("served") == size
     made = served("served", "--shards", "2", "--replicas", "3", path=tmp_path / "a.yaml")
     sets = [each for each in made if each["kind"] == "StatefulSet"]
     assert [each["metadata"]["name"] for each in sets] == ["serve-a", "serve-b", "serve-c"]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from sparring import ExchangeOptions, LocalGroup, StepContainer
-from sparring.adapter import BagLookup, hyper_from, look_up_bags, resolve_method
+from sparring.adapter import BagLookup, parse_hyper, look_up_bags, resolve_method
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import make_plan, placement_of
-from sparring_plan.simulation.traffic import traffic_of
+from sparring_plan.planning.planner import make_plan, make_placement
+from sparring_plan.simulation.traffic import compute_traffic
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 SAMPLES, CHUNK_ROWS = 1024, 512
@@ -63,7 +63,7 @@ def sent_by(collective: Collective, plan: Plan) -> list[int]:
     world_size = collective.world_size
     random = np.random.default_rng(collective.rank)
     method = resolve_method("sgd")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.1}), 1)
     with StepContainer(
         collective=collective,
         rendezvous=ThreadRendezvous(world_size),
@@ -109,8 +109,8 @@ def test_ranks_send_what_is_predicted(
 ) -> None:
     inputs = inputs_of(ranks)
     plan = planned(inputs, calibration, choices)
-    placement = placement_of(plan, option_costs(inputs, calibration))
-    sent = traffic_of(placement, inputs, calibration).sent
+    placement = make_placement(plan, compute_option_costs(inputs, calibration))
+    sent = compute_traffic(placement, inputs, calibration).sent
     group = LocalGroup(ranks)
     with ThreadPoolExecutor(ranks) as threads:
         found = list(threads.map(lambda rank: sent_by(group.join(rank), plan), range(ranks)))

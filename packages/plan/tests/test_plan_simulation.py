@@ -16,7 +16,7 @@ from sparring.errors import CapacityError, ConfigError, DataError, InvalidArgume
 from sparring_cli import read_document
 from sparring_cli.application import main
 from sparring_plan.planning.calibration.calibrate import write_calibration
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import (
     Calibration,
     MachineCosts,
@@ -24,17 +24,17 @@ from sparring_plan.planning.inputs import (
     StepCosts,
     read_inputs,
 )
-from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.planning.planner import make_plan, make_placement
 from sparring_plan.planning.search.placement import Placement
-from sparring_plan.report.page import plan_report, write_report
+from sparring_plan.report.page import render_report, write_report
 from sparring_plan.simulation import plan_step, ranking
 from sparring_plan.simulation.cluster import Cluster
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
-from sparring_plan.simulation.ranking import neighbours, rank_again
+from sparring_plan.simulation.ranking import list_neighbors, rank_again
 from sparring_plan.simulation.replay import simulate
-from sparring_plan.simulation.sheet import inputs_for, simulate_sheet
-from sparring_plan.simulation.traffic import traffic_of
+from sparring_plan.simulation.sheet import with_ranks, simulate_sheet
+from sparring_plan.simulation.traffic import compute_traffic
 
 ROOT = Path(__file__).resolve().parents[3]
 NODES = {
@@ -86,7 +86,7 @@ def place(calibration: Calibration) -> Place:
             update = {"kind": kind, "ranks": ranks, "transfer": travels, "next_best": None}
             changed[name] = table.model_copy(update=update)
         plan = plan.model_copy(update={"tables": changed})
-        return placement_of(plan, option_costs(inputs, calibration))
+        return make_placement(plan, compute_option_costs(inputs, calibration))
 
     return made
 
@@ -116,7 +116,7 @@ def test_a_replay_sends_the_bytes_and_messages_that_the_formulas_say(
 
     monkeypatch.setattr(plan_step, "Cluster", kept)
     step = simulate_plan(placement, inputs, calibration)
-    sent = traffic_of(placement, inputs, calibration).sent
+    sent = compute_traffic(placement, inputs, calibration).sent
     ranks = clusters[0].ranks
     assert step.method == "replay"
     # Where one node stands for all, a key that is left over counts at another hop.
@@ -159,9 +159,9 @@ def test_a_node_stands_for_all_where_all_ranks_own_alike(
     assert one.num_keys == 512
 
     def unlike(*arguments: Any) -> Any:
-        return replace(traffic_of(*arguments), is_alike=False)
+        return replace(compute_traffic(*arguments), is_alike=False)
 
-    monkeypatch.setattr(plan_step, "traffic_of", unlike)
+    monkeypatch.setattr(plan_step, "compute_traffic", unlike)
     assert simulate_plan(placement, inputs, calibration) == one
 
 
@@ -188,7 +188,7 @@ def test_a_step_of_too_many_messages_is_added_up(place: Place, calibration: Cali
     step = simulate_plan(placement, inputs, calibration, most_messages=10)
     assert (step.method, step.idle_share) == ("linear", None)
     assert step.seconds == placement.seconds
-    assert step.sent_bytes == traffic_of(placement, inputs, calibration).sent.total.max()
+    assert step.sent_bytes == compute_traffic(placement, inputs, calibration).sent.total.max()
 
 
 def test_pools_of_long_bags_take_half_the_bytes_of_rows(
@@ -198,7 +198,7 @@ def test_pools_of_long_bags_take_half_the_bytes_of_rows(
         "dim": 64, "features": {"seen": {"ids": 20}}, "rows": 10_000_000, "skew": 0,
     }})  # fmt: skip
     sent = {
-        transfer: traffic_of(place(inputs, transfer, films=1), inputs, calibration).sent
+        transfer: compute_traffic(place(inputs, transfer, films=1), inputs, calibration).sent
         for transfer in ("rows", "pooled")
     }
     assert sent["rows"].total.sum() > 2 * sent["pooled"].total.sum()
@@ -337,10 +337,10 @@ def test_a_report_shows_every_table_and_loads_nothing(
     assert "<script" not in text
     assert "src=" not in text
     assert "@import" not in text
-    assert plan_report(made, *read_inputs(written)) == text
-    other = inputs_for(read_inputs(written)[0], 8)
+    assert render_report(made, *read_inputs(written)) == text
+    other = with_ranks(read_inputs(written)[0], 8)
     with pytest.raises(ConfigError, match="the plan is for 4 ranks, the topology has 8"):
-        plan_report(made, other, calibration)
+        render_report(made, other, calibration)
     with pytest.raises(DataError, match=r"cannot be written: .*choose another file"):
         write_report(plan / "page.html", made, *read_inputs(written))
 
@@ -348,14 +348,14 @@ def test_a_report_shows_every_table_and_loads_nothing(
 def test_names_of_tables_are_text_in_a_report(calibration: Calibration) -> None:
     table = {"<b>x</b>": {"dim": 8, "features": {"f": {"ids": 1}}, "rows": 100}}
     inputs = inputs_of(tables=table)
-    text = plan_report(make_plan(inputs, calibration), inputs, calibration)
+    text = render_report(make_plan(inputs, calibration), inputs, calibration)
     assert "<b>x</b>" not in text
     assert "&lt;b&gt;x&lt;/b&gt;" in text
 
 
 def test_unequal_ranks_are_counted_by_their_node(place: Place, calibration: Calibration) -> None:
     inputs = inputs_of()
-    sent = traffic_of(place(inputs, users=0, films=0, country=0), inputs, calibration).sent
+    sent = compute_traffic(place(inputs, users=0, films=0, country=0), inputs, calibration).sent
     # Rank 0 answers two ranks of the other node, and one of its own; rank 1 asks no one far.
     headers = 3 * 512
     assert sent.far[1] == 2 * headers
@@ -368,12 +368,12 @@ def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
 ) -> None:
     inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"], samples=1024)
     plan = make_plan(inputs, calibration)
-    options = option_costs(inputs, calibration)
-    best = placement_of(plan, options)
+    options = compute_option_costs(inputs, calibration)
+    best = make_placement(plan, options)
     assert plan.simulated_ms == pytest.approx(
         simulate_plan(best, inputs, calibration).seconds * 1e3, rel=1e-5
     )
-    others = neighbours(best)
+    others = list_neighbors(best)
     assert all(each.fits and each.seconds <= best.seconds * 1.01 for each in others)
     assert len({tuple(each.option) for each in (best, *others)}) == len(others) + 1
     # One that is as good when added up and shorter when replayed is taken.
@@ -384,20 +384,20 @@ def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
         step = simulate_plan(best, inputs, calibration)
         return replace(step, seconds=times[id(placement)])
 
-    monkeypatch.setattr(ranking, "replayed_step", replayed)
+    monkeypatch.setattr(ranking, "replay_step", replayed)
     found, step = rank_again(best, lambda: [quicker], inputs, calibration)
     assert found is quicker
     assert step is not None
     assert step.seconds == 1.0
     assert rank_again(quicker, lambda: [best], inputs, calibration)[0] is quicker
-    monkeypatch.setattr(ranking, "replayed_step", lambda *_: None)
+    monkeypatch.setattr(ranking, "replay_step", lambda *_: None)
     assert rank_again(best, lambda: [quicker], inputs, calibration) == (best, None)
 
 
 def test_pinned_tables_stay_when_plans_are_ranked_again(calibration: Calibration) -> None:
     inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"])
-    best = placement_of(make_plan(inputs, calibration), option_costs(inputs, calibration))
+    best = make_placement(make_plan(inputs, calibration), compute_option_costs(inputs, calibration))
     everything = range(len(best.option))
-    assert neighbours(best, everything) == []
-    for each in neighbours(best, everything[:2]):
+    assert list_neighbors(best, everything) == []
+    for each in list_neighbors(best, everything[:2]):
         assert list(each.option[:2]) == list(best.option[:2])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import Calibration, PlanInputs
@@ -33,7 +33,7 @@ def test_bytes_of_ranks_that_trained_are_those_of_the_plan(kind: str, method: st
     )
     plan = make_plan(inputs, calibration)
     chosen = resolve_method(method)
-    choice = MethodChoice(chosen, hyper_from(chosen, {"lr": 0.01}), 1)
+    choice = MethodChoice(chosen, parse_hyper(chosen, {"lr": 0.01}), 1)
 
     def train(collective: Collective) -> int:
         with StepContainer(

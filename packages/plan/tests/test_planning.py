@@ -15,13 +15,13 @@ from sparring.contracts import ShardingPlan, TableConfig, TableSharding
 from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
 from sparring_cli import read_document
 from sparring_cli.application import main
-from sparring_plan.planning.costs.costs import RESOURCES, Span, option_costs
+from sparring_plan.planning.costs.costs import RESOURCES, Span, compute_option_costs
 from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.costs.unique_keys import unique_keys
 from sparring_plan.planning.inputs import KINDS, WHOLE_ROW_KINDS, Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.planning.ways_out import ways_out
+from sparring_plan.planning.suggestions import suggest_changes
 
 from .brute_force import random_inputs
 
@@ -95,7 +95,7 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     inputs = PlanInputs.model_validate(
         value | {"kinds": ["row_wise", "table_wise"], "transfers": ["rows", "pooled"]}
     )
-    options = option_costs(inputs, calibration)
+    options = compute_option_costs(inputs, calibration)
     costs = {
         (options.shape_of(each).kind, options.shape_of(each).transfer): each
         for each in options.of(0)
@@ -141,7 +141,7 @@ def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibra
         "far": {"gbit": 8},
     }  # fmt: skip
     value = {"topology": topology, "samples": 100, "tables": {"t": table}}
-    options = option_costs(PlanInputs.model_validate(value), calibration)
+    options = compute_option_costs(PlanInputs.model_validate(value), calibration)
     back = RESOURCES.index("far_out")
     told = {}
     for each in options.of(0):
@@ -161,7 +161,7 @@ def test_column_blocks_are_offered_in_storages_that_training_allows(
     value = random_inputs(3).model_dump()
     value["kinds"] = list(KINDS)
     value["topology"]["memory"]["disk"] = 1 << 40
-    options = option_costs(PlanInputs.model_validate(value), calibration)
+    options = compute_option_costs(PlanInputs.model_validate(value), calibration)
     assert {options.storages[each] for each in options.storage} == {"hkv", "rocksdb"}
     for option in range(len(options)):
         shape = options.shape_of(option)
@@ -179,11 +179,11 @@ def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
     calibration: Calibration,
 ) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
-    options = option_costs(PlanInputs.model_validate(value), calibration)
+    options = compute_option_costs(PlanInputs.model_validate(value), calibration)
     assert {shape.kind for shape in options.shapes} >= set(WHOLE_ROW_KINDS) | {"column_wise"}
     assert {shape.transfer for shape in options.shapes} == {"rows", "pooled"}
     fewer = value | {"kinds": ["row_wise"], "transfers": ["rows"]}
-    options = option_costs(PlanInputs.model_validate(fewer), calibration)
+    options = compute_option_costs(PlanInputs.model_validate(fewer), calibration)
     assert {(shape.kind, shape.transfer) for shape in options.shapes} == {("row_wise", "rows")}
 
 
@@ -193,7 +193,7 @@ def test_coupled_columns_and_sequences_have_fewer_options(calibration: Calibrati
     value["tables"]["t0"] |= {"method": "rowwise_adagrad", "dim": 64}
     value["tables"]["t1"] |= {"method": "adam", "dim": 64}
     value["tables"]["t1"]["features"]["f"]["pooling"] = "none"
-    options = option_costs(PlanInputs.model_validate(value), calibration)
+    options = compute_option_costs(PlanInputs.model_validate(value), calibration)
     assert {options.shape_of(each).num_columns for each in options.of(0)} == {1}
     assert max(options.shape_of(each).num_columns for each in options.of(1)) > 1
     assert {options.shape_of(each).transfer for each in options.of(1)} == {"rows"}
@@ -225,7 +225,7 @@ def test_ways_out_lead_out_at_the_cost_that_they_name(rows: int, calibration: Ca
     value["topology"]["memory"]["host"] = 400 << 20
     value["topology"]["price_per_hour"] = 3
     inputs = PlanInputs.model_validate(value)
-    ways = ways_out(inputs, calibration)
+    ways = suggest_changes(inputs, calibration)
     assert ways
     paid = []
     for way in ways:

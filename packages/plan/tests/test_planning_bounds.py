@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from sparring_cli import read_document
-from sparring_plan.planning.costs.costs import Options, option_costs
+from sparring_plan.planning.costs.costs import Options, compute_option_costs
 from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.search import bound as bound_module
 from sparring_plan.planning.search.bound import (
-    aggregate_bound,
+    compute_aggregate_bound,
     highs,
-    linear_bound,
-    threshold_bound,
+    compute_linear_bound,
+    compute_threshold_bound,
 )
 from sparring_plan.planning.search.exact import prove
 from sparring_plan.planning.search.placement import place_all
@@ -44,7 +44,7 @@ def test_bound_best_and_plan_stand_in_this_order(
         monkeypatch.setattr("sparring_plan.planning.search.exact.highs", lambda: None)
     ratios = []
     for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
+        options = compute_option_costs(random_inputs(seed), calibration)
         best, found = best_by_brute_force(options), search(options)
         if best is None:
             assert found is None, f"case {seed}: nothing fits"
@@ -64,9 +64,9 @@ def test_linear_bound_is_no_lower_than_that_of_numpy(calibration: Calibration) -
     if highs() is None:
         pytest.skip("needs the extra highspy")
     for seed in range(6):
-        options = option_costs(random_inputs(seed), calibration)
-        lagrangian = aggregate_bound(options)
-        linear = linear_bound(options, lagrangian)
+        options = compute_option_costs(random_inputs(seed), calibration)
+        lagrangian = compute_aggregate_bound(options)
+        linear = compute_linear_bound(options, lagrangian)
         assert linear is None or linear.seconds >= lagrangian.seconds
 
 
@@ -74,7 +74,7 @@ def test_integer_programme_finds_the_best_and_bounds_it(calibration: Calibration
     if highs() is None:
         pytest.skip("needs the extra highspy")
     for seed in (1, 2, 6, 9, 10):
-        options = option_costs(random_inputs(seed), calibration)
+        options = compute_option_costs(random_inputs(seed), calibration)
         best = best_by_brute_force(options)
         start = place_all(options, options.start[:-1])
         assert best is not None
@@ -92,12 +92,12 @@ def test_threshold_bound_is_under_the_best_plan(calibration: Calibration) -> Non
         pytest.skip("needs the extra highspy")
     tried = raised = 0
     for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
+        options = compute_option_costs(random_inputs(seed), calibration)
         best, reduced = best_by_brute_force(options), reduce_options(options)
         if best is None or reduced is None:
             continue
-        lower = aggregate_bound(reduced.options).seconds
-        bound = threshold_bound(reduced.options, lower, best * 1.5)
+        lower = compute_aggregate_bound(reduced.options).seconds
+        bound = compute_threshold_bound(reduced.options, lower, best * 1.5)
         assert lower <= bound <= best * (1 + 1e-9), f"case {seed}"
         tried += 1
         raised += bound > lower * 1.05
@@ -108,7 +108,7 @@ def test_threshold_bound_is_under_the_best_plan(calibration: Calibration) -> Non
 def test_reduction_leaves_the_best_plan(calibration: Calibration) -> None:
     fewer = 0
     for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
+        options = compute_option_costs(random_inputs(seed), calibration)
         best, reduced = best_by_brute_force(options), reduce_options(options)
         if reduced is None:
             assert best is None, f"case {seed}"
@@ -156,8 +156,8 @@ def test_bound_of_numpy_is_proven_by_its_prices_in_exact_arithmetic(
     calibration: Calibration,
 ) -> None:
     for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
-        bound = aggregate_bound(options)
+        options = compute_option_costs(random_inputs(seed), calibration)
+        bound = compute_aggregate_bound(options)
         alone = (options.base + options.shard + options.fixed).max(axis=1)
         largest = float(np.minimum.reduceat(alone, options.start[:-1]).max())
         proven = max(exact_bound(options, bound.prices, bound.memory_prices), Fraction(largest))
@@ -170,9 +170,9 @@ def test_bound_of_highs_is_that_of_another_solver(calibration: Calibration) -> N
     if highs() is None:
         pytest.skip("needs the extra highspy")
     for seed in range(24):
-        options = option_costs(random_inputs(seed), calibration)
-        lagrangian = aggregate_bound(options)
-        linear = linear_bound(options, lagrangian)
+        options = compute_option_costs(random_inputs(seed), calibration)
+        lagrangian = compute_aggregate_bound(options)
+        linear = compute_linear_bound(options, lagrangian)
         if linear is None:
             continue
         found = by_cbc(cbc, options)

@@ -10,7 +10,7 @@ import pytest
 
 from sparring_cli import Document, read_document
 from sparring_cli.application import main
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.search.placement import Placement
@@ -140,7 +140,7 @@ def test_pins_hold_in_the_best_of_all_plans(calibration: Calibration) -> None:
     tried = 0
     for seed in range(8):
         inputs = random_inputs(seed)
-        options = option_costs(inputs, calibration)
+        options = compute_option_costs(inputs, calibration)
         found = search(options)
         if found is None:
             continue

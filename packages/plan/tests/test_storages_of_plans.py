@@ -16,11 +16,11 @@ from sparring.errors import CapacityError, ConfigError
 from sparring_cli import read_document
 from sparring_cli.application import main
 from sparring_plan.planning.costs import storages as storages_module
-from sparring_plan.planning.costs.costs import RESOURCES, Options, option_costs
-from sparring_plan.planning.costs.sketch import Sketch, column_ids, sketch_ids
-from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.costs import RESOURCES, Options, compute_option_costs
+from sparring_plan.planning.costs.sketch import Sketch, read_column_ids, sketch_ids
+from sparring_plan.planning.costs.storages import make_storage_models
 from sparring_plan.planning.costs.tier_hits import TierHits
-from sparring_plan.planning.costs.unique_keys import zipf_bins
+from sparring_plan.planning.costs.unique_keys import make_zipf_bins
 from sparring_plan.planning.inputs import (
     Calibration,
     Growth,
@@ -102,7 +102,7 @@ def test_hits_are_those_of_a_cache_that_was_run(skew: float, share: float) -> No
         if len(cache) > room:
             del cache[next(iter(cache))]
     tables = np.array([0])
-    bins = zipf_bins(np.array([2000.0]), np.array([skew]))
+    bins = make_zipf_bins(np.array([2000.0]), np.array([skew]))
     hits_of = TierHits(bins, np.array([100.0]), np.array([200.0]))
     assert hits_of.id_hits(tables, np.array([float(room)]))[0] == pytest.approx(
         hits / counted, abs=0.015
@@ -110,7 +110,7 @@ def test_hits_are_those_of_a_cache_that_was_run(skew: float, share: float) -> No
 
 
 def test_misses_are_of_distinct_keys_and_none_where_all_rows_fit() -> None:
-    bins = zipf_bins(np.array([5000.0]), np.array([1.0]))
+    bins = make_zipf_bins(np.array([5000.0]), np.array([1.0]))
     hits, tables = TierHits(bins, np.array([300.0]), np.array([3000.0])), np.array([0])
     empty, some, full = (np.array([rows]) for rows in (0.0, 500.0, 9000.0))
     assert hits.key_misses(tables, empty) == 1
@@ -125,7 +125,7 @@ def test_misses_are_of_distinct_keys_and_none_where_all_rows_fit() -> None:
 def test_a_larger_tier_costs_less_time_and_more_memory(calibration: Calibration) -> None:
     table = {"dim": 32, "method": "adam", "rows": 2_000_000, "features": {"f": {"ids": 10}}}
     stacks = [{"tiers": [{"hkv": budget}, "rocksdb"]} for budget in ("5 %", "50 %")]
-    options = option_costs(inputs_of(table, storages=[*stacks, "hkv", "rocksdb"]), calibration)
+    options = compute_option_costs(inputs_of(table, storages=[*stacks, "hkv", "rocksdb"]), calibration)
     seconds = compute_of(options)
     small, large = "hkv 5 % + rocksdb", "hkv 50 % + rocksdb"
     assert seconds["hkv"] < seconds[large] < seconds[small] < seconds["rocksdb"]
@@ -147,7 +147,7 @@ def test_iops_latency_and_methods_are_counted(calibration: Calibration) -> None:
     def seconds(**changes: Any) -> float:
         costs = calibration.model_dump(exclude_none=True)
         costs["storages"] = {"rocksdb": {**costs["storages"]["rocksdb"], **changes}}
-        return compute_of(option_costs(inputs_of(table), Calibration.model_validate(costs)))[
+        return compute_of(compute_option_costs(inputs_of(table), Calibration.model_validate(costs)))[
             "rocksdb"
         ]
 
@@ -163,7 +163,7 @@ def test_iops_latency_and_methods_are_counted(calibration: Calibration) -> None:
 def test_misses_are_found_below(calibration: Calibration) -> None:
     table = {"dim": 32, "rows": 1_000_000, "features": {"f": {"ids": 10}}}
     inputs = inputs_of(table, storages=["hkv", {"tiers": [{"hkv": "5 %"}, "rocksdb"]}])
-    one, stack = storage_models(inputs, calibration, ["t"])
+    one, stack = make_storage_models(inputs, calibration, ["t"])
     keys, row_bytes, share = np.array([1000.0]), np.array([128.0]), np.array([0.25])
     below = calibration.storages["rocksdb"]
     miss = 250 * (below.find_ns + 128 * below.find_ns_per_byte) * 1e-9
@@ -179,7 +179,7 @@ def test_rows_that_leave_a_tier_are_written_below(calibration: Calibration) -> N
 
     def seconds(write_ns: float) -> float:
         costs["storages"]["rocksdb"]["write_ns"] = write_ns
-        found = option_costs(inputs_of(table, storages=stack), Calibration.model_validate(costs))
+        found = compute_option_costs(inputs_of(table, storages=stack), Calibration.model_validate(costs))
         return compute_of(found)["hkv 5 % + rocksdb"]
 
     assert seconds(40_000) > 1.5 * seconds(0)
@@ -200,7 +200,7 @@ def test_bytes_of_a_plan_are_those_of_real_storages(
     num_rows = 60_000
     table = {"dim": 16, "method": method, "rows": num_rows, "features": {"f": {"ids": 1}}}
     inputs = inputs_of(table, storages=[choice])
-    (model,) = storage_models(inputs, Calibration.model_validate(costs), ["t"])
+    (model,) = make_storage_models(inputs, Calibration.model_validate(costs), ["t"])
     assert model.name == storage
     # Of one rank of two.
     rows = num_rows // 2
@@ -225,7 +225,7 @@ def test_bytes_of_many_tables_are_about_those_of_each(calibration: Calibration) 
     value = inputs_of({"dim": 16, "rows": 10, "features": {"f": {"ids": 1}}}).model_dump()
     table = value["tables"].pop("t")
     value["tables"] = {f"t{at:03}": {**table, "dim": 8 << at % 3} for at in range(len(rows))}
-    (model,) = storage_models(
+    (model,) = make_storage_models(
         PlanInputs.model_validate(value | {"storages": ["hkv"]}), calibration, list(value["tables"])
     )
     tables = np.arange(len(rows))
@@ -243,21 +243,21 @@ def test_where_a_backend_says_nothing_the_calibration_does(
     costs["storages"]["elsewhere"] = {**costs["storages"]["hkv"], "overhead": 2, "key_bytes": 10}
     table = {"dim": 16, "rows": 100_000, "features": {"f": {"ids": 1}}}
     read = Calibration.model_validate(costs)
-    (model,) = storage_models(inputs_of(table, storages=["elsewhere"]), read, ["t"])
+    (model,) = make_storage_models(inputs_of(table, storages=["elsewhere"]), read, ["t"])
     rows, tables = np.array([4096.0]), np.array([0])
     assert model.bytes(rows, tables, 1).sum() == pytest.approx(4096 * (10 + 64) * 2)
     # Half of the columns: half of the row, and the key again.
     assert model.bytes(rows, tables, 2).sum() == pytest.approx(4096 * (10 + 32) * 2)
     monkeypatch.setattr(storages_module, "estimate_bytes", lambda *_, **__: {"host": 7})
-    (model,) = storage_models(inputs_of(table, storages=["elsewhere"]), read, ["t"])
+    (model,) = make_storage_models(inputs_of(table, storages=["elsewhere"]), read, ["t"])
     assert model.bytes(rows, tables, 1).sum() == 7
 
 
 def test_more_rows_than_a_storage_numbers_are_refused(calibration: Calibration) -> None:
     table = {"dim": 16, "rows": 10**11, "features": {"f": {"ids": 1}}}
     with pytest.raises(CapacityError, match="table t: no storage that it may have can number"):
-        option_costs(inputs_of(table, storages=["hkv"]), calibration)
-    options = option_costs(
+        compute_option_costs(inputs_of(table, storages=["hkv"]), calibration)
+    options = compute_option_costs(
         inputs_of(table, storages=["hkv", {"tiers": [{"hkv": "1 GiB"}, "rocksdb"]}]), calibration
     )
     assert {options.storages[each] for each in options.storage} == {"hkv 1 GiB + rocksdb"}
@@ -402,7 +402,7 @@ def test_unique_keys_of_a_sketch_are_those_counted_in_other_batches(skew: float)
 )
 @pytest.mark.parametrize("column", ["movieId", "userId"])
 def test_unique_keys_of_real_data(column: str) -> None:
-    ids = np.concatenate(list(column_ids(RATINGS, [column])))
+    ids = np.concatenate(list(read_column_ids(RATINGS, [column])))
     ids = np.random.default_rng(0).permutation(ids)
     half = len(ids) // 2
     sketch = sketch_ids([ids[:half]])
@@ -436,10 +436,10 @@ def test_a_sketch_serves_the_plan_and_changes_it(
 def test_columns_are_read_whole_and_in_part(tmp_path: Path) -> None:
     csv = tmp_path / "a.csv"
     csv.write_text("user,seen\n1,3|4\n2,\n-9223372036854775808,5\n")
-    (ids,) = column_ids(csv, ["seen", "user"])
+    (ids,) = read_column_ids(csv, ["seen", "user"])
     assert sorted(ids.tolist()) == [-(2**63), 1, 2, 3, 4, 5]
-    assert [each.tolist() for each in column_ids(csv, ["user"], 2)] == [[1, 2]]
-    assert sketch_ids(column_ids(csv, ["user"])).distinct == 3
+    assert [each.tolist() for each in read_column_ids(csv, ["user"], 2)] == [[1, 2]]
+    assert sketch_ids(read_column_ids(csv, ["user"])).distinct == 3
 
 
 def test_parquet_lists_are_taken_apart(tmp_path: Path) -> None:
@@ -450,12 +450,12 @@ def test_parquet_lists_are_taken_apart(tmp_path: Path) -> None:
     )
     path = tmp_path / "a.parquet"
     parquet.write_table(table, path)
-    ids = np.concatenate(list(column_ids(path, ["user", "seen"])))
+    ids = np.concatenate(list(read_column_ids(path, ["user", "seen"])))
     assert sorted(ids.tolist()) == [1, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="no column item; its columns are user, seen, name"):
-        list(column_ids(path, ["item"]))
+        list(read_column_ids(path, ["item"]))
     with pytest.raises(ConfigError, match="not whole numbers"):
-        list(column_ids(path, ["name"]))
+        list(read_column_ids(path, ["name"]))
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_data_that_no_sketch_is_of_is_refused(
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=told.replace(".", r"\.")):
-        sketch_ids(column_ids(tmp_path / name, columns))
+        sketch_ids(read_column_ids(tmp_path / name, columns))
 
 
 def test_a_sketch_that_does_not_add_up_is_refused() -> None:

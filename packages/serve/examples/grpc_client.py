@@ -54,7 +54,7 @@ def pull_request(table: str, ids: list[int]) -> bytes:
     return field(1, table_ids)
 
 
-def fields_of(message: bytes) -> Fields:
+def get_fields(message: bytes) -> Fields:
     """Fields of a message: number → values, whole numbers of varints and bytes of all others."""
     fields: Fields = {}
     at = 0
@@ -91,8 +91,8 @@ def main(address: str, table: str, *given: str) -> None:
             reply = pull(pull_request(table, ids), timeout=DEADLINE_SECONDS, metadata=metadata)
         except grpc.RpcError as error:
             sys.exit(f"status {error.code().value[0]}: {error.details()}")
-    answer = fields_of(reply)
-    rows, version = fields_of(answer[1][0]), fields_of(answer[2][0])
+    answer = get_fields(reply)
+    rows, version = get_fields(answer[1][0]), get_fields(answer[2][0])
     dim, content, bits = rows[2][0], rows[3][0], rows[4][0]
     print(
         json.dumps(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparring.contracts import TableConfig
-from sparring_serve import LookupService, Place, ShardReplicas
+from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
@@ -37,7 +37,7 @@ def tables(make_tables: MakeTables) -> MemoryTables:
 
 @pytest.fixture
 def service(tables: MemoryTables) -> LookupService:
-    return LookupService(tables, Place(ShardReplicas((("a:1",),))), clock=lambda: 10.0)
+    return LookupService(tables, ShardPosition(ShardReplicas((("a:1",),))), clock=lambda: 10.0)
 
 
 @pytest.fixture

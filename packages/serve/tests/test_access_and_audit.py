@@ -21,7 +21,7 @@ from sparring_serve import (
     ServingConfig,
     open_parameter_server,
 )
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.security import check_local
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
@@ -101,7 +101,7 @@ def test_loopback_addresses_are_local_and_no_others(peer: str, is_local: bool) -
     if is_local:
         check_local(peer, "push")
         return
-    with pytest.raises(Refusal, match=r"needs the role push .*server\.token_file") as caught:
+    with pytest.raises(StatusError, match=r"needs the role push .*server\.token_file") as caught:
         check_local(peer, "push")
     assert caught.value.status == Status.PERMISSION_DENIED
 

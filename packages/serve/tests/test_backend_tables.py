@@ -130,11 +130,11 @@ def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> Non
         with pytest.raises(SparringError, match=r"Redis|backend"):
             client.pull({"item": KEYS})
         assert not client.pull({"item": np.array([10**12])}).found["item"].any()  # by the filter
-        figures = server.service.tables.figures
-        assert figures()["cache_hits"] >= 150
-        assert figures()["cache_rows"] == 50
-        wait_for(lambda: figures()["cache_failed_looks"] > 0)
-        assert figures()["cache_behind_seconds"] > 0.05
+        gauges = server.service.tables.gauges
+        assert gauges()["cache_hits"] >= 150
+        assert gauges()["cache_rows"] == 50
+        wait_for(lambda: gauges()["cache_failed_looks"] > 0)
+        assert gauges()["cache_behind_seconds"] > 0.05
 
 
 @pytest.mark.parametrize("missing", ["initial", "zero", "only_found"])

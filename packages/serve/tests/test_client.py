@@ -22,13 +22,13 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupService,
-    Place,
+    ShardPosition,
     ReplicasFailedError,
     ShardReplicas,
     StaleRowsError,
     VersionGoneError,
 )
-from sparring_serve.client.division import CallLimits, TableKeys, divide
+from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.limits import Limits
@@ -59,7 +59,7 @@ class Cluster:
                 self.tables[name] = MemoryTables([ITEM, USER], rows_of_step(1))
                 services[name] = LookupService(
                     self.tables[name],
-                    Place(self.shards, shard),
+                    ShardPosition(self.shards, shard),
                     limits or Limits(),
                     clock=lambda: 10.0,
                 )
@@ -407,13 +407,13 @@ def test_each_key_is_in_one_call_of_its_shard() -> None:
             TableKeys("user", np.empty(0, np.int64), 8),
             TableKeys("wide", random_ids.permutation(30), 5000),
         ]
-        calls = divide(tables, shards, CallLimits(4096, 100))
+        calls = split_keys(tables, shards, CallLimits(4096, 100))
         seen = [np.zeros(len(each.keys), np.int64) for each in tables]
         for call in calls:
             num_bytes = 0
             for part in call.parts:
-                seen[part.number][part.places] += 1
-                assert np.array_equal(tables[part.number].keys[part.places], part.keys)
+                seen[part.number][part.positions] += 1
+                assert np.array_equal(tables[part.number].keys[part.positions], part.keys)
                 assert (shards.shard_of(part.keys) == call.shard).all()
                 num_bytes += len(part.keys) * tables[part.number].row_bytes
             assert num_bytes <= 4096 or [len(part.keys) for part in call.parts] == [1]

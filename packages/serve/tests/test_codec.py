@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring_serve.wire import messages, open_inference
-from sparring_serve.wire.fields import MOST_BYTES, MessageError, decode, encode
-from sparring_serve.wire.messages import PullAnswer, PullRequest, RowDtype, TableIds, VersionMessage
+from sparring_serve.wire.fields import MAX_BYTES, MessageError, decode, encode
+from sparring_serve.wire.messages import PullReply, PullRequest, RowDtype, TableIds, VersionMessage
 from sparring_serve.wire.open_inference import InferRequest, InferTensor, TensorContents
 from sparring_serve.wire.rows import (
     as_bytes,
-    found_bits,
-    ids_of,
+    pack_found,
+    read_ids,
     read_found,
     read_rows,
     row_bytes,
-    rows_on_the_wire,
+    encode_rows,
 )
 
 MESSAGES = sorted(
@@ -95,7 +95,7 @@ def test_messages_with_damage_are_a_message_or_refused() -> None:
                 del content[at : at + dice.randint(1, 8)]
             else:
                 content[at:at] = dice.randbytes(dice.randint(1, 8))
-        for message in (InferRequest, PullRequest, PullAnswer):
+        for message in (InferRequest, PullRequest, PullReply):
             try:
                 decode(message, bytes(content))
             except MessageError:
@@ -126,7 +126,7 @@ def test_bytes_beyond_the_bounds_are_refused(content: bytes) -> None:
 
 def test_a_message_beyond_the_most_bytes_is_refused_before_it_is_read() -> None:
     with pytest.raises(MessageError, match="more than 67,108,864"):
-        decode(PullRequest, bytes(MOST_BYTES + 1))
+        decode(PullRequest, bytes(MAX_BYTES + 1))
 
 
 def test_unknown_fields_are_skipped() -> None:
@@ -147,7 +147,7 @@ def test_unpacked_numbers_are_read_too() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
 def test_found_bits_are_read_as_they_were_written(count: int) -> None:
     found = np.random.default_rng(1).random(count) < 0.5
-    content = found_bits(found)
+    content = pack_found(found)
     assert len(content) == -(-count // 8)
     assert np.array_equal(read_found(content, count), found)
     with pytest.raises(MessageError, match="expected"):
@@ -155,21 +155,21 @@ def test_found_bits_are_read_as_they_were_written(count: int) -> None:
 
 
 def test_the_first_id_has_the_lowest_bit() -> None:
-    assert found_bits(np.array([True, False, False, True])) == b"\x09"
+    assert pack_found(np.array([True, False, False, True])) == b"\x09"
 
 
 def test_ids_are_whole_int64() -> None:
     ids = np.array([7, -1, -(2**63), 2**63 - 1], np.int64)
-    assert np.array_equal(ids_of(as_bytes(ids)), ids)
+    assert np.array_equal(read_ids(as_bytes(ids)), ids)
     with pytest.raises(MessageError, match="8 bytes an id"):
-        ids_of(b"1234567")
+        read_ids(b"1234567")
 
 
 @pytest.mark.parametrize("dtype", list(RowDtype))
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (5, 3), (300, 64)])
 def test_rows_come_back_as_precise_as_their_dtype(dtype: RowDtype, shape: tuple[int, int]) -> None:
     rows = np.random.default_rng(2).normal(size=shape).astype(np.float32)
-    content = rows_on_the_wire(rows, dtype)
+    content = encode_rows(rows, dtype)
     assert len(content) == shape[0] * row_bytes(shape[1], dtype)
     out = np.full(shape, np.nan, np.float32)
     read_rows(content, shape[1], dtype, out)
@@ -187,7 +187,7 @@ def test_rows_come_back_as_precise_as_their_dtype(dtype: RowDtype, shape: tuple[
 def test_int8_rows_are_rounded_once(shape: tuple[int, int]) -> None:
     count, dim = shape
     rows = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    content = rows_on_the_wire(rows, RowDtype.INT8)
+    content = encode_rows(rows, RowDtype.INT8)
     out = np.full(shape, np.nan, np.float32)
     read_rows(content, dim, RowDtype.INT8, out)
     packed = np.frombuffer(content, np.uint8).reshape(count, dim + 4)
@@ -199,5 +199,5 @@ def test_int8_rows_are_rounded_once(shape: tuple[int, int]) -> None:
 def test_rows_of_one_value_keep_it_as_int8() -> None:
     rows = np.array([[0.5, 0.5], [0, 0], [-2, -2]], np.float32)
     out = np.empty_like(rows)
-    read_rows(rows_on_the_wire(rows, RowDtype.INT8), 2, RowDtype.INT8, out)
+    read_rows(encode_rows(rows, RowDtype.INT8), 2, RowDtype.INT8, out)
     assert np.array_equal(out, rows)

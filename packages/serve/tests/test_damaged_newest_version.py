@@ -18,7 +18,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -28,7 +28,7 @@ from sparring_serve.tables.packed import open_packed_tables
 
 LONG = ClientConfig(deadline_seconds=9.0)
 KEYS = np.arange(50, dtype=np.int64)
-PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
 class Served:

@@ -14,7 +14,7 @@ import pytest
 
 from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig, partition
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -47,7 +47,7 @@ def run(command: list[str], *arguments: str, token: str = "") -> subprocess.Comp
 def serve(**server: object) -> LookupServer:
     tables = MemoryTables([ITEM], {"item": {key: [1, key, -key, 0.5] for key in range(100)}})
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
-    return LookupServer(tables, config, Place(ShardReplicas((("a:1",),))), "127.0.0.1:0")
+    return LookupServer(tables, config, ShardPosition(ShardReplicas((("a:1",),))), "127.0.0.1:0")
 
 
 def test_a_client_of_the_examples_pulls_rows(command: list[str]) -> None:

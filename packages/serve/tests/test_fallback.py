@@ -15,7 +15,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupService,
-    Place,
+    ShardPosition,
     RowStatus,
     ShardReplicas,
     read_serving_config,
@@ -45,7 +45,7 @@ class Cluster:
         self.now = 1000.0
         self.transport = FaultyTransport(
             {
-                name: LookupService(each, Place(self.shards, number), clock=lambda: self.now)
+                name: LookupService(each, ShardPosition(self.shards, number), clock=lambda: self.now)
                 for number, (name, each) in enumerate(self.tables.items())
             }
         )
@@ -174,7 +174,7 @@ def test_a_server_that_tells_no_initial_values_is_named(
     initial: InitialValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sparring_serve.testing.memory_tables.initial_values", lambda table: initial
+        "sparring_serve.testing.memory_tables.describe_initial_values", lambda table: initial
     )
     with pytest.raises(
         InvalidArgumentError, match=r"table 'item': client\.on_failure=initial needs"

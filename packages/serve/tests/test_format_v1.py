@@ -20,7 +20,7 @@ from sparring_serve import (
     LookupClient,
     LookupServer,
     ParameterClient,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -32,7 +32,7 @@ TABLES = (TableConfig("item", 4, seed=3), TableConfig("user", 8))
 KEYS = np.array([-(2**63), -1, 0, 7, 2**63 - 1])
 CHANGED, ERASED, ADDED = KEYS[1:2], KEYS[2:3], np.array([8])
 GRADIENTS = {"item": (KEYS, np.ones((len(KEYS), 4), np.float32))}
-ONE = Place(ShardReplicas((("127.0.0.1:1",),)))
+ONE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
 def rows_of(keys: np.ndarray, table: TableConfig, step: int) -> np.ndarray:
@@ -120,15 +120,15 @@ def test_a_service_starts_with_a_save_of_release_0_1_and_continues(folder: Path)
 
 def _push_to(container: StepContainer) -> None:
     """Applies a push of `GRADIENTS` as a service does."""
-    from sparring.adapter import hyper_from, resolve_method
+    from sparring.adapter import parse_hyper, resolve_method
     from sparring.contracts import MethodChoice
 
     method = resolve_method("adagrad")
-    hyper = hyper_from(method, {"lr": 0.5})
+    hyper = parse_hyper(method, {"lr": 0.5})
     if "item" not in container.tables:
         container.declare(TABLES[0], StorageChoice("memory"))
         container.set_state("item", method.initial_state(4, hyper, np.float32), method.name)
-    container.resources.give("item", *GRADIENTS["item"])
+    container.resources.accumulate_by_key("item", *GRADIENTS["item"])
     container.apply_methods({"item": MethodChoice(method, hyper, container.counters.steps + 1)})
 
 

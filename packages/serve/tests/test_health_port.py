@@ -10,14 +10,14 @@ import pytest
 
 from sparring import TableConfig
 from sparring.errors import StorageIOError
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas, TlsFiles
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas, TlsFiles
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import (
     HEALTH,
     INFERENCE,
-    HealthAnswer,
+    HealthReply,
     HealthRequest,
     ServingStatus,
 )
@@ -32,9 +32,9 @@ def server(tmp_path: Path):
     certificate = make_certificate(tmp_path, "server")
     tls = TlsFiles(certificate_file=certificate, key_file=certificate.with_suffix(".key"))
     config = ServingConfig(server=ServerConfig(tls=tls, health_port=0))
-    place = Place(ShardReplicas((("127.0.0.1:7433",),)))
+    position = ShardPosition(ShardReplicas((("127.0.0.1:7433",),)))
     tables = MemoryTables([TableConfig("item", 4)], {"item": {7: [1, 2, 3, 4]}})
-    with LookupServer(tables, config, place, "127.0.0.1:0") as started:
+    with LookupServer(tables, config, position, "127.0.0.1:0") as started:
         yield started
 
 
@@ -46,7 +46,7 @@ def call(port: int, path: str, content: bytes = b"") -> bytes:
 
 def status(port: int, service: str) -> ServingStatus:
     answer = call(port, f"/{HEALTH}/Check", encode(HealthRequest(service)))
-    return ServingStatus(decode(HealthAnswer, answer).status)
+    return ServingStatus(decode(HealthReply, answer).status)
 
 
 def test_the_health_port_answers_in_plain_text_while_the_other_port_needs_tls(
@@ -82,4 +82,4 @@ def test_a_health_port_that_is_taken_is_named(server: LookupServer) -> None:
     config = ServingConfig(server=ServerConfig(health_port=server.health_port.port))
     tables = MemoryTables([TableConfig("item", 4)], {})
     with pytest.raises(StorageIOError, match=r"set server\.health_port"):
-        LookupServer(tables, config, server.service.place, "127.0.0.1:0")
+        LookupServer(tables, config, server.service.position, "127.0.0.1:0")

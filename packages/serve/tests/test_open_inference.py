@@ -9,11 +9,11 @@ import pytest
 
 from sparring_serve import LookupService
 from sparring_serve.inference import infer, model_metadata, model_ready
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.open_inference import (
-    InferAnswer,
+    InferReply,
     InferParameter,
     InferParameterEntry,
     InferRequest,
@@ -37,8 +37,8 @@ def parameter(name: str, value: Any) -> InferParameterEntry:
     return InferParameterEntry(name, InferParameter(**given))
 
 
-def request_with(place: str, *parameters: InferParameterEntry) -> InferRequest:
-    of = {each: parameters if each == place else () for each in PLACES}
+def request_with(position: str, *parameters: InferParameterEntry) -> InferRequest:
+    of = {each: parameters if each == position else () for each in PLACES}
     return InferRequest(
         "item",
         parameters=of["request"],
@@ -48,9 +48,9 @@ def request_with(place: str, *parameters: InferParameterEntry) -> InferRequest:
     )
 
 
-def answer_of(service: LookupService, request: InferRequest | bytes) -> InferAnswer:
+def answer_of(service: LookupService, request: InferRequest | bytes) -> InferReply:
     content = request if isinstance(request, bytes) else encode(request)
-    return decode(InferAnswer, infer(service, content, 10.0))
+    return decode(InferReply, infer(service, content, 10.0))
 
 
 # Of each parameter of Triton and KServe the place, the value that means nothing, others, and the advice.
@@ -72,31 +72,31 @@ PARAMETERS = [
     # Nothing is known of others, so that no value means nothing.
     *(
         (
-            place,
+            position,
             name,
             ...,
             [1, 0, None, "x", 0.5, True],
             "expected no such parameter; these are known",
         )
-        for place in PLACES
+        for position in PLACES
         for name in ("temperature", "binary_data_size", "Priority", "")
     ),
 ]
 
 
-@pytest.mark.parametrize(("place", "name", "default", "others", "advice"), PARAMETERS)
+@pytest.mark.parametrize(("position", "name", "default", "others", "advice"), PARAMETERS)
 def test_a_parameter_without_effect_is_rejected_unless_it_has_its_default(
-    service: LookupService, place: str, name: str, default: Any, others: list[Any], advice: str
+    service: LookupService, position: str, name: str, default: Any, others: list[Any], advice: str
 ) -> None:
     if default is not ...:
-        answer = answer_of(service, request_with(place, parameter(name, default)))
+        answer = answer_of(service, request_with(position, parameter(name, default)))
         assert bytes(answer.raw_output_contents[0]) == b"\x01\x00"
     for value in others:
-        with pytest.raises(Refusal) as caught:
-            answer_of(service, request_with(place, parameter(name, value)))
+        with pytest.raises(StatusError) as caught:
+            answer_of(service, request_with(position, parameter(name, value)))
         message = str(caught.value)
         assert caught.value.status is Status.INVALID_ARGUMENT
-        shown = f"parameter {name!r} of {'the request' if place == 'request' else place}"
+        shown = f"parameter {name!r} of {'the request' if position == 'request' else position}"
         assert message.startswith(f"model 'item': {shown}")
         assert f"is {value or 0!r}, expected " in message
         assert advice in message
@@ -106,7 +106,7 @@ def test_a_parameter_without_effect_is_rejected_unless_it_has_its_default(
 def test_uint64_parameters_are_read(service: LookupService) -> None:
     entry = InferParameterEntry("priority", InferParameter(uint64_param=5))
     with pytest.raises(
-        Refusal, match="parameter 'priority' of the request is 5, expected 0; calls"
+        StatusError, match="parameter 'priority' of the request is 5, expected 0; calls"
     ):
         answer_of(service, request_with("request", entry))
 
@@ -172,7 +172,7 @@ WHOLE: dict[str, Any] = {
 def test_what_contradicts_itself_is_rejected(
     service: LookupService, fields: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(Refusal, match=said) as caught:
+    with pytest.raises(StatusError, match=said) as caught:
         answer_of(service, InferRequest("item", **{**WHOLE, **fields}))
     assert caught.value.status is Status.INVALID_ARGUMENT
 
@@ -188,7 +188,7 @@ def test_contents_of_another_type_are_rejected(service: LookupService, number: i
         + tensor
     )
     with pytest.raises(
-        Refusal, match=f"no TensorContents: field {number} is not supported"
+        StatusError, match=f"no TensorContents: field {number} is not supported"
     ) as info:
         answer_of(service, content)
     assert info.value.status is Status.INVALID_ARGUMENT
@@ -196,7 +196,7 @@ def test_contents_of_another_type_are_rejected(service: LookupService, number: i
 
 def test_fields_that_the_protocol_may_get_later_are_rejected(service: LookupService) -> None:
     with pytest.raises(
-        Refusal, match="field 15 is not supported, these are: 1 model_name, 2 model_"
+        StatusError, match="field 15 is not supported, these are: 1 model_name, 2 model_"
     ):
         answer_of(service, encode(InferRequest("item", **WHOLE)) + bytes([15 << 3, 1]))
 
@@ -211,6 +211,6 @@ def test_the_version_of_a_model_counts_for_its_readiness_and_metadata(
         if is_ready:
             assert decode(ModelMetadata, model_metadata(service, content)).versions == (kept,)
             continue
-        with pytest.raises(Refusal, match="version '1' is not kept") as caught:
+        with pytest.raises(StatusError, match="version '1' is not kept") as caught:
             model_metadata(service, content)
         assert caught.value.status is Status.NOT_FOUND

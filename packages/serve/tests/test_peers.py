@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparring.contracts import TableConfig
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
@@ -28,9 +28,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 def served_here() -> Iterator[str]:
     rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
     tables = MemoryTables([TableConfig("item", 4)], rows)
-    place = Place(ShardReplicas((("a:1", "b:1"),), number=7))
+    position = ShardPosition(ShardReplicas((("a:1", "b:1"),), number=7))
     config = ServingConfig(server=ServerConfig(poll_seconds=3600))
-    with LookupServer(tables, config, place, "127.0.0.1:0") as server:
+    with LookupServer(tables, config, position, "127.0.0.1:0") as server:
         yield server.address
 
 

@@ -33,7 +33,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ReplicasFailedError,
     RowStatus,
     ServerConfig,
@@ -95,12 +95,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 LONG = ClientConfig(deadline_seconds=9.0)
-ONE = Place(ShardReplicas((("127.0.0.1:1",),)))
+ONE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
-def serve(run: Run, place: Place = ONE, **server: Any) -> LookupServer:
+def serve(run: Run, position: ShardPosition = ONE, **server: Any) -> LookupServer:
     config = run.config(**server)
-    return LookupServer(open_packed_tables(config, place), config, place, "127.0.0.1:0")
+    return LookupServer(open_packed_tables(config, position), config, position, "127.0.0.1:0")
 
 
 def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
@@ -144,7 +144,7 @@ def test_a_delta_is_taken_while_the_server_answers(run: Run) -> None:
         before = client.pull({"item": KEYS}, version=old)
         check(before.rows["item"], KEYS, 1)
         assert before.versions[0].hash == old
-        assert server.service.tables.figures()["layers"] == 2
+        assert server.service.tables.gauges()["layers"] == 2
         assert server.metrics.gauges()["version_step"] == server.service.tables.versions()[0].step
 
 
@@ -226,7 +226,7 @@ def test_shards_map_their_partitions_alone(run: Run) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
-    with serve(run, Place(shards, 0)) as first, serve(run, Place(shards, 1)) as second:
+    with serve(run, ShardPosition(shards, 0)) as first, serve(run, ShardPosition(shards, 1)) as second:
         with LookupClient([[first.address], [second.address]], LONG) as client:
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
         with (
@@ -242,8 +242,8 @@ def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
     with (
-        serve(run, Place(shards, 0)) as first,
-        serve(run, Place(shards, 1)) as second,
+        serve(run, ShardPosition(shards, 0)) as first,
+        serve(run, ShardPosition(shards, 1)) as second,
         LookupClient([[first.address], [second.address]], LONG) as client,
     ):
         chunks = client.scan("item", chunk_rows=64)
@@ -285,8 +285,8 @@ def test_recommendations_are_of_all_shards_of_packed_files(run: Run) -> None:
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
     axis = np.array([[0, 1, 0, 0], [0, -1, 0, 0]], np.float32)
     with (
-        serve(run, Place(shards, 0)) as first,
-        serve(run, Place(shards, 1)) as second,
+        serve(run, ShardPosition(shards, 0)) as first,
+        serve(run, ShardPosition(shards, 1)) as second,
         LookupClient([[first.address], [second.address]], LONG) as client,
     ):
         found = client.recommend("item", axis, 3, exclude=[[499], []])

@@ -18,7 +18,7 @@ from sparring_serve import (
     LookupClient,
     LookupServer,
     LookupService,
-    Place,
+    ShardPosition,
     Recommendations,
     ReplicasFailedError,
     ServerConfig,
@@ -29,10 +29,10 @@ from sparring_serve import (
 from sparring_serve.client.transport import Send
 from sparring_serve.limits import Limits
 from sparring_serve.recommendation import recommend
-from sparring_serve.refusal import Refusal
+from sparring_serve.status import StatusError
 from sparring_serve.testing import FaultyTransport, MemoryTables
 from sparring_serve.wire.fields import decode, encode
-from sparring_serve.wire.messages import RecommendAnswer, RecommendRequest
+from sparring_serve.wire.messages import RecommendReply, RecommendRequest
 from sparring_serve.wire.rows import as_bytes
 
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
@@ -79,7 +79,7 @@ class Cluster:
                 tables = MemoryTables([ITEM, USER, TAG], self.part(1, shard))
                 self.tables[name] = tables
                 self.services[name] = LookupService(
-                    tables, Place(self.shards, shard), limits or Limits()
+                    tables, ShardPosition(self.shards, shard), limits or Limits()
                 )
         self.transport = FaultyTransport(self.services)
         self.client = self.client_of(self.shards, **config)
@@ -155,7 +155,7 @@ def test_keys_may_be_strings() -> None:
     ann, hat, shoe = hash_strings(["ann", "hat", "shoe"]).tolist()
     rows = {"item": {hat: [1, 0, 0, 0], shoe: [2, 0, 0, 0]}, "user": {ann: [1, 0, 0, 0]}}
     shards = ShardReplicas((("a:1",),))
-    service = LookupService(MemoryTables([ITEM, USER], rows), Place(shards))
+    service = LookupService(MemoryTables([ITEM, USER], rows), ShardPosition(shards))
     client = LookupClient(shards, transport=FaultyTransport({"a:1": service}))
     assert client.recommend("item", {"user": ["ann"]}, 2).keys.tolist() == [[shoe, hat]]
     found = client.recommend("item", {"user": ["ann"]}, 1, exclude=[["shoe"]])
@@ -268,10 +268,10 @@ def test_wrong_calls_are_refused_with_what_to_do(
         cluster.client.recommend(asked.pop("table"), queries, asked.pop("k"), **asked)
 
 
-def refused(service: LookupService, message: str, **fields: Any) -> Refusal:
+def refused(service: LookupService, message: str, **fields: Any) -> StatusError:
     request = {"table": "item", "queries": as_bytes(np.ones((2, 4), np.float32)), "k": 3, **fields}
     seconds = request.pop("seconds", 1.0)
-    with pytest.raises(Refusal, match=message) as caught:
+    with pytest.raises(StatusError, match=message) as caught:
         recommend(service, encode(RecommendRequest(**request)), seconds)
     assert service.admission.bytes_in_flight == 0
     return caught.value
@@ -309,7 +309,7 @@ def test_a_caller_that_has_one_server_need_not_name_a_shard() -> None:
     service = Cluster(1).services["s0r0:1"]
     queries = as_bytes(QUERIES.astype(np.float32))
     content = recommend(service, encode(RecommendRequest("item", "", queries, 2)), 1.0)
-    answer = decode(RecommendAnswer, content)
+    answer = decode(RecommendReply, content)
     keys, scores = expected_of(1, QUERIES, 2)
     assert np.frombuffer(answer.ids, np.int64).reshape(-1, 2).tolist() == keys
     assert np.frombuffer(answer.scores, np.float32).reshape(-1, 2).tolist() == scores
@@ -318,9 +318,9 @@ def test_a_caller_that_has_one_server_need_not_name_a_shard() -> None:
 
 def test_both_clients_ask_over_grpc() -> None:
     cluster = Cluster(1)
-    place = Place(ShardReplicas((("127.0.0.1:1",),)))
+    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, most_k=20))
-    with LookupServer(cluster.tables["s0r0:1"], config, place, "127.0.0.1:0") as server:
+    with LookupServer(cluster.tables["s0r0:1"], config, position, "127.0.0.1:0") as server:
         with LookupClient(server.address) as client:
             check(client.recommend("item", QUERIES, 20), 1, QUERIES, 20)
             with pytest.raises(InvalidArgumentError, match="most are 20"):

@@ -11,8 +11,8 @@ from sparring.contracts import partition
 from sparring_serve import LookupService, ShardReplicas, read_serving_config
 from sparring_serve.metrics import HELP
 from sparring_serve.reference import reference_tables
-from sparring_serve.refusal import Status
-from sparring_serve.server.grpc_methods import Methods, table_of_methods
+from sparring_serve.status import Status
+from sparring_serve.server.grpc_methods import Methods, make_method_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/lookup-service.md").read_text()
@@ -33,7 +33,7 @@ def test_the_page_has_every_status_that_is_answered() -> None:
 
 def test_the_page_has_every_method_of_the_port(service: LookupService) -> None:
     methods = Methods(service, None)  # type: ignore[arg-type]
-    names = {path.rpartition("/")[2] for path in table_of_methods(methods)}
+    names = {path.rpartition("/")[2] for path in make_method_table(methods)}
     assert {"Pull", "Refresh", "Check", "ModelInfer"} <= names
     assert {each for each in names if not re.search(rf"\b{each}\b", PAGE)} == set()
 

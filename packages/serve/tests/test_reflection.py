@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from sparring.errors import PluginError
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.server.reflection import PROTO_FILES, _described, read_proto
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 
-PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
 def serve(tables: MemoryTables, **server: Any) -> LookupServer:
@@ -95,7 +95,7 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
 
 OURS = {
     "HealthCheckRequest": open_inference.HealthRequest,
-    "HealthCheckResponse": open_inference.HealthAnswer,
+    "HealthCheckResponse": open_inference.HealthReply,
     "ServerLiveRequest": open_inference.NoFields,
     "ServerLiveResponse": open_inference.Live,
     "ServerReadyRequest": open_inference.NoFields,
@@ -113,7 +113,7 @@ OURS = {
     "InferTensor": open_inference.InferTensor,
     "InferRequestedOutputTensor": open_inference.RequestedOutput,
     "ModelInferRequest": open_inference.InferRequest,
-    "ModelInferResponse": open_inference.InferAnswer,
+    "ModelInferResponse": open_inference.InferReply,
 }
 
 

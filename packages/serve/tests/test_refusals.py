@@ -18,7 +18,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -28,7 +28,7 @@ from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 
-PLACE = Place(ShardReplicas((("127.0.0.1:1",),)))
+PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 LONG = ClientConfig(deadline_seconds=20)
 
 Serve = Callable[..., LookupServer]

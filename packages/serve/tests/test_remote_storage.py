@@ -16,7 +16,7 @@ from sparring.errors import (
     UnknownTableError,
     UnsupportedError,
 )
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 ITEM = TableConfig("item", 4, seed=3)
@@ -26,8 +26,8 @@ ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
 @pytest.fixture
 def server() -> LookupServer:
     config = ServingConfig(server=ServerConfig(poll_seconds=3600))
-    place = Place(ShardReplicas((("127.0.0.1:1",),)))
-    with LookupServer(MemoryTables([ITEM], ROWS), config, place, "127.0.0.1:0") as started:
+    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
+    with LookupServer(MemoryTables([ITEM], ROWS), config, position, "127.0.0.1:0") as started:
         yield started
 
 
@@ -165,7 +165,7 @@ def test_rows_of_a_service_are_read_by_a_model_that_trains_others(server: Lookup
         (own(torch.tensor([1])) * served(torch.tensor([7]))).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert own.embeddings_of([1]).tolist() == [[-2, -14, 14, -1]]
+    assert own.read_embeddings([1]).tolist() == [[-2, -14, 14, -1]]
 
 
 def test_an_inference_module_asks_the_service(server: LookupServer) -> None:

@@ -14,13 +14,13 @@ import pytest
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError
 from sparring_serve import (
-    Answer,
+    LookupReply,
     AsyncLookupClient,
     ClientConfig,
     LookupClient,
     LookupServer,
     ParameterClient,
-    Place,
+    ShardPosition,
     ReplicasFailedError,
     ServerConfig,
     ServingConfig,
@@ -60,11 +60,11 @@ def serve() -> Iterator[Serve]:
         config = ServingConfig(
             server=ServerConfig(**{"poll_seconds": 3600, "drain_seconds": 0, **options})
         )
-        place = Place(
+        position = ShardPosition(
             ShardReplicas(tuple((f"127.0.0.1:{each + 1}",) for each in range(shards))), shard
         )
         served = MemoryTables([ITEM], ROWS) if tables is None else tables
-        started.append(LookupServer(served, config, place, "127.0.0.1:0"))
+        started.append(LookupServer(served, config, position, "127.0.0.1:0"))
         return started[-1]
 
     yield start
@@ -85,7 +85,7 @@ def proxy() -> Iterator[Callable[[LookupServer], Proxy]]:
         each.close()
 
 
-def check(answer: Answer) -> None:
+def check(answer: LookupReply) -> None:
     assert np.array_equal(answer.rows["item"][:, 1], IDS)
     assert answer.is_complete
 
@@ -126,7 +126,7 @@ def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
 ) -> None:
     server = serve(SlowTables([ITEM], ROWS), threads=1)
 
-    async def pull_all() -> list[Answer]:
+    async def pull_all() -> list[LookupReply]:
         async with AsyncLookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
             return await asyncio.gather(*(client.pull({"item": IDS}) for _ in range(100)))
 
@@ -320,7 +320,7 @@ def test_a_circuit_closes_for_answers_that_come_later_than_a_caller_waits(
     hung = HungShard(serve, proxy)
     config = ClientConfig(deadline_seconds=1.0, on_failure="flag")
 
-    def is_over(answer: Answer, begin: float) -> bool:
+    def is_over(answer: LookupReply, begin: float) -> bool:
         assert time.monotonic() - begin < 10
         return answer.is_complete
 

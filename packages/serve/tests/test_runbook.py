@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import sparring_serve
 from sparring_serve.metrics import HELP
-from sparring_serve.refusal import Status
+from sparring_serve.status import Status
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/runbook.md").read_text()

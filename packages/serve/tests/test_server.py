@@ -24,7 +24,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ReplicasFailedError,
     ServerConfig,
     ServingConfig,
@@ -36,16 +36,16 @@ from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import (
     SERVICE,
     PullRequest,
-    RefreshAnswer,
+    RefreshReply,
     TableIds,
     VersionMessage,
 )
 from sparring_serve.wire.open_inference import (
     HEALTH,
     INFERENCE,
-    HealthAnswer,
+    HealthReply,
     HealthRequest,
-    InferAnswer,
+    InferReply,
     InferRequest,
     InferTensor,
     Live,
@@ -72,8 +72,8 @@ def serve() -> Iterator[Serve]:
     def start(tables: MemoryTables | None = None, **options: Any) -> LookupServer:
         config = ServingConfig(server=ServerConfig(**{"poll_seconds": 3600, **options}))
         served = MemoryTables([ITEM], ROWS) if tables is None else tables
-        place = Place(ShardReplicas((("127.0.0.1:1",),)))
-        started.append(LookupServer(served, config, place, "127.0.0.1:0"))
+        position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
+        started.append(LookupServer(served, config, position, "127.0.0.1:0"))
         return started[-1]
 
     yield start
@@ -145,7 +145,7 @@ def test_probes_of_health_tell_a_server_that_drains(serve: Serve) -> None:
 
     def status(service: str) -> int:
         answer = call(server, f"{HEALTH}/Check", HealthRequest(service))
-        return decode(HealthAnswer, answer).status
+        return decode(HealthReply, answer).status
 
     assert [status(each) for each in ("", SERVICE, INFERENCE)] == [1, 1, 1]
     assert code_of(server, f"{HEALTH}/Check", HealthRequest("other")) == "NOT_FOUND"
@@ -164,11 +164,11 @@ def test_a_table_is_a_model_of_the_open_inference_protocol(serve: Serve) -> None
     server = serve()
     version = server.service.tables.versions()[0].hash
 
-    def infer(**fields: Any) -> InferAnswer:
+    def infer(**fields: Any) -> InferReply:
         answer = call(
             server, f"{INFERENCE}/ModelInfer", InferRequest("item", **fields), timeout=None
         )
-        return decode(InferAnswer, answer)
+        return decode(InferReply, answer)
 
     ids = np.array([7, -1, 99], np.int64)
     raw = infer(
@@ -229,11 +229,11 @@ def test_a_hint_brings_the_newer_version_and_names_what_is_refused(
     server = serve(tables)
     new = tables.publish(2, {"item": {7: [2, 2, 2, 2]}})
 
-    def refresh() -> RefreshAnswer:
-        return decode(RefreshAnswer, call(server, f"{SERVICE}/Refresh", timeout=5))
+    def refresh() -> RefreshReply:
+        return decode(RefreshReply, call(server, f"{SERVICE}/Refresh", timeout=5))
 
-    assert refresh() == RefreshAnswer(VersionMessage("", 2, new.hash), True)
-    assert refresh() == RefreshAnswer(VersionMessage("", 2, new.hash), False)
+    assert refresh() == RefreshReply(VersionMessage("", 2, new.hash), True)
+    assert refresh() == RefreshReply(VersionMessage("", 2, new.hash), False)
     tables.damage_next(SnapshotDamagedError("a file is damaged"))
     tables.publish(4, {"item": {7: [4, 4, 4, 4]}})
     assert refresh().refused == "a file is damaged"
@@ -328,11 +328,11 @@ def test_a_bug_is_told_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None
 
 
 def test_plain_text_is_for_loopback_only() -> None:
-    place = Place(ShardReplicas((("127.0.0.1:1",),)))
+    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
     with pytest.raises(
         ConfigError, match=r"plain text is for loopback addresses only, found 0.0.0.0"
     ):
-        LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), place, "0.0.0.0:0")
+        LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), position, "0.0.0.0:0")
     with (
         LookupClient("192.0.2.1:1") as client,
         pytest.raises(ConfigError, match=r"set client.insecure=true"),
@@ -349,10 +349,10 @@ def test_a_port_that_is_taken_is_named(serve: Serve) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        place = Place(ShardReplicas((("127.0.0.1:1",),)))
+        position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(StorageIOError, match=f"cannot listen on {address}"):
-            LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), place, address)
+            LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), position, address)
 
 
 def write(path: Path, text: str) -> Path:

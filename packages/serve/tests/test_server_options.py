@@ -15,7 +15,7 @@ from sparring.contracts import TableConfig
 from sparring_serve import (
     LookupServer,
     ParametersConfig,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -46,8 +46,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             )
         )
         tables = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
-        place = Place(ShardReplicas((("127.0.0.1:1",),)))
-        started.append(LookupServer(tables, config, place, "127.0.0.1:0"))
+        position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
+        started.append(LookupServer(tables, config, position, "127.0.0.1:0"))
         return started[-1]
 
     yield start

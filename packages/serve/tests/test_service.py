@@ -13,30 +13,30 @@ from hypothesis import strategies as st
 
 from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig, partition
-from sparring_serve import LookupService, Place, ShardReplicas
+from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.tables.recent_ids import RecentIds
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
-from sparring_serve.wire.messages import Missing, PullAnswer, PullRequest, RowDtype, TableIds
+from sparring_serve.wire.messages import Missing, PullReply, PullRequest, RowDtype, TableIds
 from sparring_serve.wire.rows import as_bytes, read_found, read_rows
 
 ITEM = TableConfig("item", 4, seed=3)
 
 
-def pull(service: LookupService, ids: Any, seconds: float = 1.0, **fields: Any) -> PullAnswer:
+def pull(service: LookupService, ids: Any, seconds: float = 1.0, **fields: Any) -> PullReply:
     tables = ids if isinstance(ids, dict) else {"item": ids}
     asked = tuple(
         TableIds(name, as_bytes(np.array(each, np.int64))) for name, each in tables.items()
     )
     content = service.pull(encode(PullRequest(asked, **fields)), seconds)
-    answer: PullAnswer = decode(PullAnswer, content)
+    answer: PullReply = decode(PullReply, content)
     return answer
 
 
-def rows_in(answer: PullAnswer, count: int, table: int = 0, dtype: int = 0) -> np.ndarray:
+def rows_in(answer: PullReply, count: int, table: int = 0, dtype: int = 0) -> np.ndarray:
     given = answer.tables[table]
     out = np.empty((count, given.dim), np.float32)
     read_rows(given.rows, given.dim, dtype, out)
@@ -94,8 +94,8 @@ def test_a_version_that_is_kept_may_be_named(service: LookupService, tables: Mem
 
 def refused(
     service: LookupService, status: Status, said: str, ids: Any, seconds: float = 1.0, **fields: Any
-) -> Refusal:
-    with pytest.raises(Refusal, match=said) as caught:
+) -> StatusError:
+    with pytest.raises(StatusError, match=said) as caught:
         pull(service, ids, seconds, **fields)
     assert caught.value.status is status
     assert service.admission.bytes_in_flight == 0
@@ -123,9 +123,9 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
         service, Status.FAILED_PRECONDITION, "rows are 10 s old, asked were at most 9 s", [7],
         max_staleness_seconds=9.0,
     )  # fmt: skip
-    with pytest.raises(Refusal, match="8 bytes an id"):
+    with pytest.raises(StatusError, match="8 bytes an id"):
         service.pull(encode(PullRequest((TableIds("item", b"123"),))), 1.0)
-    with pytest.raises(Refusal, match="no PullRequest"):
+    with pytest.raises(StatusError, match="no PullRequest"):
         service.pull(b"\x0a", 1.0)
     assert service.metrics.value("rejected_total", reason="deadline") == 3
     assert service.metrics.value("pulls_total", code="NOT_FOUND") == 1
@@ -134,18 +134,18 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
 
 
 def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
-    place = Place(ShardReplicas((("a:1",),)))
-    service = LookupService(tables, place, Limits(most_ids=5, most_tables=2, most_bytes=80))
+    position = ShardPosition(ShardReplicas((("a:1",),)))
+    service = LookupService(tables, position, Limits(most_ids=5, most_tables=2, most_bytes=80))
     pull(service, {"item": [1, 2, 3], "user": [1, 2]})
     refused(service, Status.INVALID_ARGUMENT, "6 ids in one call, the most are 5", [1] * 6)
     refused(service, Status.INVALID_ARGUMENT, "the answer would have 85 bytes", [1] * 5)
     too_long = encode(PullRequest((TableIds("item", bytes(80)),)))
-    with pytest.raises(Refusal, match="the request has 90 bytes, the most are 80"):
+    with pytest.raises(StatusError, match="the request has 90 bytes, the most are 80"):
         service.pull(too_long, 1.0)
     asked = encode(PullRequest((TableIds("item"),) * 3))
-    with pytest.raises(Refusal, match="3 tables in one call, the most are 2"):
+    with pytest.raises(StatusError, match="3 tables in one call, the most are 2"):
         service.pull(asked, 1.0)
-    with pytest.raises(Refusal, match="a table is named twice"):
+    with pytest.raises(StatusError, match="a table is named twice"):
         service.pull(encode(PullRequest((TableIds("item"),) * 2)), 1.0)
 
 
@@ -153,7 +153,7 @@ def test_calls_are_let_in_while_their_bytes_fit() -> None:
     admission = Admission(100)
     with admission.of(500):  # it is alone
         with (
-            pytest.raises(Refusal, match="500 of 100 bytes are in flight") as caught,
+            pytest.raises(StatusError, match="500 of 100 bytes are in flight") as caught,
             admission.of(1),
         ):
             pass
@@ -176,7 +176,7 @@ def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables
     owners = shards.shard_of(keys)
     assert np.array_equal(np.unique(owners), [0, 1, 2])
     for shard in range(3):
-        service = LookupService(tables, Place(shards, shard))
+        service = LookupService(tables, ShardPosition(shards, shard))
         pull(service, keys[owners == shard])
         begin, end = shards.partitions_of(shard)
         assert np.array_equal(owners == shard, (partition(keys) >= begin) & (partition(keys) < end))
@@ -190,11 +190,11 @@ def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables
 @settings(max_examples=200)
 def test_any_request_is_answered_or_refused(content: bytes) -> None:
     tables = MemoryTables([ITEM], {"item": {7: [1, 2, 3, 4]}})
-    service = LookupService(tables, Place(ShardReplicas((("a:1",),))))
+    service = LookupService(tables, ShardPosition(ShardReplicas((("a:1",),))))
     whole = encode(PullRequest((TableIds("item", bytes(16)),)))
     for request in (content, whole + content, content + whole):
         for call in (service.pull, lambda *each: infer(service, *each)):
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(StatusError):
                 call(request, 1.0)
     assert service.admission.bytes_in_flight == 0
 

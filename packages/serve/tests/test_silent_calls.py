@@ -17,7 +17,7 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    Place,
+    ShardPosition,
     ServerConfig,
     ServingConfig,
     ShardReplicas,
@@ -49,10 +49,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             config = config.model_copy(update={"server": server})
             started.append(open_parameter_server(config, address="127.0.0.1:0"))
         else:
-            place = Place(ShardReplicas((("127.0.0.1:1",),)))
+            position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
             served = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
             config = ServingConfig(server=server)
-            started.append(LookupServer(served, config, place, "127.0.0.1:0"))
+            started.append(LookupServer(served, config, position, "127.0.0.1:0"))
         return started[-1]
 
     yield start
@@ -164,8 +164,8 @@ def test_a_call_without_a_message_is_named(serve: Serve, connect: Any) -> None:
 def test_a_slow_message_is_answered(serve: Serve, connect: Any) -> None:
     connection = connect(serve(threads=1))
     stream = connection.begin(f"/{SERVICE}/Pull", timeout="9S")
-    for place in range(len(PULL)):
-        connection.send(stream, PULL[place : place + 1], is_last=place == len(PULL) - 1)
+    for position in range(len(PULL)):
+        connection.send(stream, PULL[position : position + 1], is_last=position == len(PULL) - 1)
         time.sleep(0.02)
     assert connection.status(stream, 10) == OK
 

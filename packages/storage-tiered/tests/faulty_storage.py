@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.errors import DeadlineError, StorageIOError
 
@@ -70,7 +70,7 @@ class FaultyStorage(Storage):
         self._fail_in("lost", "slow")
         self.inner._find_impl(keys, columns, rows, found)
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         time.sleep(self.delay_seconds / 2)
         if self.breakage in ("halfway", "hung") and len(keys) > 1:
             self.inner._upsert_impl(keys[: len(keys) // 2], rows[: len(keys) // 2], None)

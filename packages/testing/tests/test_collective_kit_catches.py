@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.collective.local import LocalCollective, LocalGroup, _Receiving
+from sparring.collective.local import LocalCollective, LocalGroup, _ReceiveWork
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.errors import PeerFailure
 from sparring_testing.collectives.collective_tests import CollectiveTests
@@ -201,6 +201,6 @@ def test_the_guard_sees_a_removed_test() -> None:
 
 def test_breaks_are_of_what_is_there() -> None:
     """The breaks reach into the local collective, so they must follow it."""
-    assert hasattr(_Receiving, "take")
+    assert hasattr(_ReceiveWork, "take")
     for name in ("_check_open", "_check_message", "peer_failure", "_all_to_all_impl"):
         assert hasattr(Collective, name)

@@ -41,7 +41,7 @@ def first_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_SETTINGS", settings)
 
 
-def suite_of(storage: type[MemoryStorage]) -> type[StorageTests]:
+def make_suite(storage: type[MemoryStorage]) -> type[StorageTests]:
     """The kit on a storage that opens as `memory` does."""
 
     class TestBroken(StorageTests):
@@ -86,7 +86,7 @@ def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
         import sys
 
         this = sys.modules[{__name__!r}]
-        TestBroken = this.suite_of(this.BREAKS[{name!r}][0])
+        TestBroken = this.make_suite(this.BREAKS[{name!r}][0])
         """
     )
     assert __name__ in sys.modules
@@ -105,7 +105,7 @@ def test_storage_whose_row_handles_are_right_passes(pytester: pytest.Pytester) -
 
         this = sys.modules[{__name__!r}]
         right = sys.modules[{KeepsHandles.__module__!r}].KeepsHandles
-        TestRight = this.suite_of(right)
+        TestRight = this.make_suite(right)
         """
     )
     names = [

@@ -9,7 +9,7 @@ import pytest
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring.storage.native import NativeStorage, capsule_of
+from sparring.storage.native import NativeStorage, get_capsule
 from sparring_testing.references.samples import MakeStorage
 from sparring_testing.storages.storage_tests import StorageTests
 
@@ -23,6 +23,6 @@ class TestMemoryThroughTheNativeBorder(StorageTests):
     def make_storage(self) -> MakeStorage:
         def make(table: TableConfig, **options: Any) -> Storage:
             inner = MemoryStorage(table, MemoryOptions(**options))
-            return NativeStorage(capsule_of(inner), table)
+            return NativeStorage(get_capsule(inner), table)
 
         return make

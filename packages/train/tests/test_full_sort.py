@@ -12,7 +12,7 @@ import pytest
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_train.quality import full_sort as module
 from sparring_train.quality.full_sort import full_sort
-from sparring_train.quality.rankings import Jagged, ranking_quality
+from sparring_train.quality.rankings import Jagged, compute_ranking_metrics
 
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 if not library.library_path().exists():
@@ -62,7 +62,7 @@ def test_values_are_those_of_sorting_all_items_of_each_user(monkeypatch: Any) ->
     )
     ranked = [each[:50] for each in case.by_sorting()]
     for k in (1, 10, 50):
-        expected = ranking_quality(ranked, jagged(case.relevant), k=k)
+        expected = compute_ranking_metrics(ranked, jagged(case.relevant), k=k)
         assert astuple(found[k]) == pytest.approx(astuple(expected))
     assert (found[10].num_queries, found[10].num_left_out) == (56, 14)
     assert found[50].recall > found[10].recall > 0

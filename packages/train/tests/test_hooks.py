@@ -13,7 +13,7 @@ from sparring.contracts import Descriptor
 from sparring.errors import PluginError
 from sparring_train import hookspecs
 from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
 
@@ -31,15 +31,15 @@ def test_its_commands_are_offered() -> None:
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_each_framework_has_its_trainer(framework: str) -> None:
     manager = make_plugin_manager()
-    assert trainer_of(framework, manager).name == framework
-    assert trainer_of(framework, manager).name == framework
+    assert find_trainer(framework, manager).name == framework
+    assert find_trainer(framework, manager).name == framework
 
 
 def test_a_framework_without_a_trainer_is_refused_by_name() -> None:
     with pytest.raises(
         PluginError, match=r"trainer 'acme' is unknown \(installed: tensorflow, torch\)"
     ):
-        trainer_of("acme", make_plugin_manager())
+        find_trainer("acme", make_plugin_manager())
 
 
 def test_the_reference_page_has_every_hook_with_its_exact_signature() -> None:

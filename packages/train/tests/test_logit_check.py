@@ -18,9 +18,9 @@ def test_probabilities_are_reported_once_there_are_enough(
     check = LogitCheck("own")
     outputs = np.full(batch_size, mean)
     for _ in range(num_batches - 1):
-        check.look_at(outputs)
+        check.observe(outputs)
     assert not check.is_decided
-    check.look_at(outputs)
+    check.observe(outputs)
     assert check.is_decided
     assert "model.kind: own returned numbers from" in caplog.text
 
@@ -30,6 +30,6 @@ def test_outputs_outside_of_0_and_1_are_logits(
     batch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     check = LogitCheck("own")
-    check.look_at(np.full(batch_size, -0.1))
+    check.observe(np.full(batch_size, -0.1))
     assert check.is_decided
     assert caplog.text == ""

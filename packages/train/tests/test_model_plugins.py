@@ -12,7 +12,7 @@ import pytest
 from sparring import make_plugin_manager
 from sparring.plugins.distributions import PluginSource
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import SilentProgress, TrainResult
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/bring-data-or-a-model.md").read_text()
@@ -87,4 +87,4 @@ training: {{epochs: 4}}
 """,
         plugin_manager=manager,
     )
-    return trainer_of(framework, manager).train(config, manager, SilentProgress())
+    return find_trainer(framework, manager).train(config, manager, SilentProgress())

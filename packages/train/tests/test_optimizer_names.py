@@ -9,7 +9,7 @@ import pytest
 from sparring import PluginManager, make_plugin_manager
 from sparring.contracts import NativeMethod
 from sparring.errors import ConfigError
-from sparring_train.optimizer_names import method_or_native, native_class, optimizer_classes
+from sparring_train.optimizer_names import find_update_method, find_native_class, list_optimizer_classes
 
 
 class Base:
@@ -33,19 +33,19 @@ def manager() -> PluginManager:
 
 
 def test_the_optimizers_of_a_module_are_the_classes_that_inherit(module: ModuleType) -> None:
-    assert optimizer_classes(module, Base) == {"nesterov": Nesterov}
+    assert list_optimizer_classes(module, Base) == {"nesterov": Nesterov}
 
 
 @pytest.mark.parametrize("name", ["nesterov", "Nesterov", f"{__name__}:Nesterov"])
 def test_a_name_is_found_in_any_case_and_by_its_class(module: ModuleType, name: str) -> None:
-    assert native_class(name, module, Base, "optimizer.name") is Nesterov
+    assert find_native_class(name, module, Base, "optimizer.name") is Nesterov
 
 
 @pytest.mark.parametrize("name", ["nestorov", "builtins:dict", "stranger", f"{__name__}:Nestorov"])
 def test_a_name_of_something_else_is_rejected(module: ModuleType, name: str) -> None:
     expected = r"optimizer.name: .*(has no|expected a class derived from)"
     with pytest.raises(ConfigError, match=expected) as refused:
-        native_class(name, module, Base, "optimizer.name")
+        find_native_class(name, module, Base, "optimizer.name")
     assert refused.value.details["setting"] == "optimizer.name"
 
 
@@ -53,15 +53,15 @@ def test_an_update_method_comes_before_an_optimizer_of_its_name(manager: PluginM
     def never() -> Nesterov:
         raise AssertionError("nobody asked for an optimizer")
 
-    assert isinstance(method_or_native("adam", manager, never), NativeMethod)
-    assert isinstance(method_or_native("nesterov", manager, Nesterov), Nesterov)
+    assert isinstance(find_update_method("adam", manager, never), NativeMethod)
+    assert isinstance(find_update_method("nesterov", manager, Nesterov), Nesterov)
 
 
 def test_a_name_of_neither_is_refused_with_both_lists(
     module: ModuleType, manager: PluginManager
 ) -> None:
     def make() -> type[Base]:
-        return native_class("adan", module, Base, "a.name")
+        return find_native_class("adan", module, Base, "a.name")
 
     with pytest.raises(ConfigError, match=r"frame.optimizers has no .* did you mean 'adam'"):
-        method_or_native("adan", manager, make)
+        find_update_method("adan", manager, make)

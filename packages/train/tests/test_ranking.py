@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from sparring.errors import InvalidArgumentError
-from sparring_train.quality.rankings import Jagged, RankingMeans, grouped_auc, ranking_quality
+from sparring_train.quality.rankings import Jagged, RankingMeans, grouped_auc, compute_ranking_metrics
 
 NUM_QUERIES, NUM_ITEMS = 60, 40
 KEYS = np.random.default_rng(5).permutation(10_000)[:NUM_ITEMS] - 5_000
@@ -40,7 +40,7 @@ def jagged(lists: list[list[int]]) -> Jagged:
 def test_ndcg_is_that_of_scikit_learn(k: int) -> None:
     case = Case(k)
     expected = ndcg_score(case.is_relevant, case.scores, k=k)
-    found = ranking_quality(case.ranked, case.relevant, k=k)
+    found = compute_ranking_metrics(case.ranked, case.relevant, k=k)
     assert found.ndcg == pytest.approx(expected, abs=1e-12)
 
 
@@ -53,7 +53,7 @@ def test_values_are_those_of_torchmetrics(k: int) -> None:
     case = Case(100 + k)
     given = (torch.tensor(case.scores.ravel()), torch.tensor(case.is_relevant.ravel()))
     indexes = torch.arange(NUM_QUERIES).repeat_interleave(NUM_ITEMS)
-    found = ranking_quality(case.ranked, case.relevant, k=k)
+    found = compute_ranking_metrics(case.ranked, case.relevant, k=k)
     for name, metric in {
         "recall": retrieval.RetrievalRecall,
         "ndcg": retrieval.RetrievalNormalizedDCG,
@@ -70,7 +70,7 @@ def test_values_by_hand() -> None:
     ranked = [[7, -1, 3], [4, 5, 6], [1, 2, 3], [9, 8, 7]]
     # The third has no relevant item; of the fourth, one is given twice, and one is ranked elsewhere only.
     relevant = jagged([[3, 7], [1], [], [8, 8, 4]])
-    found = ranking_quality(ranked, relevant, k=3)
+    found = compute_ranking_metrics(ranked, relevant, k=3)
     of_two = 1 + 1 / math.log2(3)
     assert found.recall == pytest.approx((1 + 0 + 1 / 2) / 3)
     assert found.ndcg == pytest.approx(((1 + 1 / 2) / of_two + 0 + 1 / math.log2(3) / of_two) / 3)
@@ -82,7 +82,7 @@ def test_values_by_hand() -> None:
 
 def test_places_that_are_not_filled_are_no_hits() -> None:
     relevant = jagged([[0, 5], [0]])
-    found = ranking_quality([[5, 0, 0], [0, 0, 0]], relevant, k=3, counts=[1, 0])
+    found = compute_ranking_metrics([[5, 0, 0], [0, 0, 0]], relevant, k=3, counts=[1, 0])
     assert (found.recall, found.hit_rate, found.mrr) == (0.25, 0.5, 0.5)
     assert found.precision == pytest.approx(1 / 6)
 
@@ -98,12 +98,12 @@ def test_batches_give_the_values_of_the_whole() -> None:
             (np.asarray(items)[part[0] : part[-1]], part - part[0]),
         )
     for k in (5, 20):
-        whole = ranking_quality(case.ranked, case.relevant, k=k)
+        whole = compute_ranking_metrics(case.ranked, case.relevant, k=k)
         assert astuple(means.values[k]) == pytest.approx(astuple(whole))
 
 
 def test_no_query_is_nan() -> None:
-    found = ranking_quality([[1, 2]], jagged([[]]), k=2)
+    found = compute_ranking_metrics([[1, 2]], jagged([[]]), k=2)
     assert math.isnan(found.recall)
     assert math.isnan(found.ndcg)
     assert (found.num_queries, found.num_left_out) == (0, 1)
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused(
     ranked: npt.ArrayLike, relevant: Jagged, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        ranking_quality(ranked, relevant, **options)
+        compute_ranking_metrics(ranked, relevant, **options)
 
 
 def test_a_refused_batch_adds_nothing() -> None:

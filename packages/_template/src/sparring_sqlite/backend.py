@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sparring.contracts import (
     Capabilities,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -73,7 +73,7 @@ class SqliteStorage(Storage):
                 i = position[key]
                 rows[i], found[i] = self._decode(row)[0, columns.begin : columns.end], True
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         order = np.argsort(keys)
         pairs = zip(keys[order].tolist(), map(np.ndarray.tobytes, rows[order]), strict=True)
         self._run("INSERT OR REPLACE INTO rows VALUES (?, ?)", many=pairs)

@@ -28,7 +28,7 @@ from sparring.contracts import (
     WorkContext,
 )
 from sparring.errors import PeerFailure
-from sparring_tcp.receiving import Mailboxes, Receiving, Sent
+from sparring_tcp.receiving import Mailboxes, PendingReceive, CompletedSend
 
 _HEADER = struct.Struct("<qq")
 
@@ -62,7 +62,7 @@ class TcpCollective(Collective):
         if self._is_closed:
             return
         self._is_closed = True
-        self.tell_all(Notice(NoticeKind.LEFT))
+        self.notify_all_peers(Notice(NoticeKind.LEFT))
         self._notices.put(None)
         self._notifier.join(self.deadline_seconds)
         for link, _ in self._links.values():
@@ -71,39 +71,39 @@ class TcpCollective(Collective):
             except OSError:
                 continue  # the peer was first
 
-    def tell_all(self, notice: Notice) -> None:
+    def notify_all_peers(self, notice: Notice) -> None:
         """Has the notifier tell all ranks."""
         for peer in self._links:
             self._notices.put((peer, notice))
 
     def ask(self) -> None:
         """Asks all ranks whom they wait for."""
-        self.tell_all(Notice(NoticeKind.QUESTION, round=self.mailboxes.inquiry.round))
+        self.notify_all_peers(Notice(NoticeKind.QUESTION, round=self.mailboxes.inquiry.round))
 
     def fail(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
         """The error for a wait for `peer` that was in vain; the others hear of it."""
-        self.tell_all(failure.notice())
+        self.notify_all_peers(failure.notice())
         return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 
     def _give_up_impl(self, culprit: int) -> None:
-        self.tell_all(Failure.own(culprit).notice())
+        self.notify_all_peers(Failure.own(culprit).notice())
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         if destination == self.rank:
             self.mailboxes.put(self.rank, tag, buffer.reshape(-1).view(np.uint8).copy())
-            return Sent()
+            return CompletedSend()
         failure = self.mailboxes.gone.get(destination)
         try:
             if failure is None:
                 self._write(destination, buffer, tag)
         except OSError as error:
-            failure = self.mailboxes.note_gone(destination, _lost(destination, error))
+            failure = self.mailboxes.record_failure(destination, _connection_failure(destination, error))
         if failure is not None:
             raise self.fail(destination, failure, self.context)
-        return Sent()
+        return CompletedSend()
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
-        receiving = Receiving(self.mailboxes, self.fail, self.ask, buffer, source, self.context)
+        receiving = PendingReceive(self.mailboxes, self.fail, self.ask, buffer, source, self.context)
         self.mailboxes.post(source, tag, receiving)
         return receiving
 
@@ -119,7 +119,7 @@ class TcpCollective(Collective):
         while (item := self._notices.get()) is not None:
             peer, notice = item
             try:
-                self._write(peer, notice.encoded(), NOTICE_TAG)
+                self._write(peer, notice.encode(), NOTICE_TAG)
             except OSError:
                 continue  # its reader finds out
 
@@ -129,21 +129,21 @@ class TcpCollective(Collective):
                 tag, size = _HEADER.unpack(_read_exactly(link, _HEADER.size))
                 message = np.frombuffer(_read_exactly(link, size), np.uint8)
                 if tag == NOTICE_TAG:
-                    self._hear(peer, Notice.decoded(message.view(np.int64)))
+                    self._handle_notice(peer, Notice.decode(message.view(np.int64)))
                 else:
                     self.mailboxes.put(peer, tag, message)
         except OSError as error:
-            self.mailboxes.note_gone(peer, _lost(peer, error))
+            self.mailboxes.record_failure(peer, _connection_failure(peer, error))
         link.close()
 
-    def _hear(self, peer: int, notice: Notice) -> None:
+    def _handle_notice(self, peer: int, notice: Notice) -> None:
         if notice.kind is NoticeKind.QUESTION:
-            waits_for = self.mailboxes.waits_for()
-            self._notices.put((peer, Notice(NoticeKind.ANSWER, waits_for, notice.round)))
+            awaited_rank = self.mailboxes.awaited_rank()
+            self._notices.put((peer, Notice(NoticeKind.ANSWER, awaited_rank, notice.round)))
         elif notice.kind is NoticeKind.ANSWER:
-            self.mailboxes.note_answer(peer, notice)
+            self.mailboxes.record_answer(peer, notice)
         else:
-            self.mailboxes.note_gone(peer, Failure.told(peer, notice, self.rank))
+            self.mailboxes.record_failure(peer, Failure.from_notice(peer, notice, self.rank))
 
 
 def _read_exactly(link: socket.socket, size: int) -> bytearray:
@@ -157,5 +157,5 @@ def _read_exactly(link: socket.socket, size: int) -> bytearray:
     return data
 
 
-def _lost(peer: int, error: OSError) -> Failure:
+def _connection_failure(peer: int, error: OSError) -> Failure:
     return Failure(peer, f"its connection ended: {error}")

@@ -28,7 +28,7 @@ def connect(rank: int, world_size: int, options: TcpOptions) -> dict[int, socket
         _announce(options.folder / f"rank-{rank}", f"{options.host} {server.getsockname()[1]}")
         try:
             for other in range(rank):
-                found[other] = _call(options.folder / f"rank-{other}", limit)
+                found[other] = _connect(options.folder / f"rank-{other}", limit)
                 found[other].sendall(rank.to_bytes(_RANK_BYTES, "little"))
             while len(found) < world_size - 1:
                 server.settimeout(max(limit - time.monotonic(), 0.01))
@@ -61,7 +61,7 @@ def _announce(path: Path, text: str) -> None:
         own.unlink()
 
 
-def _call(path: Path, limit: float) -> socket.socket:
+def _connect(path: Path, limit: float) -> socket.socket:
     """Connects to the rank that wrote its address there, as soon as it has."""
     while True:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sparring.contracts import NO_RANK, Array, Failure, Inquiry, Notice, Work, WorkContext
 from sparring.errors import InvalidArgumentError, PeerFailure
 
-__all__ = ["Mailboxes", "Receiving", "Sent"]
+__all__ = ["Mailboxes", "PendingReceive", "CompletedSend"]
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Mailbox:
     """Of one sender and tag; at most one side is not empty."""
 
     messages: deque[Array] = field(default_factory=deque)
-    receiving: deque[Receiving] = field(default_factory=deque)
+    receiving: deque[PendingReceive] = field(default_factory=deque)
 
 
 class Mailboxes:
@@ -45,7 +45,7 @@ class Mailboxes:
                 box.messages.append(message)
             self.changed.notify_all()
 
-    def post(self, source: int, tag: int, receiving: Receiving) -> None:
+    def post(self, source: int, tag: int, receiving: PendingReceive) -> None:
         """A receive was started: it gets the first message that no other got."""
         with self.changed:
             box = self._boxes[source, tag]
@@ -54,24 +54,24 @@ class Mailboxes:
             else:
                 box.receiving.append(receiving)
 
-    def note_gone(self, peer: int, failure: Failure) -> Failure:
+    def record_failure(self, peer: int, failure: Failure) -> Failure:
         """Notes why waits for `peer` are in vain; returns the first reason."""
         with self.changed:
             self.changed.notify_all()
             return self.gone.setdefault(peer, failure)
 
-    def note_answer(self, peer: int, notice: Notice) -> None:
+    def record_answer(self, peer: int, notice: Notice) -> None:
         """Notes whom `peer` waits for."""
         with self.changed:
             self.inquiry.note(peer, notice)
 
-    def waits_for(self) -> int:
+    def awaited_rank(self) -> int:
         """The rank that this one waits for now, for others that ask."""
         rank, when = self.asked
         return rank if time.monotonic() - when < 0.1 * self.deadline_seconds else NO_RANK
 
 
-class Receiving(Work):
+class PendingReceive(Work):
     """A receive under way."""
 
     def __init__(
@@ -91,12 +91,12 @@ class Receiving(Work):
 
     def done(self) -> bool:
         with self._mailboxes.changed:
-            return self._look()
+            return self._poll()
 
     def wait(self) -> None:
         changed = self._mailboxes.changed
         with changed:
-            while not self._look():
+            while not self._poll():
                 changed.wait(self._mailboxes.deadline_seconds / 100)
         if self._error is not None:
             raise self._error
@@ -112,7 +112,7 @@ class Receiving(Work):
         self._buffer.reshape(-1)[...] = message.view(self._buffer.dtype)
         self._is_done = True
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Whether `wait` has an end now. Call it under the lock."""
         if self._is_done or self._error is not None:
             return True
@@ -131,7 +131,7 @@ class Receiving(Work):
         return self._error is not None
 
 
-class Sent(Work):
+class CompletedSend(Work):
     """A message that the system has taken, so its buffer is free."""
 
     def done(self) -> bool:

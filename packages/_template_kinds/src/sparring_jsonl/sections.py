@@ -47,6 +47,6 @@ class FactorizationMachineModel(ModelSection):
         return tuple(TableConfig(name, self.dim + 1) for name in schema.table_names)
 
     @property
-    def embedding_parts(self) -> dict[str, Any]:
+    def read_embedding_parts(self) -> dict[str, Any]:
         """Part → where it is in a row."""
         return {"embedding": [0, self.dim], "weight": [self.dim, self.dim + 1]}

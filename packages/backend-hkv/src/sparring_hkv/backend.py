@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sparring.contracts import Capabilities, Evicted, Keys, NativeStorage, Rows, Scores, TableConfig
+from sparring.contracts import Capabilities, EvictedRows, Keys, NativeStorage, Rows, Scores, TableConfig
 from sparring.errors import PluginError
 from sparring_hkv.options import HkvOptions
 
 __all__ = ["HkvOptions", "HkvStorage"]
 
-_MOST_32 = 2**32 - 1
+_MAX_UINT32 = 2**32 - 1
 
 
 class HkvStorage(NativeStorage):
@@ -41,7 +41,7 @@ class HkvStorage(NativeStorage):
         self._epoch = 0
         self.options = options
 
-    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> EvictedRows:
         if self.capabilities.scores == "none":
             return self._upsert_impl(keys, rows, None)
         self.set_option("scores", "given")
@@ -54,7 +54,7 @@ class HkvStorage(NativeStorage):
             # Both counts of a score only ever grow, but each epoch counts its calls from the start.
             self._epoch = max(self._epoch, newest >> 32)
             self.set_option("epoch", self._epoch)
-            newest = newest & _MOST_32 if newest >> 32 == self._epoch else 0
+            newest = newest & _MAX_UINT32 if newest >> 32 == self._epoch else 0
         if self.options.policy in ("lru", "epoch_lru"):
             self.set_option("calls", newest)
         return evicted

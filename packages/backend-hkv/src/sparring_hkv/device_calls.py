@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparring.contracts import capsule_of
+from sparring.contracts import get_capsule
 from sparring.errors import InvalidArgumentError
 from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
@@ -35,7 +35,7 @@ class DeviceCalls:
         opened = open_device(options.device_kind, options.device_number)
         self._native: Any = opened.native
         self._handle: Any = opened.handle
-        self._capsule = capsule_of(storage)
+        self._capsule = get_capsule(storage)
         self._row_bytes = storage.table.row_bytes
 
     def find(self, keys: Any, rows: Any, found: Any, stream: int = 0) -> None:

@@ -14,10 +14,10 @@ from sparring.contracts import (
     ArraySource,
     Dedup,
     DeviceArray,
-    Evicted,
+    EvictedRows,
     Initializer,
     KernelSet,
-    NumEvicted,
+    EvictionResult,
     Pooling,
     Rounding,
     Route,
@@ -27,17 +27,17 @@ from sparring.contracts import (
     Streams,
     TableBags,
     TableSums,
-    capsule_of,
+    get_capsule,
     initializer_spec,
     rounding_seed,
 )
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_hkv.devices import ModuleWithin, open_device
+from sparring_hkv.devices import ModuleInContext, open_device
 
 if TYPE_CHECKING:
     from sparring.contracts import MethodChoice, Storage, TableConfig
 
-__all__ = ["DedupOfTables", "DeviceKernels"]
+__all__ = ["DedupResult", "DeviceKernels"]
 
 
 class DeviceKernels(KernelSet):
@@ -53,7 +53,7 @@ class DeviceKernels(KernelSet):
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
         opened = open_device(kind, arrays.index)
-        self._native: Any = ModuleWithin(opened.native, arrays.here)
+        self._native: Any = ModuleInContext(opened.native, arrays.here)
         self._handle: Any = opened.handle
         if arrays.release_unused is not None:
             # Of the device, so tables on it profit too.
@@ -78,20 +78,20 @@ class DeviceKernels(KernelSet):
         num_keys = self._native.dedup(self._handle, self._stream(), ids, keys, inverse)
         return Dedup(keys[:num_keys], inverse)
 
-    def dedup_tables(self, ids: Sequence[DeviceArray]) -> DedupOfTables:
+    def dedup_tables(self, ids: Sequence[DeviceArray]) -> DedupResult:
         """Deduplicates the ids of several tables together; waits for the device once.
 
         Args:
             ids: ``(n,)`` int64 of each table.
         """
         offsets = [0, *itertools.accumulate(_length(each, "ids") for each in ids)]
-        joined = self._joined(ids)
+        joined = self._concatenate(ids)
         keys = self.arrays.empty((offsets[-1],), "int64")
         inverse = self.arrays.empty((offsets[-1],), "int64")
         key_offsets = self._native.dedup_tables(
             self._handle, self._stream(), joined, offsets, keys, inverse
         )
-        return DedupOfTables(keys[: key_offsets[-1]], inverse, offsets, key_offsets)
+        return DedupResult(keys[: key_offsets[-1]], inverse, offsets, key_offsets)
 
     def partition(self, keys: DeviceArray) -> DeviceArray:
         partitions = self.arrays.empty((_length(keys, "keys"),), "uint16")
@@ -244,14 +244,14 @@ class DeviceKernels(KernelSet):
             first_key = found.key_offsets[first]
             inverse = found.inverse[found.offsets[first] : found.offsets[end]]
             sums = self.pool_backward(
-                self._joined([each.gradient for each in alike]),
+                self._concatenate([each.gradient for each in alike]),
                 inverse - first_key if first_key else inverse,
-                self._joined_offsets([each.offsets for each in alike], found.offsets[first:end]),
+                self._concatenate_offsets([each.offsets for each in alike], found.offsets[first:end]),
                 found.key_offsets[end] - first_key,
                 mode=alike[0].mode,
                 weights=None
                 if alike[0].weights is None
-                else self._joined([each.weights for each in alike]),
+                else self._concatenate([each.weights for each in alike]),
                 num_bad=num_bad,
             )
             for number in range(first, end):
@@ -261,10 +261,10 @@ class DeviceKernels(KernelSet):
             first = end
         return TableSums(keys, gradients, num_bad)
 
-    def _joined(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
+    def _concatenate(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
         return arrays[0] if len(arrays) == 1 else self.arrays.concatenate(arrays)
 
-    def _joined_offsets(self, offsets: Sequence[DeviceArray], begins: Sequence[int]) -> DeviceArray:
+    def _concatenate_offsets(self, offsets: Sequence[DeviceArray], begins: Sequence[int]) -> DeviceArray:
         """Offsets of bags whose ids come behind one another, from 0."""
         if len(offsets) == 1:
             return offsets[0]
@@ -349,7 +349,7 @@ class DeviceKernels(KernelSet):
 
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
-    ) -> NumEvicted:
+    ) -> EvictionResult:
         num_evicted, evicted = self._native.table_upsert(
             self._capsule(storage),
             self._handle,
@@ -369,7 +369,7 @@ class DeviceKernels(KernelSet):
                 f"table {storage.table.name!r} is on {', '.join(devices)}, these kernels work on "
                 f"{self.device}; open its storage there"
             )
-        return capsule_of(storage)
+        return get_capsule(storage)
 
     def _update_step(self, table: TableConfig, choice: MethodChoice) -> Any:
         from sparring.contracts import NativeMethod
@@ -399,7 +399,7 @@ class DeviceKernels(KernelSet):
 
 
 @dataclass(frozen=True, slots=True)
-class DedupOfTables:
+class DedupResult:
     """Distinct keys of several tables, one table's behind the other's."""
 
     keys: DeviceArray
@@ -416,11 +416,11 @@ class DedupOfTables:
         return slice(self.key_offsets[table], self.key_offsets[table + 1])
 
 
-def _evicted(table: TableConfig, count: int, arrays: Any) -> NumEvicted:
+def _evicted(table: TableConfig, count: int, arrays: Any) -> EvictionResult:
     if arrays is None:
-        return NumEvicted(int(count), None)
+        return EvictionResult(int(count), None)
     keys, rows, scores = arrays
-    return NumEvicted(int(count), Evicted(keys, rows.view(table.numpy_dtype), scores))
+    return EvictionResult(int(count), EvictedRows(keys, rows.view(table.numpy_dtype), scores))
 
 
 def _is_own(storage: Storage) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparring.errors import DeviceError
 
-__all__ = ["ModuleWithin", "OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
+__all__ = ["ModuleInContext", "OpenDevice", "num_gpus", "open_device", "why_cuda_is_unavailable"]
 
 _DRIVER = "libcuda.so.1"
 _MODULES = {"cuda": "sparring_hkv._cuda", "emulated": "sparring_hkv._emulated"}
@@ -54,7 +54,7 @@ def open_device(kind: str, index: int = 0) -> OpenDevice:
         return found
 
 
-class ModuleWithin:
+class ModuleInContext:
     """A native module whose functions are called within a context of the caller's framework."""
 
     def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -98,14 +98,14 @@ def _module(kind: str) -> ModuleType:
         return import_module(_MODULES[kind])
     except ImportError as error:
         how = (
-            _how_to_get_gpu_code()
+            _gpu_build_advice()
             if kind == "cuda"
             else "build sparring-hkv with -DSPARRING_HKV_EMULATED=ON"
         )
         raise DeviceError(f"no module for device {kind} ({error}): {how}") from error
 
 
-def _how_to_get_gpu_code() -> str:
+def _gpu_build_advice() -> str:
     """Advice on getting GPU code, which depends on whether there is a GPU at all."""
     reason = _why_no_gpu()
     if reason is not None:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError
-from sparring_hkv.options import MOST_ROWS, HkvOptions
+from sparring_hkv.options import MAX_ROWS, HkvOptions
 
 __all__ = ["estimate_hkv_bytes"]
 
 _SLOTS, _ROWS_PER_FIXED_BUCKET = 60, 48
 _BUCKET_BYTES, _SCORED_BUCKET_BYTES = 832, 1344
-_SEGMENTS_BITS, _MOST_DEPTH = 8, 40
+_SEGMENTS_BITS, _MAX_DEPTH = 8, 40
 _PAGE, _HUGE_PAGE, _CHUNK = 4096, 2 << 20, 64 << 20
 _TABLE_BYTES = 8 << 10
 
@@ -44,20 +44,20 @@ def estimate_hkv_bytes(table: TableConfig, options: HkvOptions, rows: int) -> Ma
         CapacityError: no table of ``hkv`` numbers as many rows.
     """
     bounded = options.capacity is not None or options.memory_bytes is not None
-    if rows > MOST_ROWS and not (bounded and options.policy != "none"):
+    if rows > MAX_ROWS and not (bounded and options.policy != "none"):
         raise CapacityError(
-            f"one table of hkv holds {MOST_ROWS:,} rows at the most, asked were {rows:,}; share it "
+            f"one table of hkv holds {MAX_ROWS:,} rows at the most, asked were {rows:,}; share it "
             "among more ranks, or bound it by a policy that evicts"
         )
     if options.device == "cpu":
-        return {"host": _on_cpu(table.row_bytes, options, rows)}
-    total, index = _on_device(table.row_bytes, options, rows)
+        return {"host": _estimate_cpu(table.row_bytes, options, rows)}
+    total, index = _estimate_device(table.row_bytes, options, rows)
     budget = options.device_memory_bytes
     held = total if budget is None else min(total, max(budget, index))
     return {"gpu": held, "host": total - held} if held < total else {"gpu": total}
 
 
-def _on_cpu(row_bytes: int, options: HkvOptions, rows: int) -> int:
+def _estimate_cpu(row_bytes: int, options: HkvOptions, rows: int) -> int:
     stride = max(row_bytes, 4)
     evicts = options.policy != "none"
     bucket = _SCORED_BUCKET_BYTES if evicts else _BUCKET_BYTES
@@ -65,24 +65,24 @@ def _on_cpu(row_bytes: int, options: HkvOptions, rows: int) -> int:
         rows = min(rows, options.capacity)
     if options.memory_bytes is None and not (evicts and options.capacity is not None):
         buckets, words = _growing_index(rows)
-        index = _committed(bucket, buckets, MOST_ROWS) + words
-        return _TABLE_BYTES + index + _committed(stride, rows, options.capacity or MOST_ROWS)
-    most = options.capacity or MOST_ROWS
+        index = _committed_bytes(bucket, buckets, MAX_ROWS) + words
+        return _TABLE_BYTES + index + _committed_bytes(stride, rows, options.capacity or MAX_ROWS)
+    most = options.capacity or MAX_ROWS
     if options.memory_bytes is not None:
         row = stride + bucket / _ROWS_PER_FIXED_BUCKET + (0 if evicts else bucket / _SLOTS)
         most = min(most, max(1, int(options.memory_bytes / row)))
     heads = ceil(most / _ROWS_PER_FIXED_BUCKET)
     index = ceil(heads * bucket / _PAGE) * _PAGE  # at once, as the table is opened
-    return _TABLE_BYTES + index + _committed(stride, min(rows, most), most)
+    return _TABLE_BYTES + index + _committed_bytes(stride, min(rows, most), most)
 
 
 def _growing_index(rows: int) -> tuple[int, int]:
     """Expected number of buckets, and bytes of the directory."""
-    depth = np.arange(_MOST_DEPTH)
+    depth = np.arange(_MAX_DEPTH)
     splits = _chance_of_more(rows / 2.0**depth, _SLOTS)
     buckets = 1 + np.sum(2.0**depth * splits)
     # A segment has 2^d words where its deepest range was split d times.
-    below = np.arange(_MOST_DEPTH - _SEGMENTS_BITS)
+    below = np.arange(_MAX_DEPTH - _SEGMENTS_BITS)
     at_most = (1 - splits[_SEGMENTS_BITS:]) ** (2.0**below)
     chance = np.diff(at_most, prepend=0.0)
     words = np.sum(2.0 ** below[1:] * chance[1:])
@@ -101,7 +101,7 @@ def _chance_of_more(mean: npt.NDArray[np.float64], slots: int) -> npt.NDArray[np
     return found
 
 
-def _committed(element_bytes: int, count: int, limit: int) -> int:
+def _committed_bytes(element_bytes: int, count: int, limit: int) -> int:
     """Bytes of an arena of at most `limit`: small ones double, large ones grow by huge pages."""
     total = count * element_bytes
     most = ceil(limit * element_bytes / _PAGE) * _PAGE
@@ -118,7 +118,7 @@ def _committed(element_bytes: int, count: int, limit: int) -> int:
     return whole * chunk + min(last, last_of_limit)
 
 
-def _on_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[int, int]:
+def _estimate_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[int, int]:
     """Bytes in all, and those of the index."""
     stride = ceil(row_bytes / 16) * 16 if row_bytes >= 16 else 1 << (row_bytes - 1).bit_length()
     evicts = options.policy != "none"
@@ -131,7 +131,7 @@ def _on_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[int, int
         bucket += 0 if evicts else _LINK_BYTES
         row = stride * (1 + 1 / 1024) + bucket / per_head
         row += 0 if evicts else (bucket + _LISTED_BYTES) / _DEVICE_SLOTS + _LISTED_BYTES
-        most = options.capacity or MOST_ROWS
+        most = options.capacity or MAX_ROWS
         if options.memory_bytes is not None:
             most = min(most, max(1, int(options.memory_bytes / row)))
         heads = ceil(most / per_head)
@@ -149,7 +149,7 @@ def _on_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[int, int
     while 0 < spare < needed:
         spare *= 2
     index = bucket * (heads + spare) + _LISTED_BYTES * spare
-    limit = options.capacity or MOST_ROWS
+    limit = options.capacity or MAX_ROWS
     return index + stride * min(limit, _rows_in_chunks(stride, rows)), index
 
 

@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from sparring.contracts import ByteCount, Options, WholeNumber
 
-__all__ = ["MOST_ROWS", "HkvOptions", "Policy"]
+__all__ = ["MAX_ROWS", "HkvOptions", "Policy"]
 
-MOST_ROWS = 2**32 - 1
+MAX_ROWS = 2**32 - 1
 """The most rows of one storage: they are numbered with 32 bits."""
 
 Policy = Literal["none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom"]
@@ -46,18 +46,18 @@ class HkvOptions(Options):
 
     @field_validator("capacity")
     @classmethod
-    def _can_be_numbered(cls, capacity: int | None) -> int | None:
-        if capacity is not None and capacity > MOST_ROWS:
+    def _check_capacity(cls, capacity: int | None) -> int | None:
+        if capacity is not None and capacity > MAX_ROWS:
             raise PydanticCustomError(
                 "too_many_rows",
                 "one table of hkv numbers its rows with 32 bits and holds {most} at the most: "
                 "share it among more ranks, or leave the capacity out",
-                {"most": MOST_ROWS},
+                {"most": MAX_ROWS},
             )
         return capacity
 
     @model_validator(mode="after")
-    def _budget_needs_a_device(self) -> HkvOptions:
+    def _check_device_memory(self) -> HkvOptions:
         if self.device == "cpu" and self.device_memory_bytes is not None:
             raise PydanticCustomError(
                 "no_device",

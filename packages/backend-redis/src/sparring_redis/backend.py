@@ -14,7 +14,7 @@ from sparring.contracts import (
     NUM_PARTITIONS,
     Capabilities,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -25,8 +25,8 @@ from sparring.contracts import (
 )
 from sparring_redis.connections.client_factory import open_client
 from sparring_redis.connections.deadline import Deadline
-from sparring_redis.description import agree_on_buckets, description_slot, found_label
-from sparring_redis.eviction import check_that_rows_stay
+from sparring_redis.description import agree_on_buckets, description_slot, find_row_label
+from sparring_redis.eviction import check_eviction_policy
 from sparring_redis.layout import Layout
 from sparring_redis.options import RedisOptions
 from sparring_redis.ownership import Ownership
@@ -34,12 +34,12 @@ from sparring_redis.scan import BucketScan
 
 __all__ = ["RedisStorage", "found_table"]
 
-_MOST_ROWS_AT_ONCE = 65_536
-_MOST_BYTES_AT_ONCE = 32 << 20
+_MAX_ROWS_AT_ONCE = 65_536
+_MAX_BYTES_AT_ONCE = 32 << 20
 
 # What a walk over rows must be able to read within the deadline of a call.
-_ROWS_IN_A_DEADLINE = 1 << 18
-_BYTES_IN_A_DEADLINE = 64 << 20
+_ROWS_PER_DEADLINE = 1 << 18
+_BYTES_PER_DEADLINE = 64 << 20
 
 
 class RedisStorage(Storage):
@@ -91,7 +91,7 @@ class RedisStorage(Storage):
             deadline = Deadline(self._client.deadline_seconds)
             if not self.options.allow_eviction:
                 slot = description_slot(table, self.options)
-                check_that_rows_stay(self._client, slot, deadline)
+                check_eviction_policy(self._client, slot, deadline)
             num_buckets = agree_on_buckets(self._client, table, self.options, deadline)
         except BaseException:
             self._client.close()
@@ -100,7 +100,7 @@ class RedisStorage(Storage):
         partitions = np.arange(NUM_PARTITIONS) if shard is None else shard.partitions
         self._owned = Ownership(partitions, num_buckets)
         bytes_per_row = table.row_bytes + 64
-        self._rows_at_once = max(1, min(_MOST_ROWS_AT_ONCE, _MOST_BYTES_AT_ONCE // bytes_per_row))
+        self._rows_at_once = max(1, min(_MAX_ROWS_AT_ONCE, _MAX_BYTES_AT_ONCE // bytes_per_row))
 
     # -- reading ------------------------------------------------------------
 
@@ -120,10 +120,10 @@ class RedisStorage(Storage):
     ) -> None:
         deadline = Deadline(self._client.deadline_seconds)
         for part in self._parts(len(keys)):
-            deal = self._layout.deal(keys[part])
-            commands = self._layout.find_commands(keys[part], deal)
+            groups = self._layout.groups(keys[part])
+            commands = self._layout.find_commands(keys[part], groups)
             replies = self._client.run(commands, "find", is_write=False, deadline=deadline)
-            self._layout.take_rows(replies, deal, columns, rows[part], found[part])
+            self._layout.take_rows(replies, groups, columns, rows[part], found[part])
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         buckets = (*self._owned.whole_buckets, *self._owned.shared_buckets)
@@ -145,11 +145,11 @@ class RedisStorage(Storage):
 
     # -- writing ------------------------------------------------------------
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         deadline = Deadline(self._client.deadline_seconds)
         for part in self._parts(len(keys)):
-            deal = self._layout.deal(keys[part])
-            commands = self._layout.upsert_commands(keys[part], rows[part], deal)
+            groups = self._layout.groups(keys[part])
+            commands = self._layout.upsert_commands(keys[part], rows[part], groups)
             self._client.run(commands, "upsert", is_write=True, deadline=deadline)
         return self._nothing_evicted()
 
@@ -158,8 +158,8 @@ class RedisStorage(Storage):
         return sum(self._erase(keys[part], deadline) for part in self._parts(len(keys)))
 
     def _erase(self, keys: Keys, deadline: Deadline) -> int:
-        deal = self._layout.deal(keys)
-        commands = self._layout.erase_commands(keys, deal)
+        groups = self._layout.groups(keys)
+        commands = self._layout.erase_commands(keys, groups)
         replies = self._client.run(
             commands, "erase", is_write=True, is_repeatable=False, deadline=deadline
         )
@@ -175,7 +175,7 @@ class RedisStorage(Storage):
         commands = [self._layout.command(each, "UNLINK") for each in self._owned.whole_buckets]
         self._client.run(commands, "clear", is_write=True, deadline=deadline)
         for keys in self._keys_in_shared_buckets("clear", deadline):
-            commands = self._layout.erase_commands(keys, self._layout.deal(keys))
+            commands = self._layout.erase_commands(keys, self._layout.groups(keys))
             self._client.run(commands, "clear", is_write=True, deadline=deadline)
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
@@ -225,10 +225,10 @@ class RedisStorage(Storage):
         """
         buckets = self._owned.shared_buckets
         num_rows = self._count_in(buckets, operation, deadline)
-        num_extensions = num_rows * self._layout.table.row_bytes // _BYTES_IN_A_DEADLINE
-        num_extensions = max(num_extensions, num_rows // _ROWS_IN_A_DEADLINE)
+        num_extensions = num_rows * self._layout.table.row_bytes // _BYTES_PER_DEADLINE
+        num_extensions = max(num_extensions, num_rows // _ROWS_PER_DEADLINE)
         deadline.extend(num_extensions * self._client.deadline_seconds)
-        for keys, _ in self._scan_buckets(buckets, _MOST_ROWS_AT_ONCE, deadline):
+        for keys, _ in self._scan_buckets(buckets, _MAX_ROWS_AT_ONCE, deadline):
             yield keys
 
     def _scan_buckets(
@@ -246,7 +246,7 @@ def found_table(table: TableConfig, options: RedisOptions) -> TableConfig | None
     """
     client = open_client(options, f"table {table.name!r}")
     try:
-        label = found_label(client, table, options, Deadline(client.deadline_seconds))
+        label = find_row_label(client, table, options, Deadline(client.deadline_seconds))
     finally:
         client.close()
-    return None if label is None else table.labelled(label)
+    return None if label is None else table.with_row_label(label)

@@ -15,7 +15,7 @@ from redis.crc import key_slot
 from sparring.contracts import ChangeLog
 from sparring_redis.connections.client import Command
 from sparring_redis.connections.client_factory import open_client
-from sparring_redis.connections.connection import packed
+from sparring_redis.connections.connection import encode_command
 from sparring_redis.options import RedisOptions
 
 __all__ = ["RedisChangeLog"]
@@ -72,5 +72,5 @@ class RedisChangeLog(ChangeLog):
         return found
 
     def _ask(self, word: str, *rest: str | bytes, is_write: bool = False) -> Any:
-        command = Command(self._slot, packed([word, self._name, *rest]))
+        command = Command(self._slot, encode_command([word, self._name, *rest]))
         return self._client.run([command], word, is_write=is_write)[0]

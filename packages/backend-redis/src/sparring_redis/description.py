@@ -8,21 +8,21 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from sparring.contracts import CONVERT_HELP, TableConfig, conversion_command
+from sparring.contracts import CONVERT_HELP, TableConfig, format_conversion_command
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
 from sparring_redis.connections.client import Client, Command
-from sparring_redis.connections.connection import packed
+from sparring_redis.connections.connection import encode_command
 from sparring_redis.connections.deadline import Deadline
 from sparring_redis.options import RedisOptions
 
-__all__ = ["FORMAT", "agree_on_buckets", "description_slot", "found_label"]
+__all__ = ["FORMAT", "agree_on_buckets", "description_slot", "find_row_label"]
 
 FORMAT = 1
 """The version of `sparring_redis.layout`."""
 
 DEFAULT_BUCKETS = 256
 
-_IN_THE_URL = {
+_URL_OPTIONS = {
     *("url", "host", "port", "unix_socket", "mode", "service", "database", "tls"),
     "num_buckets",  # of the new place, which gets the default
 }
@@ -61,7 +61,7 @@ def agree_on_buckets(
     slot = description_slot(table, options)
 
     def run(*words: Any, is_write: bool) -> Any:
-        command = Command(slot, packed(words))
+        command = Command(slot, encode_command(words))
         return client.run([command], "opening", is_write=is_write, deadline=deadline)[0]
 
     data = run("GET", name, is_write=False)
@@ -70,17 +70,17 @@ def agree_on_buckets(
         data = run("GET", name, is_write=False)
     place = f"{client.topology.place}, name {name}"
     try:
-        return _checked(data, table, num_buckets, place)
+        return _check_description(data, table, num_buckets, place)
     except InvalidArgumentError as error:
         found = error.details.pop("found_table", None)
         if not isinstance(found, TableConfig):
             raise
         # Here it is known that another prefix is another place.
-        text = str(error).replace(CONVERT_HELP, _conversion(found, table, options))
+        text = str(error).replace(CONVERT_HELP, _conversion_command(found, table, options))
         raise InvalidArgumentError(text, **error.details) from error
 
 
-def found_label(
+def find_row_label(
     client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
 ) -> str | None:
     """Label of a table's rows; None if there is no such table, or its description is unreadable.
@@ -89,7 +89,7 @@ def found_label(
         DeadlineError, StorageIOError: Redis failed.
     """
     name = _name(table, options)
-    command = Command(description_slot(table, options), packed(["GET", name]))
+    command = Command(description_slot(table, options), encode_command(["GET", name]))
     found = client.run([command], "opening", is_write=False, deadline=deadline)[0]
     try:
         label = json.loads(found or b"")["rows"]
@@ -108,12 +108,12 @@ def _name(table: TableConfig, options: RedisOptions) -> str:
     return f"{options.prefix}:{{{table.name}:about}}"
 
 
-def _conversion(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:
+def _conversion_command(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:
     """The command that writes the rows of `found` as those of `asked` below another prefix."""
     # A command line gives text only, and numbers are strict: the URL has them all.
-    stated = options.model_dump(mode="json", exclude_unset=True, exclude=_IN_THE_URL)
+    stated = options.model_dump(mode="json", exclude_unset=True, exclude=_URL_OPTIONS)
     given = {"url": options.place().url} | stated | {"prefix": options.prefix}
-    command = conversion_command("redis", {}, found, asked)
+    command = format_conversion_command("redis", {}, found, asked)
     words = command.removesuffix(" --into PLACE=ELSEWHERE").split(" ")
     for name, value in given.items():
         words += ["--option", shlex.quote(f"{name}={value}")]
@@ -122,7 +122,7 @@ def _conversion(found: TableConfig, asked: TableConfig, options: RedisOptions) -
     return " ".join(words)
 
 
-def _checked(data: bytes | None, table: TableConfig, num_buckets: int | None, place: str) -> int:
+def _check_description(data: bytes | None, table: TableConfig, num_buckets: int | None, place: str) -> int:
     try:
         found = json.loads(data or b"")
         version, rows, buckets = found["format"], found["rows"], found["num_buckets"]

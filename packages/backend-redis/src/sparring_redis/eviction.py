@@ -10,18 +10,18 @@ from redis.exceptions import ResponseError
 
 from sparring.errors import InvalidArgumentError
 from sparring_redis.connections.client import Client, Command
-from sparring_redis.connections.connection import packed
+from sparring_redis.connections.connection import encode_command
 from sparring_redis.connections.deadline import Deadline
 
-__all__ = ["check_that_rows_stay"]
+__all__ = ["check_eviction_policy"]
 
 _log = logging.getLogger(__name__)
 
-_KEEPING = ("noeviction", "volatile-")
+_KEEPING_POLICIES = ("noeviction", "volatile-")
 """Policies that do not affect rows: `volatile-` policies evict only keys with a TTL; rows have none."""
 
 
-def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
+def check_eviction_policy(client: Client, slot: int, deadline: Deadline) -> None:
     """Rejects servers that evict rows when their memory is full.
 
     It reads the policy with INFO, which requires fewer permissions than CONFIG GET. If INFO is not
@@ -37,16 +37,16 @@ def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
         DeadlineError, StorageIOError: Redis failed.
     """
     replies = _ask(client, [slot], deadline)
-    asked = client.topology.server_of(slot)
+    asked = client.topology.find_server(slot)
     others = [
-        each for each in client.topology.slots() if client.topology.server_of(each) is not asked
+        each for each in client.topology.slots() if client.topology.find_server(each) is not asked
     ]
     silent: Exception | str | None = None
     for reply in [*replies, *_ask(client, others, deadline)]:
         policy = None if isinstance(reply, ResponseError) else _policy_of(bytes(reply))
         if policy is None:
             silent = reply if isinstance(reply, ResponseError) else "INFO names no policy"
-        elif not policy.startswith(_KEEPING):
+        elif not policy.startswith(_KEEPING_POLICIES):
             raise InvalidArgumentError(
                 f"{client.topology.place}: its maxmemory-policy {policy!r} removes whole buckets of "
                 "rows when its memory is full, without a word; set noeviction (CONFIG SET "
@@ -64,7 +64,7 @@ def check_that_rows_stay(client: Client, slot: int, deadline: Deadline) -> None:
 
 
 def _ask(client: Client, slots: Sequence[int], deadline: Deadline) -> list[Any]:
-    commands = [Command(slot, packed(["INFO", "memory"])) for slot in slots]
+    commands = [Command(slot, encode_command(["INFO", "memory"])) for slot in slots]
     return client.run(commands, "opening", is_write=False, may_be_refused=True, deadline=deadline)
 
 

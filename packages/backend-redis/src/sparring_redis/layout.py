@@ -34,15 +34,15 @@ from redis.crc import key_slot
 from sparring.contracts import NUM_PARTITIONS, Columns, Keys, Rows, TableConfig, partition
 from sparring.errors import CorruptDataError
 from sparring_redis.connections.client import Command
-from sparring_redis.connections.connection import packed
+from sparring_redis.connections.connection import encode_command
 
-__all__ = ["Deal", "Layout"]
+__all__ = ["BucketGroups", "Layout"]
 
 _FIELD = np.dtype([("head", "S4"), ("key", "<i8"), ("tail", "S2")])
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class BucketGroups:
     """The keys of a call, dealt to buckets."""
 
     order: npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ class Layout:
         self._value_head = value_head
         self._missing = bytes(table.row_bytes)
 
-    def deal(self, keys: Keys) -> Deal:
+    def groups(self, keys: Keys) -> BucketGroups:
         """Groups keys by bucket.
 
         Args:
@@ -97,7 +97,7 @@ class Layout:
         counts = np.bincount(buckets, minlength=self.num_buckets)
         used = np.flatnonzero(counts)
         bounds = np.concatenate([[0], np.cumsum(counts[used])])
-        return Deal(order, used.tolist(), bounds.tolist())
+        return BucketGroups(order, used.tolist(), bounds.tolist())
 
     def bucket_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
         """``(n,)`` the bucket of each key."""
@@ -107,15 +107,15 @@ class Layout:
 
     # -- what is sent -------------------------------------------------------------
 
-    def find_commands(self, keys: Keys, deal: Deal) -> list[Command]:
+    def find_commands(self, keys: Keys, groups: BucketGroups) -> list[Command]:
         """One HMGET for each bucket."""
-        return self._commands(b"HMGET", _fields(keys[deal.order]), deal, words_per_key=1)
+        return self._commands(b"HMGET", _fields(keys[groups.order]), groups, words_per_key=1)
 
-    def erase_commands(self, keys: Keys, deal: Deal) -> list[Command]:
+    def erase_commands(self, keys: Keys, groups: BucketGroups) -> list[Command]:
         """One HDEL for each bucket."""
-        return self._commands(b"HDEL", _fields(keys[deal.order]), deal, words_per_key=1)
+        return self._commands(b"HDEL", _fields(keys[groups.order]), groups, words_per_key=1)
 
-    def upsert_commands(self, keys: Keys, rows: Rows, deal: Deal) -> list[Command]:
+    def upsert_commands(self, keys: Keys, rows: Rows, groups: BucketGroups) -> list[Command]:
         """One HSET for each bucket.
 
         Args:
@@ -124,34 +124,34 @@ class Layout:
             deal: of `keys`.
         """
         pairs = np.empty(len(keys), self._pair)
-        pairs["field"] = _fields(keys[deal.order])
+        pairs["field"] = _fields(keys[groups.order])
         pairs["head"] = self._value_head
-        pairs["row"] = rows.view(f"V{self.table.row_bytes}")[:, 0][deal.order]
+        pairs["row"] = rows.view(f"V{self.table.row_bytes}")[:, 0][groups.order]
         pairs["tail"] = b"\r\n"
-        return self._commands(b"HSET", pairs, deal, words_per_key=2)
+        return self._commands(b"HSET", pairs, groups, words_per_key=2)
 
     def command(self, bucket: int, word: str, *rest: bytes | str | int) -> Command:
         """One command about a bucket: its name follows the first word."""
-        return Command(self._slots[bucket], packed([word, self._names[bucket], *rest]))
+        return Command(self._slots[bucket], encode_command([word, self._names[bucket], *rest]))
 
     def note_command(self, note: str, word: str, *rest: bytes) -> Command:
         """One command about a note of the table."""
         name = f"{self._note_prefix}{note}}}".encode()
-        return Command(key_slot(name), packed([word, name, *rest]))
+        return Command(key_slot(name), encode_command([word, name, *rest]))
 
     def memory_command(self, bucket: int) -> Command:
         """Asks Redis for its estimate of a bucket's memory."""
-        return Command(self._slots[bucket], packed(["MEMORY", "USAGE", self._names[bucket]]))
+        return Command(self._slots[bucket], encode_command(["MEMORY", "USAGE", self._names[bucket]]))
 
     def _commands(
-        self, word: bytes, fields: npt.NDArray[Any], deal: Deal, *, words_per_key: int
+        self, word: bytes, fields: npt.NDArray[Any], groups: BucketGroups, *, words_per_key: int
     ) -> list[Command]:
         data = memoryview(fields.view(np.uint8).data) if len(fields) else memoryview(b"")
         size = fields.dtype.itemsize
         heads = self._heads[word]
         commands = []
-        for i, bucket in enumerate(deal.buckets):
-            begin, end = deal.bounds[i], deal.bounds[i + 1]
+        for i, bucket in enumerate(groups.buckets):
+            begin, end = groups.bounds[i], groups.bounds[i + 1]
             count = 2 + words_per_key * (end - begin)
             body = (b"*%d\r\n" % count, heads[bucket], data[begin * size : end * size])
             commands.append(Command(self._slots[bucket], b"".join(body)))
@@ -162,7 +162,7 @@ class Layout:
     def take_rows(
         self,
         replies: Sequence[list[bytes | None]],
-        deal: Deal,
+        groups: BucketGroups,
         columns: Columns,
         rows: Rows,
         found: npt.NDArray[np.bool_],
@@ -185,7 +185,7 @@ class Layout:
         num_missing = values.count(None)
         present: list[Any] = values
         if num_missing:
-            found[deal.order] = [value is not None for value in values]
+            found[groups.order] = [value is not None for value in values]
             present = [self._missing if value is None else value for value in values]
         else:
             found[:] = True
@@ -193,9 +193,9 @@ class Layout:
         if columns.end - columns.begin == self.table.width and rows.flags.c_contiguous:
             # As bytes: one copy each, whatever the dtype.
             void = f"V{self.table.row_bytes}"
-            rows.view(void)[:, 0][deal.order] = whole.view(void)[:, 0]
+            rows.view(void)[:, 0][groups.order] = whole.view(void)[:, 0]
         else:
-            rows[deal.order] = whole[:, columns.begin : columns.end]
+            rows[groups.order] = whole[:, columns.begin : columns.end]
 
     def decode(self, values: Sequence[bytes]) -> Rows:
         """``(n, width)`` read-only rows.

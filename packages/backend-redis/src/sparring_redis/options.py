@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.contracts import SECRET_GIVEN, Options, WholeNumber
+from sparring.contracts import SECRET_IN_CONFIG, Options, WholeNumber
 from sparring.errors import InvalidArgumentError
-from sparring_redis.connections.place import Place, place_of
+from sparring_redis.connections.location import Location, parse_location
 
 __all__ = ["Mode", "RedisOptions", "RedisRendezvousOptions", "RedisServerOptions"]
 
@@ -27,7 +27,7 @@ def _without_password(text: Any) -> Any:
         text = text.decode(errors="replace")
     if isinstance(text, str) and "@" in text:
         raise PydanticCustomError(
-            SECRET_GIVEN,
+            SECRET_IN_CONFIG,
             "must hold no user and no password, because configurations are printed; give the user "
             "as username, and the password by password_environment or password_file",
         )
@@ -38,7 +38,7 @@ def _is_variable(name: Any) -> Any:
     """Refuses what cannot be the name of a variable: it may be the password itself."""
     if isinstance(name, str) and not _VARIABLE.match(name):
         raise PydanticCustomError(
-            SECRET_GIVEN,
+            SECRET_IN_CONFIG,
             "must be the name of an environment variable: letters, digits and _, no digit first; "
             "it is not the place for the password itself",
         )
@@ -47,18 +47,18 @@ def _is_variable(name: Any) -> Any:
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-PlaceText = Annotated[str, BeforeValidator(_without_password)]
+LocationText = Annotated[str, BeforeValidator(_without_password)]
 Variable = Annotated[str, BeforeValidator(_is_variable)]
 
 
 class RedisServerOptions(Options):
     """Where Redis is, and how to get in. Passwords are named, never given."""
 
-    url: PlaceText | None = None
+    url: LocationText | None = None
     """``redis://host:port/database``, ``unix:///path?database=3``, ``redis+sentinel://host:port,host:port/service``
     or ``redis+cluster://host:port,host:port``; ``rediss`` in place of ``redis`` for TLS. Without it
     `host` and `port`, or `unix_socket`."""
-    host: PlaceText | None = None
+    host: LocationText | None = None
     """The host, where there is no `url`; 127.0.0.1 if nothing is said."""
     port: WholeNumber | None = Field(default=None, ge=1, le=65_535)
     """The port, where there is no `url`; 6379 if nothing is said."""
@@ -126,7 +126,7 @@ class RedisServerOptions(Options):
             raise PydanticCustomError("redis_place", "{reason}", {"reason": str(error)}) from error
         return self
 
-    def place(self) -> Place:
+    def place(self) -> Location:
         """Where Redis is.
 
         Raises:
@@ -139,7 +139,7 @@ class RedisServerOptions(Options):
         else:
             host = self.host or "127.0.0.1"
             url = f"redis://{f'[{host}]' if ':' in host else host}:{self.port or 6379}"
-        return place_of(url, self.mode, service=self.service, database=self.database, tls=self.tls)
+        return parse_location(url, self.mode, service=self.service, database=self.database, tls=self.tls)
 
     def password(self) -> str | None:
         """The password, read now.

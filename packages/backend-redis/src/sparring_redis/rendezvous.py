@@ -20,11 +20,11 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, membership_from
+from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, read_membership
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_redis.connections.client import Command
 from sparring_redis.connections.client_factory import open_client
-from sparring_redis.connections.connection import packed
+from sparring_redis.connections.connection import encode_command
 from sparring_redis.connections.deadline import Deadline
 from sparring_redis.options import RedisRendezvousOptions
 
@@ -53,7 +53,7 @@ class RedisRendezvous(Rendezvous):
         self._client = open_client(options, f"meeting {options.job!r}")
         try:
             if options.world_size is None:
-                self._membership = membership_from(
+                self._membership = read_membership(
                     os.environ, EnvironmentOptions(device=options.device)
                 )
             else:
@@ -112,13 +112,13 @@ class RedisRendezvous(Rendezvous):
             seat = self._seat(rank)
             self._run("take a seat", "SET", seat, token, "EX", seconds, "NX", deadline=part)
             if self._run("take a seat", "GET", seat, deadline=part) == token:
-                return self._seated(rank, world_size, arrival)
+                return self._wait_for_ranks(rank, world_size, arrival)
         raise InvalidArgumentError(
             f"rendezvous 'redis': all {world_size} seats of job {self._options.job!r} are taken; "
             "give this job a name of its own, or raise world_size"
         )
 
-    def _seated(self, rank: int, world_size: int, arrival: Deadline) -> Membership:
+    def _wait_for_ranks(self, rank: int, world_size: int, arrival: Deadline) -> Membership:
         """Waits for all others, because only then is known who shares this machine."""
         wait = _SHORTEST_WAIT_SECONDS
         while True:
@@ -150,6 +150,6 @@ class RedisRendezvous(Rendezvous):
 
     def _run(self, operation: str, *words: Any, deadline: Deadline | None = None) -> Any:
         """One command. All that are used here may run twice: they set the same, or read."""
-        command = Command(self._slot, packed(words))
+        command = Command(self._slot, encode_command(words))
         is_write = words[0] == "SET"
         return self._client.run([command], operation, is_write=is_write, deadline=deadline)[0]

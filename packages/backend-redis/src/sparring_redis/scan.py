@@ -15,8 +15,8 @@ from sparring_redis.ownership import Ownership
 
 __all__ = ["BucketScan"]
 
-_MOST_BUCKETS_AT_ONCE = 32
-_MOST_ROWS_AT_ONCE = 16_384
+_MAX_BUCKETS_AT_ONCE = 32
+_MAX_ROWS_AT_ONCE = 16_384
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class BucketScan:
         fields, values = self._fields, self._values
         while True:
             while len(fields) < chunk_rows and (self._waiting or self._active):
-                self._advance(min(chunk_rows - len(fields), _MOST_ROWS_AT_ONCE))
+                self._advance(min(chunk_rows - len(fields), _MAX_ROWS_AT_ONCE))
             if not fields:
                 return
             chunk = fields[:chunk_rows], values[:chunk_rows]
@@ -79,7 +79,7 @@ class BucketScan:
 
     def _advance(self, room: int) -> None:
         """Reads on in some buckets, about `room` rows in all."""
-        while self._waiting and len(self._active) < min(_MOST_BUCKETS_AT_ONCE, room):
+        while self._waiting and len(self._active) < min(_MAX_BUCKETS_AT_ONCE, room):
             self._active.append(self._waiting.pop())
         count = max(1, room // len(self._active))
         commands = [

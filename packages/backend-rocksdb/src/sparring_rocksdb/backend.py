@@ -116,7 +116,7 @@ def found_table(table: TableConfig, options: RocksdbOptions) -> TableConfig | No
         label = database.label(table.name)
     finally:
         database.close()
-    return None if label is None else table.labelled(label)
+    return None if label is None else table.with_row_label(label)
 
 
 def _open_database(options: RocksdbOptions) -> _native.Database:
@@ -129,7 +129,7 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
             "the library that it was built with: apt install librocksdb-dev",
             backend="rocksdb",
         ) from error
-    _refuse_foreign(options.path)
+    _reject_foreign_folder(options.path)
     return _native.Database(
         str(options.path),
         block_cache_bytes=options.block_cache_bytes,
@@ -147,13 +147,13 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
 
 
 # What a database has, also one that was killed while it was made.
-_OURS = re.compile(
+_OUR_FILES = re.compile(
     r"(CURRENT|IDENTITY|LOCK|LOG(\.old(\.\d+)?)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|log|blob)|.*\.dbtmp"
     r"|lost\+found|archive)\Z"
 )
 
 
-def _refuse_foreign(path: Path) -> None:
+def _reject_foreign_folder(path: Path) -> None:
     """Raises where a folder holds something, and no database."""
     try:
         names = sorted(each.name for each in path.iterdir())
@@ -161,7 +161,7 @@ def _refuse_foreign(path: Path) -> None:
         return  # missing, or RocksDB says what is wrong with it
     if "CURRENT" in names:
         return
-    foreign = [name for name in names if not _OURS.match(name)]
+    foreign = [name for name in names if not _OUR_FILES.match(name)]
     if foreign:
         raise InvalidArgumentError(
             f"storage 'rocksdb': the folder {path} holds no database, but {foreign[0]!r}"

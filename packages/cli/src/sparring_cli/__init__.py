@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_cli.application import main, make_application
-    from sparring_cli.context import CommandContext, context_of
+    from sparring_cli.context import CommandContext, get_command_context
     from sparring_cli.documents.document import Document, DocumentModel, read_document
-    from sparring_cli.documents.explanations import explain
+    from sparring_cli.documents.explanations import explain_error
     from sparring_cli.documents.overrides import apply_override
     from sparring_cli.documents.paths import resolve_path, with_paths
-    from sparring_cli.documents.places import Places
+    from sparring_cli.documents.locations import Locations
     from sparring_cli.documents.problems import (
         ConfigPath,
-        Place,
+        Location,
         Problem,
         describe_value,
-        dotted,
+        format_path,
         raise_problems,
     )
     from sparring_cli.documents.reader import (
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
         Limits,
         ParsedText,
         parse_yaml,
-        place_in,
+        make_locator,
         read_text,
     )
-    from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, known_keys, path_of, shape_of
+    from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, known_keys, find_path, find_shape
     from sparring_cli.documents.writer import as_yaml
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
-    from sparring_cli.machine import Machine, inspect_machine, installed_versions
+    from sparring_cli.machine import Machine, inspect_machine, list_installed_versions
     from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
     from sparring_cli.metrics.registry import (
         MetricCounter,
@@ -48,30 +48,30 @@ if TYPE_CHECKING:
         MetricSample,
     )
     from sparring_cli.output import make_console, print_error, print_json, print_warning
-    from sparring_cli.snapshots.export import embedding_parts, export_tables
+    from sparring_cli.snapshots.export import read_embedding_parts, export_tables
     from sparring_cli.snapshots.table_import import import_table
     from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
 
 _HOMES = {
-    "documents.explanations": "explain",
+    "documents.explanations": "explain_error",
     "documents.overrides": "apply_override",
-    "documents.places": "Places",
-    "documents.problems": "ConfigPath Place Problem describe_value dotted raise_problems",
-    "documents.reader": "CONFIG_LIMITS DATA_LIMITS Limits ParsedText parse_yaml place_in read_text",
-    "documents.schema": "Shape UNKNOWN_KEY known_keys path_of shape_of",
+    "documents.locations": "Locations",
+    "documents.problems": "ConfigPath Location Problem describe_value format_path raise_problems",
+    "documents.reader": "CONFIG_LIMITS DATA_LIMITS Limits ParsedText parse_yaml make_locator read_text",
+    "documents.schema": "Shape UNKNOWN_KEY known_keys find_path find_shape",
     "documents.writer": "as_yaml",
     "application": "main make_application",
-    "context": "CommandContext context_of",
+    "context": "CommandContext get_command_context",
     "documents.document": "Document DocumentModel read_document",
     "documents.paths": "resolve_path with_paths",
     "gpus": "Gpu Gpus inspect_gpus",
-    "machine": "Machine inspect_machine installed_versions",
+    "machine": "Machine inspect_machine list_installed_versions",
     "metrics.exporter": "MetricsExporter write_metrics_file",
     "metrics.registry": (
         "MetricCounter MetricFamily MetricGauge MetricHistogram MetricRegistry MetricSample"
     ),
     "output": "make_console print_error print_json print_warning",
-    "snapshots.export": "embedding_parts export_tables",
+    "snapshots.export": "read_embedding_parts export_tables",
     "snapshots.table_import": "import_table",
     "snapshots.verify": "SnapshotProblem VerifyReport verify_snapshot",
 }
@@ -95,8 +95,8 @@ __all__ = [
     "MetricSample",
     "MetricsExporter",
     "ParsedText",
-    "Place",
-    "Places",
+    "Location",
+    "Locations",
     "Problem",
     "Shape",
     "SnapshotProblem",
@@ -104,23 +104,23 @@ __all__ = [
     "VerifyReport",
     "apply_override",
     "as_yaml",
-    "context_of",
+    "get_command_context",
     "describe_value",
-    "dotted",
-    "embedding_parts",
-    "explain",
+    "format_path",
+    "read_embedding_parts",
+    "explain_error",
     "export_tables",
     "import_table",
     "inspect_gpus",
     "inspect_machine",
-    "installed_versions",
+    "list_installed_versions",
     "known_keys",
     "main",
     "make_application",
     "make_console",
     "parse_yaml",
-    "path_of",
-    "place_in",
+    "find_path",
+    "make_locator",
     "print_error",
     "print_json",
     "print_warning",
@@ -128,7 +128,7 @@ __all__ = [
     "read_document",
     "read_text",
     "resolve_path",
-    "shape_of",
+    "find_shape",
     "verify_snapshot",
     "with_paths",
     "write_metrics_file",

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from sparring import PluginManager, __version__, make_plugin_manager
 from sparring.adapter import native_failure
 from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
-from sparring_cli.context import CommandContext, context_of
+from sparring_cli.context import CommandContext, get_command_context
 from sparring_cli.output import print_error, print_problems
 
 __all__ = ["main", "make_application"]
@@ -81,7 +81,7 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
     for descriptor in plugin_manager.commands():
         if failure is not None and descriptor.name != "doctor":
             why = "the native library cannot be loaded"
-            _add_refusing_command(application, descriptor.name, failure, why)
+            _add_failing_command(application, descriptor.name, failure, why)
             continue
         try:
             descriptor.register(application)
@@ -90,7 +90,7 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
             print_error(f"command {descriptor.name!r} is left out: {type(error).__name__}: {error}")
     for conflict in plugin_manager.conflicts():
         if conflict.kind == "commands":
-            _add_refusing_command(
+            _add_failing_command(
                 application,
                 conflict.name,
                 conflict.reason,
@@ -120,10 +120,10 @@ def _set_up(
         ),
     ] = False,
 ) -> None:
-    context_of(context).is_debugging = debug
+    get_command_context(context).is_debugging = debug
 
 
-def _add_refusing_command(application: typer.Typer, name: str, reason: str, why: str) -> None:
+def _add_failing_command(application: typer.Typer, name: str, reason: str, why: str) -> None:
     def refuse() -> None:
         raise PluginError(reason)
 

@@ -9,7 +9,7 @@ import typer
 
 from sparring import PluginManager
 
-__all__ = ["CommandContext", "context_of"]
+__all__ = ["CommandContext", "get_command_context"]
 
 
 @dataclass(slots=True)
@@ -25,6 +25,6 @@ class CommandContext:
     is_debugging: bool = False
 
 
-def context_of(context: typer.Context) -> CommandContext:
+def get_command_context(context: typer.Context) -> CommandContext:
     """The `CommandContext` of the call that `context` belongs to."""
     return cast(CommandContext, context.find_root().obj)

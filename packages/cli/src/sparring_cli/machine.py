@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Machine", "Native", "inspect_machine", "inspect_native", "installed_versions"]
+__all__ = ["Machine", "Native", "inspect_machine", "inspect_native", "list_installed_versions"]
 
 _FEATURES = (
     "sse4_2",
@@ -85,7 +85,7 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
         usable_cores=_usable_cores(),
         memory_bytes=total,
         available_bytes=available,
-        transparent_huge_pages=_chosen(root / "sys/kernel/mm/transparent_hugepage/enabled"),
+        transparent_huge_pages=_choose_member(root / "sys/kernel/mm/transparent_hugepage/enabled"),
         huge_pages=int(huge_pages) if huge_pages.isdigit() else None,
     )
 
@@ -98,7 +98,7 @@ def inspect_native() -> Native:
     return Native(simd_level(), num_threads())
 
 
-def installed_versions() -> dict[str, str | None]:
+def list_installed_versions() -> dict[str, str | None]:
     """Package → version, None where it is not installed: first the family, then its libraries."""
     family = {
         name.lower().replace("_", "-")
@@ -149,7 +149,7 @@ def _container_limit(root: Path) -> int | None:
     return None
 
 
-def _chosen(path: Path) -> str | None:
+def _choose_member(path: Path) -> str | None:
     """``always [madvise] never`` → madvise"""
     _, bracket, rest = _read(path).partition("[")
     return rest.partition("]")[0] if bracket else None

@@ -13,7 +13,7 @@ from sparring import (
     SnapshotWriter,
     TableConfig,
     TableDescription,
-    merged_chunks,
+    scan_rows,
 )
 
 __all__ = ["ITEM", "make_chunk", "rows_by_key", "save"]
@@ -53,6 +53,6 @@ def rows_by_key(snapshot: Snapshot) -> dict[int, tuple[bytes, int]]:
     """Key → the bytes of its row, and its score."""
     return {
         int(key): (row.tobytes(), int(score))
-        for chunk in merged_chunks(snapshot, "item")
+        for chunk in scan_rows(snapshot, "item")
         for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
     }

@@ -124,7 +124,7 @@ class MpiCollective(Collective):
         if self._is_closed:
             return
         if self._failure is None:
-            self._say(Notice(NoticeKind.LEFT), self._others())
+            self._send_notices(Notice(NoticeKind.LEFT), self._others())
         self._is_closed = True
         # MPI libraries print warnings about receives that are still open in the end.
         for work in list(self._under_way.values()):
@@ -142,14 +142,14 @@ class MpiCollective(Collective):
     ) -> PeerFailure | None:
         """Returns the error of a wait for `peer` that cannot succeed, or None. Tells the other ranks."""
         if self._failure is None and not self._is_closed:
-            self._hear(peer)
+            self._handle_notice(peer)
             gone_at, reason = self._gone.get(peer, (now, None))
             if reason is not None and now > gone_at + _GRACE_SECONDS:
                 self._fail(reason)
             elif now >= limit:
                 self._fail(self._inquiry.verdict(peer, self._others()))
             elif self._inquiry.is_due(limit, now):
-                self._say(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
+                self._send_notices(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
         if self._failure is None:
             return None
         return self._note(peer, self._failure, context)
@@ -169,13 +169,13 @@ class MpiCollective(Collective):
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         request = self._communicator.Isend(self._message(buffer), destination, self._tag(tag))
-        return self._started(_MpiWork(self, request, buffer, destination))
+        return self._track(_MpiWork(self, request, buffer, destination))
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
         request = self._communicator.Irecv(self._message(buffer), source, self._tag(tag))
-        return self._started(_MpiReceiving(self, request, buffer, source))
+        return self._track(_MpiReceiving(self, request, buffer, source))
 
-    def _started(self, work: _MpiWork) -> Work:
+    def _track(self, work: _MpiWork) -> Work:
         self._under_way[id(work)] = work
         return work
 
@@ -201,16 +201,16 @@ class MpiCollective(Collective):
             self._message(self._heard), self.mpi.ANY_SOURCE, self._tag(NOTICE_TAG)
         )
 
-    def _hear(self, waiting_for: int) -> None:
+    def _handle_notice(self, waiting_for: int) -> None:
         while self._failure is None and self._hearing.Test(self._status):
-            source, notice = self._status.source, Notice.decoded(self._heard)
+            source, notice = self._status.source, Notice.decode(self._heard)
             self._listen()
             if notice.kind is NoticeKind.QUESTION:
-                self._say(Notice(NoticeKind.ANSWER, waiting_for, notice.round), [source])
+                self._send_notices(Notice(NoticeKind.ANSWER, waiting_for, notice.round), [source])
             elif notice.kind is NoticeKind.ANSWER:
                 self._inquiry.note(source, notice)
             else:
-                failure = Failure.told(source, notice, self.rank)
+                failure = Failure.from_notice(source, notice, self.rank)
                 self._gone[source] = time.monotonic(), failure
                 if not failure.has_left:
                     self._fail(failure)
@@ -221,7 +221,7 @@ class MpiCollective(Collective):
         self._failure = failure
         # The finalization of MPI would wait for the failed rank, without a deadline.
         set_abort_status(1)
-        self._say(
+        self._send_notices(
             failure.notice(),
             [peer for peer in self._others() if peer != failure.culprit],
         )
@@ -235,9 +235,9 @@ class MpiCollective(Collective):
             peer for peer in range(self.world_size) if peer != self.rank and peer not in self._gone
         ]
 
-    def _say(self, notice: Notice, peers: list[int]) -> None:
+    def _send_notices(self, notice: Notice, peers: list[int]) -> None:
         """Sends a notice and polls until it has left, for at most `_GRACE_SECONDS`."""
-        message = notice.encoded()
+        message = notice.encode()
         requests = [
             self._communicator.Isend(self._message(message), peer, self._tag(NOTICE_TAG))
             for peer in peers

@@ -40,7 +40,7 @@ from sparring.contracts import (
     Membership,
     PolledWork,
     Work,
-    checked_options,
+    validate_options,
 )
 from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure, SparringError
 from sparring_nccl.libraries import (
@@ -70,7 +70,7 @@ def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: fl
     nccl, cuda = open_nccl(), open_cuda()
     name = "local" if membership.world_size == 1 else options.host
     descriptor = make_plugin_manager().collective(name)
-    checked = checked_options("collective", descriptor, {})
+    checked = validate_options("collective", descriptor, {})
     host = descriptor.factory(membership, checked, deadline_seconds)
     return NcclCollective(host, nccl, cuda, device=membership.local_rank)
 

@@ -8,7 +8,7 @@
  *   a release callback, and function pointers. The engine (core's kernels, the
  *   TensorFlow op, a C++ server) calls these without the Python interpreter.
  *   In Python the struct travels in a PyCapsule named SPARRING_STORAGE_CAPSULE,
- *   made by `sparring.contracts.capsule_of(storage)`; the capsule owns the struct.
+ *   made by `sparring.contracts.get_capsule(storage)`; the capsule owns the struct.
  *
  * VERSIONS
  *   `version` is the first member and `release` the second, in every revision

@@ -5,10 +5,10 @@ Each name is imported from its module when it is first used. ``__init__.pyi`` li
 
 from __future__ import annotations
 
-from sparring._lazy import names_from
+from sparring._lazy import attach_stub
 from sparring._loader import load_native
 
-_name, __all__ = names_from(__file__, globals())
+_name, __all__ = attach_stub(__file__, globals())
 
 
 def __getattr__(name: str) -> object:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sparring._loader import load_native
 
-__all__ = ["names_from"]
+__all__ = ["attach_stub"]
 
 
-def names_from(
+def attach_stub(
     path: str, namespace: dict[str, object]
 ) -> tuple[Callable[[str], object], list[str]]:
     """Returns ``__getattr__`` and ``__all__`` of a module whose names its stub lists.

@@ -23,10 +23,10 @@ import numpy as np
 
 from sparring.collective.local import LocalGroup
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.results import Evicted, ScanChunk
+from sparring.contracts.storage.results import EvictedRows, ScanChunk
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.plugins.option_checks import checked_options
+from sparring.plugins.option_checks import validate_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
 from sparring.runtime import events
@@ -61,7 +61,7 @@ class _Slow(MemoryStorage):
         super().__init__(TABLE)
         self._place, self._seconds = folder / f"{rank}", seconds
 
-    def _restore_impl(self, *arguments: Any) -> Evicted:
+    def _restore_impl(self, *arguments: Any) -> EvictedRows:
         evicted = super()._restore_impl(*arguments)
         if not begun.is_set():
             _write(self._place.with_suffix(".started"), str(os.getpid()))
@@ -120,7 +120,7 @@ def _main(folder: str, way: str, closed: str, backend: str, options: str, deadli
         run(Path(folder), way, closed == "closed", LocalGroup(1).join(0))
         return
     descriptor = make_plugin_manager().collective(backend)
-    checked = checked_options("collective", descriptor, json.loads(options))
+    checked = validate_options("collective", descriptor, json.loads(options))
     membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
     collective = descriptor.factory(membership, checked, float(deadline))
     run(Path(folder), way, closed == "closed", collective)

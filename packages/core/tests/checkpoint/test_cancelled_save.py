@@ -20,7 +20,7 @@ from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InternalError, SnapshotError, SnapshotIOError
 from sparring.snapshot import retention
 from sparring.snapshot.chain import count_rows
-from sparring.snapshot.place.local import LocalPlace
+from sparring.snapshot.place.local import LocalRoot
 from sparring.snapshot.place.place import WriteFolder
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact
@@ -45,7 +45,7 @@ def writers_of_two_ranks(url: str) -> list[SnapshotWriter]:
 
 
 def fails_to_put(
-    monkeypatch: pytest.MonkeyPatch, place: LocalPlace, *, is_there: bool, is_readable: bool = True
+    monkeypatch: pytest.MonkeyPatch, place: LocalRoot, *, is_there: bool, is_readable: bool = True
 ) -> None:
     """The disk fails when rank 1 puts its part: before it is there, or after."""
     kind: type[WriteFolder] = type(place.stage("probe", "t"))
@@ -75,7 +75,7 @@ def test_a_part_that_others_may_have_seen_is_not_taken_back(
 ) -> None:
     """S5, S6: rank 0 may be committing it."""
     fails_to_put(
-        monkeypatch, LocalPlace(tmp_path / "other"), is_there=True, is_readable=is_readable
+        monkeypatch, LocalRoot(tmp_path / "other"), is_there=True, is_readable=is_readable
     )
     writers = writers_of_two_ranks(str(tmp_path / "a"))
 
@@ -97,7 +97,7 @@ def test_a_part_that_nobody_can_have_seen_fails_the_save_of_all_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
-    fails_to_put(monkeypatch, LocalPlace(tmp_path / "other"), is_there=False)
+    fails_to_put(monkeypatch, LocalRoot(tmp_path / "other"), is_there=False)
     writers = writers_of_two_ranks(str(tmp_path / "a"))
     with pytest.raises(SnapshotIOError, match="could not be synced") as caught:
         writers[1].finish()
@@ -124,7 +124,7 @@ def test_steps_keep_no_rows_for_a_save_that_is_being_given_up(
             # What follows may take seconds: other ranks are told, files removed.
             running = container.saves.running
             budget = running.budget if running is not None else UndoBudget(0)
-            found.append((container.entry("item").write_log.is_active, budget.wait_for_room(0.0)))
+            found.append((container.entry("item").write_log.is_active, budget.wait_for_capacity(0.0)))
             abandon(writer, cause)
 
         def broken(*_: object) -> None:

@@ -241,13 +241,13 @@ def test_a_step_waits_while_too_many_old_rows_are_kept() -> None:
         storage.watcher = watch
         view = CopyOnWriteView(TABLE, storage, budget)
         watch.add_observer(view)
-        assert budget.wait_for_room(0.0)
+        assert budget.wait_for_capacity(0.0)
         Writes(storage, 1).upsert(1000)
-        assert not budget.wait_for_room(0.01)
-        assert budget.most_bytes > 100
+        assert not budget.wait_for_capacity(0.01)
+        assert budget.max_used_bytes > 100
         assert budget.wait_seconds > 0.005
         assert sum(map(len, given(view))) == 1000
-        assert budget.wait_for_room(0.0)
+        assert budget.wait_for_capacity(0.0)
 
 
 @pytest.mark.parametrize("backend", ["memory", "hkv"])
@@ -277,4 +277,4 @@ def test_old_rows_leave_while_the_keys_of_a_large_table_are_collected(backend: s
     assert len(waiting) > 39  # pieces of scans
     assert max(waiting) == 0
     # One write of some 100 rows at a time, with keys and flags.
-    assert budget.most_bytes < 3 * 100 * (TABLE.row_bytes + 9)
+    assert budget.max_used_bytes < 3 * 100 * (TABLE.row_bytes + 9)

@@ -19,7 +19,7 @@ from sparring.engine.container import StepContainer
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(20)
@@ -279,7 +279,7 @@ def test_a_flush_may_last_longer_than_ranks_wait_for_each_other() -> None:
 
         assert on_two_ranks(deadline, body) == [2.0, 2.0]
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long() -> None:
@@ -299,4 +299,4 @@ def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long() -> None:
 
         assert on_two_ranks(deadline, body) == [3.0, 3.0]
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)

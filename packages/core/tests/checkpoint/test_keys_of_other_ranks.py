@@ -19,12 +19,12 @@ from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.kernels.functions import partition
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.storage.load import restore
 from sparring.storage.update import update_rows
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 
 from .test_save_on_ranks import Job
@@ -64,7 +64,7 @@ def save(container: StepContainer, url: str, is_beside: bool) -> None:
 
 
 def rows_in(url: str) -> dict[int, float]:
-    chunks = merged_chunks(open_snapshot(url), "item")
+    chunks = scan_rows(open_snapshot(url), "item")
     return {
         int(key): float(row[0])
         for chunk in chunks
@@ -78,7 +78,7 @@ def test_a_write_of_a_foreign_key_names_its_owner_and_changes_no_row(call: str) 
         storage = container.storage("item")
         other = 1 - rank
         foreign = int(OF_RANK[other][0])
-        choice = MethodChoice(SGD, hyper_from(SGD, {"lr": 0.1}), 1)
+        choice = MethodChoice(SGD, parse_hyper(SGD, {"lr": 0.1}), 1)
         write = partial(update_rows, storage) if call == "update" else storage.upsert
         arguments = [KEYS, rows_of(KEYS)] + ([choice] if call == "update" else [])
         with pytest.raises(InvalidArgumentError, match=f"key {foreign} does to rank {other}") as e:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import State
-from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import EvictedRows, Keys, Rows, Scores
 from sparring.contracts.tables.admission import Frequency
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
@@ -47,7 +47,7 @@ class SlowRestore(MemoryStorage):
         self.threads: list[threading.Thread] = []
         self.failure: Exception | None = None
 
-    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> EvictedRows:
         self.threads.append(threading.current_thread())
         self.has_begun.set()
         assert self.may_go_on.wait(SECONDS)

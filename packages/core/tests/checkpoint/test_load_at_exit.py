@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring_testing.processes.rank_launchers import gloo_environment, importing, needs_gloo
 
@@ -80,7 +80,7 @@ def test_files_are_read_where_no_thread_can_be_started_any_more(
         raise RuntimeError("can't start new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    chunks = list(merged_chunks(open_snapshot(str(tmp_path / "snapshot")), TABLE.name))
+    chunks = list(scan_rows(open_snapshot(str(tmp_path / "snapshot")), TABLE.name))
     assert len(chunks) > 4
     assert sum(map(len, chunks)) == NUM_ROWS
 

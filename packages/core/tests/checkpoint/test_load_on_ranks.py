@@ -13,7 +13,7 @@ import pytest
 
 from sparring.collective import coordinator
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.results import EvictedRows
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
@@ -25,7 +25,7 @@ from sparring.errors import (
 )
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_train.run.ranks import Ranks
@@ -43,7 +43,7 @@ class SlowRestore(MemoryStorage):
         self.seconds = seconds
         self.failure: BaseException | None = None
 
-    def _restore_impl(self, *arguments: Any) -> Evicted:
+    def _restore_impl(self, *arguments: Any) -> EvictedRows:
         time.sleep(self.seconds)
         if self.failure is not None:
             raise self.failure
@@ -119,7 +119,7 @@ def test_ranks_wait_for_a_load_longer_than_for_each_other(url: str) -> None:
 
         assert on_ranks(body, deadline=deadline) == [3.0] * WORLD_SIZE
 
-    in_time(check, (1.0, 5.0))
+    check_with_deadlines(check, (1.0, 5.0))
 
 
 CALLS: dict[str, Callable[[StepContainer, str], object]] = {

@@ -34,10 +34,10 @@ from sparring.errors import (
 from sparring.runtime.events import BackgroundError
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 
 METHOD = resolve_method("adagrad")
-HYPER = hyper_from(METHOD, {"lr": 0.1})
+HYPER = parse_hyper(METHOD, {"lr": 0.1})
 
 TABLES = [
     TableConfig("user", 4, "float32", Uniform(-1, 1), seed=3),

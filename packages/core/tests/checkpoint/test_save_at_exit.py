@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots, retain
 
@@ -26,7 +26,7 @@ WAYS = {
 def numbers_in(url: Path) -> set[float]:
     """All numbers in the rows of all tables."""
     snapshot = open_snapshot(url)
-    chunks = (chunk for name in snapshot.tables for chunk in merged_chunks(snapshot, name))
+    chunks = (chunk for name in snapshot.tables for chunk in scan_rows(snapshot, name))
     return {float(number) for chunk in chunks for number in np.unique(chunk.rows)}
 
 

@@ -23,17 +23,17 @@ from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, Sparr
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.snapshot.place import local as local_place
-from sparring.snapshot.place.local import LocalPlace
+from sparring.snapshot.place.local import LocalRoot
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 
 from ..snapshot.snapshot_samples import make_chunk, save, small_files
 
 METHOD = resolve_method("adagrad")
-HYPER = hyper_from(METHOD, {"lr": 0.1})
+HYPER = parse_hyper(METHOD, {"lr": 0.1})
 K = 4
 
 TABLES = [
@@ -312,15 +312,15 @@ def test_a_rank_that_fails_beside_steps_is_told_of_by_all_soon(broken: int, tmp_
 def test_a_commit_that_fails_fails_the_save_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, refused = LocalPlace.publish, []
+    publish, refused = LocalRoot.publish, []
 
-    def refuses_once(place: LocalPlace, folder: Any, name: str, manifest: bytes) -> None:
+    def refuses_once(place: LocalRoot, folder: Any, name: str, manifest: bytes) -> None:
         if not refused:
             refused.append(name)
             raise OSError("disk full")
         publish(place, folder, name, manifest)
 
-    monkeypatch.setattr(LocalPlace, "publish", refuses_once)
+    monkeypatch.setattr(LocalRoot, "publish", refuses_once)
     options = SaveOptions(is_base=True)
 
     def body(collective: Collective) -> Any:

@@ -16,7 +16,7 @@ from sparring.engine.checkpoint import save_manager
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget, UndoRows
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle
 from sparring.engine.tables.write_log import WriteLog
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
@@ -140,7 +140,7 @@ class WritingThrottle(Throttle):
 
     def pause(self) -> None:
         if threading.current_thread() is threading.main_thread() and self._written < 3000:
-            self.waits += not self._budget.wait_for_room(0.0)
+            self.waits += not self._budget.wait_for_capacity(0.0)
             keys = np.arange(self._written, self._written + 50)
             self._storage.upsert(keys, np.full((50, 3), -1.0, np.float32))
             self._written += 50
@@ -181,14 +181,14 @@ def test_old_rows_of_a_table_whose_turn_has_not_come_are_written_before_room_run
     assert rows == {"large": 6000, "changed": 3000}
     assert budget.num_rows == 3000, "all rows of a table changed before its turn"
     assert spared.waits == 0
-    assert budget.most_bytes <= 12_000 < budget.num_rows * 20
+    assert budget.max_used_bytes <= 12_000 < budget.num_rows * 20
     snapshot = open_snapshot(url)
     assert len(snapshot.files("changed")) > 2
     for storage in tables:
         name = storage.table.name
         found = {
             int(key): row.tolist()
-            for chunk in merged_chunks(snapshot, name)
+            for chunk in scan_rows(snapshot, name)
             for key, row in zip(chunk.keys, chunk.rows, strict=True)
         }
         assert found == {key: [float(key)] * 3 for key in range(rows[name])}

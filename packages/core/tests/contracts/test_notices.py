@@ -41,16 +41,16 @@ def test_where_all_that_answer_wait_for_each_other_the_silent_one_is_to_blame() 
 
 def test_a_report_says_whether_the_rank_left() -> None:
     failure = Failure.left(2)
-    notice = Notice.decoded(failure.notice().encoded())
-    assert Failure.reported(1, notice) == Failure(
+    notice = Notice.decode(failure.notice().encode())
+    assert Failure.from_report(1, notice) == Failure(
         2, "rank 1 reports that rank 2 left the group", True
     )
-    notice = Notice.decoded(Failure(0, "its connection failed").notice().encoded())
-    assert Failure.reported(1, notice) == Failure(0, "rank 1 reports that rank 0 failed")
+    notice = Notice.decode(Failure(0, "its connection failed").notice().encode())
+    assert Failure.from_report(1, notice) == Failure(0, "rank 1 reports that rank 0 failed")
 
 
 def test_a_rank_that_others_take_for_dead_hears_that_they_left() -> None:
     about_me = Failure(2, "nothing came").notice()
-    assert Failure.told(1, about_me, 2) == Failure.left(1)
-    assert Failure.told(1, about_me, 3) == Failure.reported(1, about_me)
-    assert Failure.told(1, Notice(NoticeKind.LEFT), 2) == Failure.left(1)
+    assert Failure.from_notice(1, about_me, 2) == Failure.left(1)
+    assert Failure.from_notice(1, about_me, 3) == Failure.from_report(1, about_me)
+    assert Failure.from_notice(1, Notice(NoticeKind.LEFT), 2) == Failure.left(1)

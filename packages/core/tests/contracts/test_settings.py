@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
-from sparring.contracts.settings import choice_of, fields_of
+from sparring.contracts.settings import choice_type, get_fields
 from sparring.contracts.tables.admission import ADMISSIONS, Bloom, Frequency
-from sparring.contracts.tables.expiry import Expiry, expiry_from
+from sparring.contracts.tables.expiry import Expiry, parse_expiry
 from sparring.contracts.tables.initializers import (
     INITIALIZERS,
     Normal,
@@ -44,8 +44,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         "exchange: chunks_in_flight must be a whole number from 1 to 64, found 65",
     ),
     "no limit": (Expiry, "expire: give after_steps or after_days, or both"),
-    "no mapping": (lambda: expiry_from(3), "must be an Expiry or a mapping .* found 3"),  # type: ignore[arg-type]
-    "key of a mapping": (lambda: expiry_from({3: 1}), "expire: unknown parameter '3'"),  # type: ignore[dict-item]
+    "no mapping": (lambda: parse_expiry(3), "must be an Expiry or a mapping .* found 3"),  # type: ignore[arg-type]
+    "key of a mapping": (lambda: parse_expiry({3: 1}), "expire: unknown parameter '3'"),  # type: ignore[dict-item]
 }
 
 
@@ -76,7 +76,7 @@ def test_an_exchange_takes_names_of_dtypes_and_auto() -> None:
 
 
 class Section(BaseModel):
-    initializer: choice_of(INITIALIZERS) | None = None  # type: ignore[valid-type]
+    initializer: choice_type(INITIALIZERS) | None = None  # type: ignore[valid-type]
 
 
 def test_a_file_gives_a_choice_as_a_name_or_as_a_mapping() -> None:
@@ -96,11 +96,11 @@ def test_a_file_gives_a_choice_as_a_name_or_as_a_mapping() -> None:
     "setting", [*INITIALIZERS.values(), *ADMISSIONS.values(), ExchangeOptions, Expiry]
 )
 def test_every_field_is_described(setting: type) -> None:
-    for name, field in fields_of(setting).items():
+    for name, field in get_fields(setting).items():
         assert name == "kind" or field.description, f"{setting.__name__}.{name}"
 
 
 def test_a_truncated_normal_has_the_limits_of_a_normal() -> None:
-    assert list(fields_of(TruncatedNormal)) == ["kind", "mean", "stddev"]
+    assert list(get_fields(TruncatedNormal)) == ["kind", "mean", "stddev"]
     with pytest.raises(InvalidArgumentError, match="truncated_normal: stddev"):
         TruncatedNormal(0.0, -1.0)

@@ -23,10 +23,10 @@ from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring.storage.convert import copy_embeddings
-from sparring.storage.native import capsule_of
+from sparring.storage.native import get_capsule
 from sparring.storage.open import open_storage
 from sparring.updates.builtin import BUILTIN_METHODS
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -85,7 +85,7 @@ def test_native_code_lays_rows_out_alike(dtype: str, dim: int, state_width: int)
     table = TableConfig("t", dim, dtype, state_width=state_width)
     view = _native.TableView(dtype, kernels.initializer_spec(table))
     storage = open_storage("memory", table)
-    view.attach(capsule_of(storage), state_width)  # refuses other row_bytes
+    view.attach(get_capsule(storage), state_width)  # refuses other row_bytes
     view.detach()
 
 
@@ -191,7 +191,7 @@ def update_both_ways(
 ) -> list[tuple[bytes, bytes]]:
     """Rows of 16 bits changed natively, and by hand in float32, at each SIMD level."""
     method = resolve_method(name)
-    hyper = hyper_from(method, {"lr": 0.05, "clip_norm": 2.0})
+    hyper = parse_hyper(method, {"lr": 0.05, "clip_norm": 2.0})
     table = half_table(dtype, dim).with_state(method.state_width(dim))
     random = np.random.default_rng(dim)
     keys = random.integers(-(2**63), 2**63 - 1, 7)
@@ -261,7 +261,7 @@ def test_the_fused_step_and_the_step_by_rows_give_the_same_bits(
     for tables in (["item"], ["item", "other"]):
         made = StepContainer()
         method = resolve_method(name)
-        hyper = hyper_from(method, {"lr": 0.05})
+        hyper = parse_hyper(method, {"lr": 0.05})
         for table in tables:
             made.declare(TableConfig(table, 5, dtype), StorageChoice(storage))
         made.set_state("item", method.initial_state(5, hyper, np.float32), name)

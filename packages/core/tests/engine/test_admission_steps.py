@@ -18,7 +18,7 @@ from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.open import open_storage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -42,7 +42,7 @@ def by_rows(container: StepContainer) -> None:
 
 def by_method(container: StepContainer) -> None:
     method = resolve_method("sgd")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
     container.apply_methods(dict.fromkeys(container.tables, choice))
 
 

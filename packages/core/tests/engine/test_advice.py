@@ -25,7 +25,7 @@ from sparring.errors import (
     SparringError,
 )
 from sparring.storage.open import open_storage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.application import main
 
 TABLE = TableConfig("item", 2)
@@ -42,7 +42,7 @@ def container(method: str = "sgd", options: Any = None, **settings: Any) -> Step
 
 def choose(made: StepContainer, method: str) -> None:
     known = resolve_method(method)
-    hyper = hyper_from(known, {"lr": 0.1})
+    hyper = parse_hyper(known, {"lr": 0.1})
     state = known.initial_state(TABLE.dim, hyper, TABLE.computing_dtype)
     made.set_state("item", state, method)
 
@@ -52,7 +52,7 @@ def step(made: StepContainer, ids: Any = KEYS, gradient: float = 1.0, method: st
     assert found.shadow_id is not None
     made.resources.accumulate(found.shadow_id, np.full_like(found.rows, gradient))
     known = resolve_method(method)
-    choice = MethodChoice(known, hyper_from(known, {"lr": 0.1}), made.counters.steps + 1)
+    choice = MethodChoice(known, parse_hyper(known, {"lr": 0.1}), made.counters.steps + 1)
     made.apply_methods({"item": choice})
 
 

@@ -15,7 +15,7 @@ from sparring.engine.container import StepContainer
 from sparring.engine.tables import assign as assigning
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
@@ -81,7 +81,7 @@ def test_rows_go_to_their_owners(
         assert sum(map(len, held)) == 80
         assert {**held[0], **held[1], **held[2]} == expected
         assert min(map(len, held)) > 10
-    saved = merged_chunks(open_snapshot(str(tmp_path / "saved")), "item")
+    saved = scan_rows(open_snapshot(str(tmp_path / "saved")), "item")
     assert sum(len(chunk) for chunk in saved) == 80
 
 

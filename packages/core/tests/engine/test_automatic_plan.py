@@ -10,13 +10,13 @@ import pytest
 
 from sparring.contracts.descriptors import API_VERSION, PlannerDescriptor
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
+from sparring.contracts.planner import FeatureWorkload, PlanResult, PlanRequest, TableWorkload
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.tables.admission import Bloom, Frequency
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.job.automatic_plan import automatic_plan, plan_of_job, workload_of
+from sparring.engine.job.automatic_plan import automatic_plan, resolve_plan, describe_workload
 from sparring.engine.job.bootstrap import Job
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, PluginError
@@ -36,16 +36,16 @@ class Planner:
         self.asked: list[PlanRequest] = []
         self._answer = answer
 
-    def __call__(self, request: PlanRequest) -> MadePlan:
+    def __call__(self, request: PlanRequest) -> PlanResult:
         self.asked.append(request)
         if isinstance(self._answer, Exception):
             raise self._answer
         if self._answer is not None:
-            answer: MadePlan = self._answer
+            answer: PlanResult = self._answer
             return answer
         sharding = TableSharding("table_wise", (request.world_size - 1,))
         plan = ShardingPlan({each.table.name: sharding for each in request.tables})
-        return MadePlan(plan, "user is here", ("rows are guessed",))
+        return PlanResult(plan, "user is here", ("rows are guessed",))
 
     def manager(self) -> PluginManager:
         planner = self
@@ -62,12 +62,12 @@ class Planner:
 
 def planned(
     world_size: int, manager: PluginManager, nodes: list[int] | None = None
-) -> list[MadePlan]:
+) -> list[PlanResult]:
     """The plan on each rank; nodes have so many ranks."""
     sizes = [size for size in nodes or [1] * world_size for _ in range(size)]
     local = [rank for size in nodes or [1] * world_size for rank in range(size)]
 
-    def body(collective: Collective) -> MadePlan:
+    def body(collective: Collective) -> PlanResult:
         rank = collective.rank
         member = Membership(rank, world_size, local[rank], sizes[rank])
         return automatic_plan(PlanRequest(TABLES, world_size), collective, member, manager)
@@ -81,12 +81,12 @@ def test_rank_0_plans_and_all_ranks_get_its_answer() -> None:
     assert [each.world_size for each in planner.asked] == [3]
     assert made[0] == made[1] == made[2]
     assert made[0].sharding.sharding_of("shop") == TableSharding("table_wise", (2,))
-    assert (made[0].summary, made[0].assumed) == ("user is here", ("rows are guessed",))
+    assert (made[0].summary, made[0].assumptions) == ("user is here", ("rows are guessed",))
 
 
 def test_one_rank_needs_no_plan() -> None:
     planner = Planner()
-    assert planned(1, planner.manager()) == [MadePlan(ShardingPlan())]
+    assert planned(1, planner.manager()) == [PlanResult(ShardingPlan())]
     assert not planner.asked
 
 
@@ -95,7 +95,7 @@ def test_a_planner_is_told_of_equal_nodes(nodes: list[int]) -> None:
     planner = Planner()
     (made, *_) = planned(4, planner.manager(), nodes)
     assert [each.ranks_per_node for each in planner.asked] == [nodes[0]]
-    assert made.assumed == ("rows are guessed",)
+    assert made.assumptions == ("rows are guessed",)
 
 
 @pytest.mark.parametrize("nodes", [[3, 1], [1, 3], [2, 1, 1]], ids=str)
@@ -103,14 +103,14 @@ def test_of_uneven_nodes_each_rank_is_planned_as_one(nodes: list[int]) -> None:
     planner = Planner()
     made = planned(4, planner.manager(), nodes)
     assert [each.ranks_per_node for each in planner.asked] == [1]
-    assert len({each.assumed for each in made}) == 1
-    assert "different numbers of ranks" in made[0].assumed[0]
+    assert len({each.assumptions for each in made}) == 1
+    assert "different numbers of ranks" in made[0].assumptions[0]
 
 
 def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
     made = planned(2, make_plugin_manager(entry_points=False))
     assert [each.sharding.tables for each in made] == [{}, {}]
-    (sentence,) = made[1].assumed
+    (sentence,) = made[1].assumptions
     assert sentence.startswith("tables whose kind is not given are row_wise, as planner 'auto' is")
     assert 'pip install "sparring[plan]"' in sentence
 
@@ -120,7 +120,7 @@ def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
     [
         (CapacityError("3 GiB are missing"), CapacityError, "3 GiB are missing"),
         (ZeroDivisionError("by 0"), Exception, "by 0"),
-        ({"user": "row_wise"}, PluginError, "must return a MadePlan, found dict"),
+        ({"user": "row_wise"}, PluginError, "must return a PlanResult, found dict"),
     ],
 )
 def test_all_ranks_raise_what_rank_0_raised(answer: Any, error: type, words: str) -> None:
@@ -161,9 +161,9 @@ def test_a_path_is_read_by_the_planner(reads_files: bool, tmp_path: Path) -> Non
         job = Job(member, ThreadRendezvous(2), collective)
         if not reads_files:
             with pytest.raises(PluginError, match="reads no files; install sparring-plan"):
-                plan_of_job(str(path), lambda: TABLES, job, manager)
+                resolve_plan(str(path), lambda: TABLES, job, manager)
             return
-        assert plan_of_job(str(path), lambda: TABLES, job, manager) == ShardingPlan()
+        assert resolve_plan(str(path), lambda: TABLES, job, manager) == ShardingPlan()
 
     run_ranks(2, body)
     assert asked == [(str(path), PlanRequest(tuple(TABLES), 2))] * (2 if reads_files else 0)
@@ -179,11 +179,11 @@ def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(
         member = Membership(collective.rank, 2)
         job = Job(member, ThreadRendezvous(2), collective)
         given = {"user": "row_wise"}
-        assert plan_of_job(given, lambda: TABLES, job, manager) is given
-        assert plan_of_job(None, lambda: TABLES, job, manager) is None
+        assert resolve_plan(given, lambda: TABLES, job, manager) is given
+        assert resolve_plan(None, lambda: TABLES, job, manager) is None
         with pytest.raises(InvalidArgumentError, match=r"found 'plan.yaml'; give 'auto'"):
-            plan_of_job("plan.yaml", lambda: TABLES, job, manager)
-        return [plan_of_job("auto", lambda: TABLES, job, manager)]
+            resolve_plan("plan.yaml", lambda: TABLES, job, manager)
+        return [resolve_plan("auto", lambda: TABLES, job, manager)]
 
     (first,), (second,) = run_ranks(2, body)
     assert first == second
@@ -199,20 +199,20 @@ def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_ke
     table, feature = TableConfig("user", 4), FeatureWorkload("mean", 3.0)
 
     def of(storage: Any, table: TableConfig = table) -> TableWorkload:
-        return workload_of(table, storage, [feature], "adam")
+        return describe_workload(table, storage, [feature], "adam")
 
     plain = of(StorageChoice("hkv", {"capacity": 10}))
     assert plain == TableWorkload(table, (feature,), 10, "adam")
     assert of(StorageChoice("hkv")).rows is None
-    assert not of(StorageChoice("hkv", {"capacity": 10, "policy": "lru"})).may_replicate
+    assert not of(StorageChoice("hkv", {"capacity": 10, "policy": "lru"})).supports_replication
     rocks = of(StorageChoice("rocksdb", {"path": "rows"}))
-    assert (rocks.may_replicate, rocks.is_in_memory) == (False, False)
+    assert (rocks.supports_replication, rocks.is_in_memory) == (False, False)
     replicated = of(StorageChoice("memory"), replace(table, placement="replicated"))
     assert replicated.kinds == ("data_parallel",)
     with open_storage("memory", table, capacity=7) as storage:
         opened = of(storage)
     # Its rows are sharded already: a plan with data_parallel would be refused.
-    assert (opened.rows, opened.is_in_memory, opened.may_replicate) == (7, True, False)
+    assert (opened.rows, opened.is_in_memory, opened.supports_replication) == (7, True, False)
 
 
 def test_columns_may_be_divided_where_update_storage_and_admission_allow_it() -> None:
@@ -222,7 +222,7 @@ def test_columns_may_be_divided_where_update_storage_and_admission_allow_it() ->
         storage: Any = None, table: TableConfig = table, method: str | None = "adam", **hyper: Any
     ) -> bool:
         chosen = StorageChoice("hkv") if storage is None else storage
-        return workload_of(table, chosen, (), method, hyper).may_divide
+        return describe_workload(table, chosen, (), method, hyper).supports_column_split
 
     assert may()
     assert may(method="torch.optim.Adagrad", lr=0.1, clip_norm=0.0)

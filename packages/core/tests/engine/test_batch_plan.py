@@ -20,11 +20,11 @@ from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 
 TABLE = TableConfig("t", 3)
 METHOD = resolve_method("adagrad")
-CHOICE = {"t": MethodChoice(METHOD, hyper_from(METHOD, {"lr": 0.1}), 1)}
+CHOICE = {"t": MethodChoice(METHOD, parse_hyper(METHOD, {"lr": 0.1}), 1)}
 Ids = npt.NDArray[np.int64]
 
 
@@ -71,7 +71,7 @@ class ByPlan:
     def step(self, *, by_rows: bool = False) -> None:
         plan, ids = self._waiting.popleft()
         shadow_id = self.container.resources.register_direct(["t"])
-        self.container.resources.hold(shadow_id, plan.gradients([gradients_of(ids)]))
+        self.container.resources.accumulate_sources(shadow_id, plan.gradients([gradients_of(ids)]))
         apply(self.container, by_rows=by_rows)
 
 
@@ -226,7 +226,7 @@ def test_sums_of_gradients_are_those_without_a_plan() -> None:
         plan = collection.plan_bags(ids, offsets, (0, 1), 150, finds_rows=finds_rows)
         gradient = random.standard_normal((150, 6)).astype(np.float32)
         shadow_id = container.resources.register_direct(["t"])
-        container.resources.hold(shadow_id, plan.gradients([gradient]))
+        container.resources.accumulate_sources(shadow_id, plan.gradients([gradient]))
         taken = container.resources.take_step(are_summed=True)["t"]
         summed.append((taken.keys.tobytes(), taken.gradients.tobytes()))
     assert summed[0] == summed[1]

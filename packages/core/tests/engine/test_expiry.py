@@ -13,14 +13,14 @@ import pytest
 from sparring.contracts.checkpoint import SaveOptions
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.storage.updates import MethodChoice
-from sparring.contracts.tables.expiry import Expiry, expiry_from
+from sparring.contracts.tables.expiry import Expiry, parse_expiry
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SparringError
-from sparring.snapshot.chain import count_rows, merged_chunks
+from sparring.snapshot.chain import count_rows, scan_rows
 from sparring.snapshot.reader import open_snapshot
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -58,7 +58,7 @@ def train(made: StepContainer, ids: Sequence[int], *, by_rows: bool = False) -> 
         made.apply(lambda updates: None)
         return
     method = resolve_method("sgd")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
     made.apply_methods(dict.fromkeys(made.tables, choice))
 
 
@@ -98,7 +98,7 @@ def test_a_long_limit_is_looked_at_now_and_then() -> None:
 
 
 def test_days_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
     with container_of({"after_days": 2}) as made:
         left = []
         for day, ids in enumerate(([1, 2], [2], [3], [3], [3])):
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path)
 
 
 def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
     url = str(tmp_path / "s")
     with container_of({"after_days": 2}) as made:
         train(made, [1])
@@ -192,7 +192,7 @@ def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.Monk
 def test_times_of_steps_that_were_taken_back_count_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.engine.tables.visits._STEPS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
     url = str(tmp_path / "s")
     with container_of(None) as made:
         train(made, [1])
@@ -267,7 +267,7 @@ def test_a_save_that_runs_has_the_rows_of_its_step(tmp_path: Path) -> None:
         train(made, [3])
         assert keys_of(made) == [3]
         task.result()
-    keys = [chunk.keys.tolist() for chunk in merged_chunks(open_snapshot(url), "t")]
+    keys = [chunk.keys.tolist() for chunk in scan_rows(open_snapshot(url), "t")]
     assert sorted(chain(*keys)) == [1, 2]
 
 
@@ -290,4 +290,4 @@ def test_what_is_no_limit_is_refused(given: Any) -> None:
 
 
 def test_a_mapping_is_an_expiry() -> None:
-    assert expiry_from({"after_days": 7}) == Expiry(after_days=7)
+    assert parse_expiry({"after_days": 7}) == Expiry(after_days=7)

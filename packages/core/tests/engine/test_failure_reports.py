@@ -127,9 +127,9 @@ def test_ids_that_a_step_by_hand_refuses_on_one_rank_all_refuse_and_may_go_on() 
 
 def test_what_one_rank_cannot_look_up_ahead_none_does_when_it_is_finished() -> None:
     def body(collective: Collective) -> Exception:
-        refusal = InvalidArgumentError("no such batch") if collective.rank == 1 else None
+        own_error = InvalidArgumentError("no such batch") if collective.rank == 1 else None
         with container(collective) as made:
-            ahead = made.prefetch([("films", IDS)], refusal=refusal)
+            ahead = made.prefetch([("films", IDS)], own_error=own_error)
             with pytest.raises(InvalidArgumentError) as caught:
                 ahead.finish()
             collective.barrier()

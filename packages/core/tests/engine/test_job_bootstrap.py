@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparring.engine.job.bootstrap import join_job, resolved_backends
+from sparring.engine.job.bootstrap import join_job, resolve_backends
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring.plugins.registry import PluginManager, make_plugin_manager
 from sparring.runtime import pool as execution
@@ -40,16 +40,16 @@ class Named:
 def test_auto_is_what_launched_the_process(
     variables: dict[str, str], rendezvous: str, collective: str
 ) -> None:
-    found = resolved_backends("auto", "auto", framework="torch", variables=variables)
+    found = resolve_backends("auto", "auto", framework="torch", variables=variables)
     assert (found.rendezvous, found.collective) == (rendezvous, collective)
 
 
 def test_what_a_configuration_names_is_taken_as_it_is() -> None:
-    found = resolved_backends("torch", "auto", framework="torch", variables=MPICH)
+    found = resolve_backends("torch", "auto", framework="torch", variables=MPICH)
     assert (found.rendezvous, found.collective) == ("torch", "torch")
-    found = resolved_backends("auto", "torch", framework="torch", variables=MPICH)
+    found = resolve_backends("auto", "torch", framework="torch", variables=MPICH)
     assert (found.rendezvous, found.collective) == ("environment", "torch")
-    found = resolved_backends("single", "auto", framework="torch", variables=TORCHRUN)
+    found = resolve_backends("single", "auto", framework="torch", variables=TORCHRUN)
     assert (found.rendezvous, found.collective) == ("single", "local")
 
 

@@ -24,9 +24,9 @@ from sparring.plugins.registry import DISABLE_VARIABLE
 from sparring_testing.faults.isolated_links import (
     INTERFACE,
     IsolatedLinks,
-    why_links_cannot_be_isolated,
+    why_isolation_is_unavailable,
 )
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 from sparring_testing.processes.rank_launchers import gloo_environment, importing, needs_gloo
 
@@ -194,12 +194,12 @@ def test_survivors_name_a_rank_that_was_stopped_in_training(
         stopped = ranks.send(victim, signal.SIGSTOP)
         check_survivors(ranks, victim, stopped, deadline * 1.1)
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 @needs_gloo
 def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Random) -> None:
-    reason = why_links_cannot_be_isolated()
+    reason = why_isolation_is_unavailable()
     if reason is not None:
         pytest.skip(reason)
 
@@ -213,7 +213,7 @@ def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Rand
             # Whom the rank itself blames it cannot know, but it ends in time too.
             assert ranks.failed(victim, deadline)["time"] - cut <= deadline * 1.1
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)
 
 
 @needs_mpi
@@ -230,4 +230,4 @@ def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
         assert job.returncode != 0
         assert f"find out what became of rank {victim}, then restart" in errors
 
-    in_time(check, DEADLINES)
+    check_with_deadlines(check, DEADLINES)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sparring import _native
-from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.results import EvictedRows
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
@@ -144,7 +144,7 @@ def test_lookups_by_number_wait_for_rows_that_are_loaded_beside(ids: Any, tmp_pa
     restore, has_begun, may_go_on = storage._restore_impl, threading.Event(), threading.Event()
     failures = [SnapshotDamagedError("a bit is gone"), None]
 
-    def slow(*arguments: Any) -> Evicted:
+    def slow(*arguments: Any) -> EvictedRows:
         has_begun.set()
         assert may_go_on.wait(20)
         failure = failures.pop(0)
@@ -215,7 +215,7 @@ def test_a_child_that_is_forked_amid_a_load_is_refused(
     storage = MemoryStorage(table)
     restore, has_begun, may_go_on = storage._restore_impl, threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> Evicted:
+    def slow(*arguments: Any) -> EvictedRows:
         has_begun.set()
         assert may_go_on.wait(20)
         return restore(*arguments)

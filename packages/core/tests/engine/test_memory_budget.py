@@ -11,10 +11,10 @@ from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.job.memory_budget import bytes_text
+from sparring.engine.job.memory_budget import format_bytes
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -32,7 +32,7 @@ def declare(container: StepContainer) -> dict[str, MethodChoice]:
     for table in TABLES:
         container.declare(table, StorageChoice("memory"))
         container.set_state(table.name, np.empty(0, np.float32), "sgd")
-    hyper = hyper_from(method, {"lr": 0.1})
+    hyper = parse_hyper(method, {"lr": 0.1})
     return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
 
 
@@ -98,5 +98,5 @@ def test_a_budget_of_nothing_is_refused() -> None:
 
 
 def test_bytes_are_shown_exactly_and_in_a_unit() -> None:
-    assert bytes_text(1000) == "1,000 bytes"
-    assert bytes_text(5 << 30) == "5,368,709,120 bytes (5 GiB)"
+    assert format_bytes(1000) == "1,000 bytes"
+    assert format_bytes(5 << 30) == "5,368,709,120 bytes (5 GiB)"

@@ -14,7 +14,7 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply import gradients
 from sparring.engine.container import StepContainer
 from sparring.errors import DeviceMemoryError, SparringError
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -37,8 +37,8 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
     world_size: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = resolve_method("sgd")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
-    add_up = gradients.own_gradients
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
+    add_up = gradients.sum_own_gradients
     failures = [DeviceMemoryError("the device is full")]
 
     def fail(state: Any, *arguments: Any, **named: Any) -> Any:
@@ -68,7 +68,7 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
         assert made.counters.steps == 1
         return caught.value, seconds
 
-    monkeypatch.setattr(gradients, "own_gradients", fail)
+    monkeypatch.setattr(gradients, "sum_own_gradients", fail)
     for rank, (error, seconds) in enumerate(run_ranks(world_size, body, deadline=SECONDS)):
         assert type(error) is DeviceMemoryError
         assert "the device is full" in str(error)
@@ -79,7 +79,7 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
 def test_an_owner_that_cannot_add_up_before_the_step_tells_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    push = gradients._pushed
+    push = gradients._push
 
     def failing(state: Any, *arguments: Any, **named: Any) -> Any:
         pushed = push(state, *arguments, **named)
@@ -95,6 +95,6 @@ def test_an_owner_that_cannot_add_up_before_the_step_tells_all(
         assert not made.resources.summed
         return str(caught.value)
 
-    monkeypatch.setattr(gradients, "_pushed", failing)
+    monkeypatch.setattr(gradients, "_push", failing)
     said = run_ranks(2, body, deadline=SECONDS)
     assert "rank 1 failed: the device is full" in said[0]

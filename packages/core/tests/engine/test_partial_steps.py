@@ -12,12 +12,12 @@ from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply import function as by_function
-from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows
+from sparring.engine.apply.gather import GatheredRows, TableUpdate, gather_rows
 from sparring.engine.container import StepContainer
 from sparring.errors import PartialStepError, StorageIOError
 from sparring.kernels.cpu import CpuKernels
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 
 Apply = Callable[[StepContainer], object]
 NAMES = ("first", "second", "third")
@@ -41,7 +41,7 @@ def add_one(updates: Sequence[TableUpdate]) -> None:
 
 def by_methods(made: StepContainer) -> object:
     method = resolve_method("sgd")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
     return made.apply_methods(dict.fromkeys(NAMES, choice))
 
 
@@ -90,8 +90,8 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
 def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gather(*arguments: Any) -> dict[str, Gathered]:
-        return {"refused": Gathered(CpuKernels(), None, None), **gather_rows(*arguments)}
+    def gather(*arguments: Any) -> dict[str, GatheredRows]:
+        return {"refused": GatheredRows(CpuKernels(), None, None), **gather_rows(*arguments)}
 
     monkeypatch.setattr(by_function, "gather_rows", gather)
     with pytest.raises(PartialStepError) as caught:

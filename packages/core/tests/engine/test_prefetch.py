@@ -25,9 +25,9 @@ from sparring.errors import (
     PeerFailure,
     StorageIOError,
 )
-from sparring.exchange.link import MessageKind
+from sparring.exchange.messenger import MessageKind
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = (
@@ -57,7 +57,7 @@ def on_ranks(
 
 def declare(made: StepContainer, **options: Any) -> dict[str, Any]:
     method = resolve_method("adagrad")
-    hyper = hyper_from(method, {"lr": 0.1})
+    hyper = parse_hyper(method, {"lr": 0.1})
     for table in TABLES:
         made.declare(table, StorageChoice("hkv", options))
         state = method.initial_state(table.dim, hyper, table.computing_dtype)

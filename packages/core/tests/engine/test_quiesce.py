@@ -27,12 +27,12 @@ class Busy:
         self._failing = failing
         self.discarded = 0
         running = SimpleNamespace(future=SimpleNamespace(done=self._pulled, exception=lambda: None))
-        storage = SimpleNamespace(wait_for_room=self._at(7))
+        storage = SimpleNamespace(wait_for_capacity=self._at(7))
         self.process = ProcessGuard("a state")
         self.loads = SimpleNamespace(task=1, ended=1, join=self._at(1), check=self._at(3))
         self.prefetches = SimpleNamespace(unfinished=[running])
         self.flushes = SimpleNamespace(task=1, join=self._at(4))
-        self.saves = SimpleNamespace(running=1, join=self._at(5), wait_for_room=self._at(8))
+        self.saves = SimpleNamespace(running=1, join=self._at(5), wait_for_capacity=self._at(8))
         self.events = SimpleNamespace(first_failed=1, check=self._at(6))
         self.tables = SimpleNamespace(entries={"films": SimpleNamespace(written_back=storage)})
 

@@ -12,7 +12,7 @@ import pytest
 
 from sparring.collective import coordinator
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.results import EvictedRows
 from sparring.contracts.storage.storage import write_note
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
@@ -28,7 +28,7 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.reader import open_snapshot
 from sparring.storage.load import begin_load, end_load
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -165,7 +165,7 @@ def test_what_one_rank_has_against_a_snapshot_all_raise(tmp_path: Path) -> None:
 def slow(storage: MemoryStorage, seconds: float) -> None:
     restore = storage._restore_impl
 
-    def restore_slowly(*arguments: Any) -> Evicted:
+    def restore_slowly(*arguments: Any) -> EvictedRows:
         time.sleep(seconds)
         return restore(*arguments)
 
@@ -218,7 +218,7 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
 
         assert sum(run_ranks(WORLD_SIZE, body, deadline=deadline)) == len(KEYS)
 
-    in_time(check, (1.0, 5.0))
+    check_with_deadlines(check, (1.0, 5.0))
 
 
 def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(

@@ -33,7 +33,7 @@ from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import PeerFailure
-from sparring.plugins.option_checks import checked_options
+from sparring.plugins.option_checks import validate_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
@@ -139,7 +139,7 @@ def _write(path: Path, text: str) -> None:
 def _main(backend: str, options: str, deadline_seconds: str, folder: str) -> None:
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
     descriptor = make_plugin_manager().collective(backend)
-    checked = checked_options("collective", descriptor, json.loads(options))
+    checked = validate_options("collective", descriptor, json.loads(options))
     with descriptor.factory(
         rendezvous.membership(), checked, float(deadline_seconds)
     ) as collective:

@@ -24,7 +24,7 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 
 TABLES = (
     TableConfig("user", 4, initializer=Uniform(-1, 1), seed=1),
@@ -94,7 +94,7 @@ def train(
     is_alone = collective is None
     ranks = range(scenario.world_size) if is_alone else [made.collective.rank]
     method = resolve_method(scenario.method)
-    hyper = hyper_from(method, {"lr": 0.05})
+    hyper = parse_hyper(method, {"lr": 0.05})
     for table in TABLES:
         made.declare(table, StorageChoice(scenario.backend, dict(scenario.options)))
         state = method.initial_state(table.dim, hyper, table.computing_dtype)

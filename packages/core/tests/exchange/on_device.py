@@ -9,7 +9,7 @@ from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.messages import OwnedGradients, Pulled, PullRequest, PushRequest
+from sparring.exchange.messages import OwnedGradients, PullResult, PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange
 
 
@@ -20,7 +20,7 @@ class OnDevice:
         self._exchange, self._kernels = exchange, kernels
         self.stager = exchange.stager(kernels)
 
-    def pull_all(self, requests: Sequence[PullRequest], **named: Any) -> list[Pulled]:
+    def pull_all(self, requests: Sequence[PullRequest], **named: Any) -> list[PullResult]:
         return self._exchange.pull_all(requests, kernels=self._kernels, **named)
 
     def push_all(self, requests: Sequence[PushRequest]) -> list[OwnedGradients]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparring.errors import PeerFailure
-from sparring.exchange.answers import Answers, Question, Service
-from sparring.exchange.link import Buffers, MessageKind
+from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
+from sparring.exchange.messenger import Buffers, MessageKind
 from sparring.runtime.threads import InlineExecutor
 
 
@@ -48,55 +48,55 @@ class ScriptedLink:
         assert self.now < 50, "it never ends"
 
 
-def made(link: Any, in_flight: int) -> Answers:
-    return Answers(link, InlineExecutor(), Buffers(), in_flight, MessageKind.KEYS, "find")
+def made(messenger: Any, in_flight: int) -> RequestReplies:
+    return RequestReplies(messenger, InlineExecutor(), Buffers(), in_flight, MessageKind.KEYS, "find")
 
 
-def asked(peer: int, seen: list[str]) -> Question:
+def asked(peer: int, seen: list[str]) -> OutgoingRequest:
     def take(answer: Any) -> None:
         seen.append(f"take {answer[0]}")
 
-    return Question(peer, "", 8, lambda message: message.fill(0), 8, take)
+    return OutgoingRequest(peer, "", 8, lambda message: message.fill(0), 8, take)
 
 
-def served(peer: int, seen: list[str], *, fails: bool = False) -> Service:
+def served(peer: int, seen: list[str], *, fails: bool = False) -> IncomingRequest:
     def serve(message: Any, answer: Any) -> None:
         seen.append(f"serve {message[0]}")
         if fails:
             raise OSError("the disk is gone")
         answer.fill(1)
 
-    return Service(peer, "", 8, serve, 8, lambda answer: answer.fill(2))
+    return IncomingRequest(peer, "", 8, serve, 8, lambda answer: answer.fill(2))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 8])
 def test_answers_and_services_are_in_the_order_of_hops(in_flight: int) -> None:
     seen: list[str] = []
-    link = ScriptedLink({1: 7, 2: 1, 3: 3}, {3: 5, 2: 9, 1: 1})
+    messenger = ScriptedLink({1: 7, 2: 1, 3: 3}, {3: 5, 2: 9, 1: 1})
     questions = iter([asked(peer, seen) for peer in (1, 2, 3)])
     services = iter([served(peer, seen) for peer in (3, 2, 1)])
-    error = made(link, in_flight).run(questions, services, lambda: seen.append("own"))
+    error = made(messenger, in_flight).run(questions, services, lambda: seen.append("own"))
     assert error is None
     assert seen[0] == "own"
     assert [each for each in seen if "take" in each] == ["take 1", "take 2", "take 3"]
     assert [each for each in seen if "serve" in each] == ["serve 3", "serve 2", "serve 1"]
-    assert [peer for kind, peer in link.sent if kind is MessageKind.ROWS] == [3, 2, 1]
+    assert [peer for kind, peer in messenger.sent if kind is MessageKind.ROWS] == [3, 2, 1]
 
 
 def test_a_service_that_fails_is_answered_and_the_others_are_served() -> None:
     seen: list[str] = []
-    link = ScriptedLink({1: 0}, {2: 0, 1: 1})
+    messenger = ScriptedLink({1: 0}, {2: 0, 1: 1})
     services = iter([served(2, seen, fails=True), served(1, seen)])
-    error = made(link, 2).run(iter([asked(1, seen)]), services, lambda: None)
+    error = made(messenger, 2).run(iter([asked(1, seen)]), services, lambda: None)
     assert isinstance(error, OSError)
     assert seen == ["take 1", "serve 2", "serve 1"]
 
 
 def test_a_failure_here_comes_before_a_rank_that_left_because_of_it() -> None:
     seen: list[str] = []
-    link = ScriptedLink({}, {2: 0, 1: 100})
+    messenger = ScriptedLink({}, {2: 0, 1: 100})
     services = iter([served(2, seen, fails=True), served(1, seen)])
-    assert isinstance(made(link, 1).run(iter([]), services, lambda: None), OSError)
-    link = ScriptedLink({}, {1: 100})
+    assert isinstance(made(messenger, 1).run(iter([]), services, lambda: None), OSError)
+    messenger = ScriptedLink({}, {1: 100})
     with pytest.raises(PeerFailure):
-        made(link, 1).run(iter([]), iter([served(1, seen)]), lambda: None)
+        made(messenger, 1).run(iter([]), iter([served(1, seen)]), lambda: None)

@@ -34,12 +34,12 @@ from sparring.exchange.ring import RingExchange
 from sparring.plugins.registry import make_plugin_manager
 from sparring.runtime.trace import Trace
 from sparring.storage.open import open_storage
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 from .on_device import OnDevice, wanted
 
 pytest.importorskip("sparring_nccl", reason="sparring-nccl is not installed")
-from sparring_nccl.testing import FakeGpus, GpuArray, NcclCollective, open_fake
+from sparring_nccl.testing import FakeGpus, GpuArray, NcclCollective, open_fake_nccl
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
@@ -108,7 +108,7 @@ ARRAYS = ArraySource(
 
 @pytest.fixture
 def gpus() -> FakeGpus:
-    fake = open_fake()
+    fake = open_fake_nccl()
     fake.library.fake_reset()
     return fake
 
@@ -127,7 +127,7 @@ def run_ranks(
 
     def join(rank: int) -> Collective:
         if way == NCCL:
-            fake = open_fake()
+            fake = open_fake_nccl()
             return EmulatedNccl(group.join(rank), fake.nccl, fake.cuda, device=rank)
         kinds = {DIRECT: DirectCollective, STAGED: LocalCollective, SLOW: SlowCollective}
         return kinds[way](group, rank)
@@ -402,7 +402,7 @@ def test_a_silent_rank_fails_the_others_within_the_deadline(way: str) -> None:
         # Before the silent rank leaves, which would be a failure too.
         assert max(run_ranks(way, 3, body, deadline_seconds=deadline)) < 2 * deadline
 
-    in_time(check, (0.5, 4.0))
+    check_with_deadlines(check, (0.5, 4.0))
 
 
 class _Failing:

@@ -32,10 +32,10 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.exchange.headers import exchange_more_counts, send_shutdown_notice
-from sparring.exchange.link import ExchangeCounters, Link, MessageKind, tag_of
+from sparring.exchange.messenger import ExchangeCounters, Messenger, MessageKind, find_tag
 from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -305,7 +305,7 @@ def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
     is_fused: bool,
 ) -> None:
     method = resolve_method("adam")
-    hyper = hyper_from(method, {"lr": 0.1})
+    hyper = parse_hyper(method, {"lr": 0.1})
 
     def body(collective: Collective) -> str:
         options = {"capacity": 12} if collective.rank == 1 else {}
@@ -498,16 +498,16 @@ def test_a_shutdown_notice_is_not_taken_for_the_counts_of_many_tables() -> None:
     for the counts for which headers have no room."""
 
     def body(collective: Collective) -> Any:
-        link = Link(collective, ExchangeCounters())
+        messenger = Messenger(collective, ExchangeCounters())
         counts = np.zeros((3, 60), np.int64)
         if collective.rank == 0:
             # Rank 2 is waiting.
-            collective.receive(np.empty(3, np.int64), 2, tag_of(MessageKind.COUNTS)).wait()
-            send_shutdown_notice(link, 0, 1)
+            collective.receive(np.empty(3, np.int64), 2, find_tag(MessageKind.COUNTS)).wait()
+            send_shutdown_notice(messenger, 0, 1)
             collective.give_up(1)
         if collective.rank < 2:
             return None
-        error = error_of(lambda: exchange_more_counts(link, counts, counts[:, :57]))
+        error = error_of(lambda: exchange_more_counts(messenger, counts, counts[:, :57]))
         assert isinstance(error, PeerFailure)
         return error.rank
 

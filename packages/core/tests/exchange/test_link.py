@@ -14,7 +14,7 @@ from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
-from sparring.exchange.headers import Header, HeaderInbox, Phase, digest_of, exchange_headers
+from sparring.exchange.headers import Header, HeaderInbox, Phase, compute_digest, exchange_headers
 from sparring.exchange.ring import RingExchange
 from sparring.storage.open import open_storage
 
@@ -33,10 +33,10 @@ def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_
         exchange = RingExchange(collective, ShardMap.balanced(2), ExchangeOptions(chunk_rows=5))
         limit = time.monotonic() + 30
 
-        def look() -> None:
+        def poll() -> None:
             assert time.monotonic() < limit, "nobody gave up"
 
-        exchange.session.link.on_stall = look
+        exchange.session.messenger.on_stall = poll
         with pytest.raises(PeerFailure, match="nothing came within 2 s") as caught:
             exchange.pull(open_storage("memory", TABLE), TABLE, np.arange(100), Columns(0, 4))
         assert caught.value.rank == 1
@@ -46,8 +46,8 @@ def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_
         _, settings = exchange.session.all_settings()
         names = ["item[0:4]"]
         counts = np.full((2, 1), 50, np.int64)
-        header = Header(Phase.LOOKUP, 0, settings, digest_of(names), False, 1)
-        exchange_headers(exchange.session.link, HeaderInbox(exchange.session.link), header, counts)
+        header = Header(Phase.LOOKUP, 0, settings, compute_digest(names), False, 1)
+        exchange_headers(exchange.session.messenger, HeaderInbox(exchange.session.messenger), header, counts)
 
     with ThreadPoolExecutor(2) as threads:
         futures = [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sparring.contracts.ranks.collective import Collective, Reduction
-from sparring_testing.processes.rank_launchers import BACKENDS, ranks_over
+from sparring_testing.processes.rank_launchers import BACKENDS, launch_ranks
 from sparring_testing.processes.rank_processes import RankProcesses
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -69,7 +69,7 @@ def check_ranks(
         # Over gloo fewer ranks may meet than there are processes; MPI has exactly those it started.
         size = max(WORLD_SIZES) if backend == "torch" else scenario.world_size
         if (backend, size) not in worlds:
-            worlds[backend, size] = ranks_over(backend, size, __name__)
+            worlds[backend, size] = launch_ranks(backend, size, __name__)
         shards: list[Any] = worlds[backend, size].run(
             scenario.world_size, train_as_rank, scenario, deadline_seconds=30.0
         )

@@ -19,8 +19,8 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.link import MessageKind
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.exchange.messenger import MessageKind
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 SMALL = TableConfig("small", 4, initializer=Uniform(-1, 1), placement="replicated")
@@ -70,7 +70,7 @@ def train(
 ) -> dict[str, dict[int, np.ndarray]]:
     """Each gradient is the row itself and 1: of several ranks they are averaged."""
     method = resolve_method(method_name)
-    hyper = hyper_from(method, {"lr": 0.05})
+    hyper = parse_hyper(method, {"lr": 0.05})
     for table in TABLES:
         made.declare(table, StorageChoice("hkv"))
         state = method.initial_state(table.dim, hyper, table.computing_dtype)
@@ -132,7 +132,7 @@ def test_gradients_go_to_every_other_rank_once() -> None:
         found = made.lookup("small", np.arange(10))
         made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
         method = resolve_method("sgd")
-        made.apply_methods({"small": MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)})
+        made.apply_methods({"small": MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)})
         sent = made.exchange.counters.wire_bytes_sent
         assert getattr(sent, MessageKind.GRADIENTS.value) == 2 * 10 * (8 + 4 * 4)
         assert made.num_rows("small") == 10
@@ -152,7 +152,7 @@ def test_a_lookup_ahead_of_a_replicated_table_is_refreshed_from_what_all_ranks_p
         wanted = [(name, np.arange(15, 25)) for name in ("small", "large")]
         ahead = made.prefetch(wanted)
         method = resolve_method("sgd")
-        choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+        choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
         made.apply_methods({"small": choice, "large": choice})
         early = ahead.finish()
         for one, other in zip(early, made.lookup_all(wanted), strict=True):
@@ -190,7 +190,7 @@ def test_replicas_that_came_apart_are_refused_before_a_row_changes(change: str) 
         found = made.lookup(SMALL.name, np.arange(4))
         made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
         method = resolve_method("sgd")
-        choice = MethodChoice(method, hyper_from(method, {"lr": 0.05}), NUM_STEPS + 1)
+        choice = MethodChoice(method, parse_hyper(method, {"lr": 0.05}), NUM_STEPS + 1)
         with pytest.raises(InvalidArgumentError, match="'small': the replicas of its rows"):
             made.apply_methods({each.name: choice for each in TABLES})
         after = rows_of(made, SMALL.name)

@@ -19,9 +19,9 @@ from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.session import (
-    FEWEST_ROWS,
-    MOST_ROWS,
-    chunk_rows_for,
+    MIN_CHUNK_ROWS,
+    MAX_CHUNK_ROWS,
+    compute_chunk_rows,
     measure_chunk_rows,
 )
 from sparring.kernels import functions as kernels
@@ -111,22 +111,22 @@ def test_all_ranks_measure_one_size_of_chunks() -> None:
 
     sizes = run_ranks(3, body)
     assert len(set(sizes)) == 1
-    assert FEWEST_ROWS <= sizes[0] <= MOST_ROWS
+    assert MIN_CHUNK_ROWS <= sizes[0] <= MAX_CHUNK_ROWS
 
 
 @pytest.mark.parametrize(
     ("small", "large", "expected"),
     [
-        (50e-6, 50e-6 + 1e-9, MOST_ROWS),  # bandwidth beyond measure
+        (50e-6, 50e-6 + 1e-9, MAX_CHUNK_ROWS),  # bandwidth beyond measure
         (100e-6, 100e-6 + 8.4e-3, 1024),  # 1 Gbit/s, 70 us a message
         (60e-6, 60e-6 + 0.84e-3, 4096),  # 10 Gbit/s, the same
-        (1e-6, 1.0, FEWEST_ROWS),
+        (1e-6, 1.0, MIN_CHUNK_ROWS),
     ],
 )
 def test_chunks_are_so_large_that_messages_cost_little_by_themselves(
     small: float, large: float, expected: int
 ) -> None:
-    assert chunk_rows_for(small, large, 256) == expected
+    assert compute_chunk_rows(small, large, 256) == expected
 
 
 @pytest.mark.parametrize(("num_keys", "is_inline"), [(100, True), (20_000, False)])
@@ -227,19 +227,19 @@ def test_no_more_chunks_are_under_way_than_may_be() -> None:
     def body(collective: Collective) -> dict[tuple[str, bool], int]:
         options = ExchangeOptions(chunk_rows=10, chunks_in_flight=3)
         exchange = RingExchange(collective, ShardMap.balanced(3), options)
-        link, most = exchange.session.link, Counter[tuple[str, bool]]()
-        started = link._started
+        messenger, most = exchange.session.messenger, Counter[tuple[str, bool]]()
+        started = messenger._register
 
         def count(transfer: Any) -> Any:
             result = started(transfer)
             kind = transfer.kind.value, transfer.is_sent
             under_way = [
-                each for each in link._under_way.values() if (each.kind.value, each.is_sent) == kind
+                each for each in messenger._under_way.values() if (each.kind.value, each.is_sent) == kind
             ]
             most[kind] = max(most[kind], len(under_way))
             return result
 
-        link._started = count  # type: ignore[method-assign]
+        messenger._register = count  # type: ignore[method-assign]
         exchange.pull(open_storage("memory", TABLE), TABLE, keys, Columns(0, 3))
         gradients = np.ones((len(keys), 3))
         exchange.push(TABLE, keys, gradients, lambda: ResourceManager.make_accumulator(TABLE))

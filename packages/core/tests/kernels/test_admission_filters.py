@@ -15,7 +15,7 @@ from sparring.contracts.tables.admission import (
     Bloom,
     Frequency,
     Probability,
-    admission_from,
+    parse_admission,
 )
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
@@ -360,9 +360,9 @@ def test_wrong_settings_are_named(value: Any, message: str) -> None:
 
 def test_settings_make_a_round_trip() -> None:
     for admission in (*KINDS, Bloom(2), Bloom(2, memory_bytes=4096)):
-        assert admission_from(admission.as_dict()) == admission
+        assert parse_admission(admission.as_dict()) == admission
         assert TableConfig("t", 4, admission=admission.as_dict()).admission == admission
-    assert admission_from(None) is None
+    assert parse_admission(None) is None
     assert make_filter(None, TableConfig("t", 4)) is None
     assert Frequency(np.int64(3)) == Frequency(3)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ from sparring.contracts.tables.initializers import (
     Uniform,
     Xavier,
     Zeros,
-    initializer_from,
+    parse_initializer,
 )
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
@@ -433,7 +433,7 @@ def test_every_initializer_is_known_to_the_native_kernel() -> None:
 
 @pytest.mark.parametrize("initializer", [*RANDOM, Zeros(), Constant(2.0)])
 def test_an_initializer_survives_the_way_through_a_config(initializer: Initializer) -> None:
-    assert initializer_from(initializer.as_dict()) == initializer
+    assert parse_initializer(initializer.as_dict()) == initializer
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,8 @@ def test_an_initializer_survives_the_way_through_a_config(initializer: Initializ
         lambda: Uniform(math.nan, 1.0),
         lambda: Normal(0.0, -1.0),
         lambda: Xavier(0.0),
-        lambda: initializer_from("gauss"),
-        lambda: initializer_from({"kind": "normal", "std": 1.0}),
+        lambda: parse_initializer("gauss"),
+        lambda: parse_initializer({"kind": "normal", "std": 1.0}),
         lambda: kernels.initializer_spec(TableConfig("t", 2, initializer=Constant(math.nan))),
         lambda: kernels.initializer_spec(TableConfig("t", 2, initializer=Normal(math.inf, 1.0))),
         lambda: kernels.initializer_spec(TableConfig("t", 2, initializer=Uniform(-1e308, 1e308))),

@@ -11,12 +11,12 @@ import pytest
 from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.plugins.option_checks import checked_options
+from sparring.plugins.option_checks import validate_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import (
     EnvironmentOptions,
     EnvironmentRendezvous,
-    membership_from,
+    read_membership,
 )
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
@@ -32,18 +32,18 @@ OPEN_MPI = {
 @pytest.mark.parametrize("variables", [TORCHRUN, MPICH, OPEN_MPI, TORCHRUN | MPICH])
 def test_the_variables_of_each_launcher_are_understood(variables: dict[str, str]) -> None:
     expected = Membership(rank=5, world_size=8, local_rank=1, device="cpu")
-    assert membership_from(variables, EnvironmentOptions()) == expected
+    assert read_membership(variables, EnvironmentOptions()) == expected
 
 
 def test_the_device_is_the_gpu_of_the_local_rank_where_asked_for() -> None:
-    assert membership_from(MPICH, EnvironmentOptions(device="cuda")).device == "cuda:1"
+    assert read_membership(MPICH, EnvironmentOptions(device="cuda")).device == "cuda:1"
 
 
 def test_launchers_that_disagree_are_refused_unless_one_is_chosen() -> None:
     both = {**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}
     with pytest.raises(InvalidArgumentError, match=r"rank 5 of 8, mpich rank 0 of 2"):
-        membership_from(both, EnvironmentOptions())
-    assert membership_from(both, EnvironmentOptions(launcher="mpich")).world_size == 2
+        read_membership(both, EnvironmentOptions())
+    assert read_membership(both, EnvironmentOptions(launcher="mpich")).world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_launchers_that_disagree_are_refused_unless_one_is_chosen() -> None:
 )
 def test_variables_that_make_no_sense_are_refused(variables: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        membership_from(variables, EnvironmentOptions())
+        read_membership(variables, EnvironmentOptions())
 
 
 def open_environment(monkeypatch: pytest.MonkeyPatch, world_size: int) -> EnvironmentRendezvous:
@@ -87,13 +87,13 @@ def test_mpiexec_and_the_plugin_manager_are_enough_to_join() -> None:
 import json
 import numpy as np
 from sparring import make_plugin_manager
-from sparring.contracts import checked_options
+from sparring.contracts import validate_options
 
 manager = make_plugin_manager()
 place, group = manager.rendezvous("environment"), manager.collective("mpi")
-rendezvous = place.factory(checked_options("rendezvous", place, {}))
+rendezvous = place.factory(validate_options("rendezvous", place, {}))
 mine = rendezvous.membership()
-with group.factory(mine, checked_options("collective", group, {}), 20.0) as collective:
+with group.factory(mine, validate_options("collective", group, {}), 20.0) as collective:
     ranks = collective.all_gather(np.array([mine.rank, mine.local_rank, mine.world_size]))
     if mine.rank == 0:
         print(json.dumps([rank.tolist() for rank in ranks]))
@@ -112,4 +112,4 @@ with group.factory(mine, checked_options("collective", group, {}), 20.0) as coll
 def test_its_options_are_listed() -> None:
     descriptor = make_plugin_manager(entry_points=False).rendezvous("environment")
     with pytest.raises(InvalidArgumentError, match="it takes device, launcher"):
-        checked_options("rendezvous", descriptor, {"gpu": 1})
+        validate_options("rendezvous", descriptor, {"gpu": 1})

@@ -11,7 +11,7 @@ from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.tables.storage_choice import StorageChoice, storage_device
+from sparring.engine.tables.storage_choice import StorageChoice, find_storage_device
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
@@ -83,7 +83,7 @@ def _declared(container: StepContainer, storage: StorageChoice) -> StorageChoice
 def test_each_rank_has_a_gpu_of_its_own(membership: Membership, device: str) -> None:
     choice = _declared(_container(membership), StorageChoice("hkv", {"device": "cuda"}))
     assert choice.options["device"] == device
-    assert storage_device(choice) == device
+    assert find_storage_device(choice) == device
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_launcher_may_show_each_rank_its_own_gpu_alone(
     assert choice.options["device"] == device
     tiers = [{"backend": "hkv", "options": {"device": "cuda"}}, "hkv"]
     container.declare(TableConfig("stack", 4), StorageChoice("tiered", {"tiers": tiers}))
-    assert storage_device(container.entry("stack").choice) == device
+    assert find_storage_device(container.entry("stack").choice) == device
 
 
 def test_gpus_are_counted_only_where_a_table_lies_on_one() -> None:
@@ -130,7 +130,7 @@ def test_tiers_lie_on_the_rank_s_own_gpu_too() -> None:
     container = _container(Membership(3, 4, local_rank=1))
     choice = _declared(container, StorageChoice("tiered", {"tiers": tiers}))
     assert choice.options["tiers"][0]["options"]["device"] == "cuda:1"
-    assert storage_device(choice) == "cuda:1"
+    assert find_storage_device(choice) == "cuda:1"
 
 
 def test_declaring_again_is_no_other_storage() -> None:
@@ -145,6 +145,6 @@ def test_declaring_again_is_no_other_storage() -> None:
 
 
 def test_what_a_backend_calls_device_may_be_something_else() -> None:
-    assert storage_device(StorageChoice("other", {"device": "/dev/sda"})) == "cpu"
-    assert storage_device(StorageChoice("hkv", {"device": "emulated"})) == "emulated"
-    assert storage_device(None) == "cpu"
+    assert find_storage_device(StorageChoice("other", {"device": "/dev/sda"})) == "cpu"
+    assert find_storage_device(StorageChoice("hkv", {"device": "emulated"})) == "emulated"
+    assert find_storage_device(None) == "cpu"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sparring.runtime.secrets import has_password, is_secret_name, secrets_in
+from sparring.runtime.secrets import has_password, is_secret_name, find_secrets
 
 SECRET = "hunter2hunter2"
 
@@ -28,7 +28,7 @@ def test_a_password_is_found_in_a_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", [f"me:{SECRET}@cache", f":{SECRET}@cache:6379"])
 def test_a_password_before_a_host_is_found_where_options_of_backends_stand(text: str) -> None:
-    assert [found.path for found in secrets_in({"hosts": [text]})] == [("hosts", 0)]
+    assert [found.path for found in find_secrets({"hosts": [text]})] == [("hosts", 0)]
     assert not has_password(text), "elsewhere it may be a name, as of an image by its digest"
 
 
@@ -37,7 +37,7 @@ def test_no_text_takes_long(piece: str) -> None:
     text = "a://" + piece * (1_000_000 // len(piece))
     begin = time.process_time()
     has_password(text)
-    list(secrets_in({"text": text, "scheme": text[4:]}))
+    list(find_secrets({"text": text, "scheme": text[4:]}))
     assert time.process_time() - begin < 2  # a cubic pattern takes minutes
 
 

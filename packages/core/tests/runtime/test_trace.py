@@ -122,7 +122,7 @@ def test_a_trace_of_all_ranks_is_one_file_of_trace_events(tmp_path: Path) -> Non
 
 
 def test_a_trace_that_is_full_counts_what_it_drops(monkeypatch: Any) -> None:
-    monkeypatch.setattr("sparring.runtime.trace.MOST_SPANS", 2)
+    monkeypatch.setattr("sparring.runtime.trace.MAX_SPANS", 2)
     trace = Trace()
     for number in range(5):
         with trace.span("work", number=number):

@@ -21,9 +21,9 @@ from sparring.engine.state import NonFinite
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, batch_of, joined, opened, stored, train
+from sparring_testing.processes.sharded_jobs import DIM, make_batch, join_pieces, open_container, collect_pieces, train
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
@@ -32,20 +32,20 @@ DIVIDED = ("column_wise", "table_column_wise", "grid")
 @pytest.mark.parametrize("method", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_blocks_train_the_bits_of_one_process(world_size: int, method: str) -> None:
-    with opened(None, "", method) as alone:
+    with open_container(None, "", method) as alone:
         train(alone, range(world_size), method)
-        expected = joined([stored(alone)])
+        expected = join_pieces([collect_pieces(alone)])
     assert len(expected) > 20
     for kind in DIVIDED:
 
         def body(collective: Collective, kind: str = kind) -> Any:
-            with opened(collective, kind, method) as container:
+            with open_container(collective, kind, method) as container:
                 train(container, [collective.rank], method)
                 is_divided = len(container.entry("user").parts) > 1
-                return stored(container), container.counters.rows_updated, is_divided
+                return collect_pieces(container), container.counters.rows_updated, is_divided
 
         held = run_ranks(world_size, body)
-        assert joined([each for each, _, _ in held]) == expected
+        assert join_pieces([each for each, _, _ in held]) == expected
         assert all(is_divided == (world_size > 1) for _, _, is_divided in held)
         assert sum(counted for _, counted, _ in held) == alone.counters.rows_updated
 
@@ -63,20 +63,20 @@ def test_blocks_train_the_bits_of_one_process(world_size: int, method: str) -> N
 )
 @pytest.mark.parametrize("kind", ["column_wise", "grid"])
 def test_blocks_of_a_key_live_and_die_together(kind: str, more: Mapping[str, Any]) -> None:
-    with opened(None, "", **more) as alone:
+    with open_container(None, "", **more) as alone:
         seen = train(alone, range(4))
-        expected, counters = joined([stored(alone)]), alone.counters
+        expected, counters = join_pieces([collect_pieces(alone)]), alone.counters
     assert (counters.gradients_not_admitted > 0) == ("admission" in more)
     assert (counters.rows_expired > 0) == ("expire" in more)
 
     def body(collective: Collective) -> Any:
-        with opened(collective, kind, **more) as container:
+        with open_container(collective, kind, **more) as container:
             rows = train(container, [collective.rank], prefetches=True)
             assert container.num_rows("user") <= len(expected)
-            return stored(container), rows, container.counters, container.num_not_admitted("user")
+            return collect_pieces(container), rows, container.counters, container.num_not_admitted("user")
 
     held = run_ranks(4, body)
-    assert joined([each for each, *_ in held]) == expected
+    assert join_pieces([each for each, *_ in held]) == expected
     for step, rows in enumerate(seen):
         found = np.concatenate([each[1][step] for each in held])
         assert found.tobytes() == rows.tobytes(), "lookups, prefetched ones too, read the same bits"
@@ -96,7 +96,7 @@ def _halved(updates: Any) -> None:
 def test_a_function_over_rows_gets_each_table_once_and_its_blocks_one_under_the_other() -> None:
     def step(container: StepContainer, ranks: Any) -> list[TableUpdate]:
         seen: list[TableUpdate] = []
-        ids, given = batch_of(1, ranks)
+        ids, given = make_batch(1, ranks)
 
         def update(updates: Any) -> None:
             seen.extend(updates)
@@ -109,27 +109,27 @@ def test_a_function_over_rows_gets_each_table_once_and_its_blocks_one_under_the_
             at_work.accumulate(found, sums)
         return seen
 
-    with opened(None, "") as alone:
+    with open_container(None, "") as alone:
         step(alone, range(2))
-        expected = joined([stored(alone)])
+        expected = join_pieces([collect_pieces(alone)])
 
     def body(collective: Collective) -> Any:
         # Both blocks of half the rows are on each rank.
         sharding = TableSharding("grid", (0, 1, 1, 0), columns=2)
-        with opened(collective, "row_wise", sharding=sharding) as container:
+        with open_container(collective, "row_wise", sharding=sharding) as container:
             (update,) = step(container, [collective.rank])
             assert (update.table.name, update.table.dim) == ("user", 2)
             assert update.rows.shape == (len(update.keys), 4)
-            return stored(container), update.keys
+            return collect_pieces(container), update.keys
 
     held = run_ranks(2, body)
-    assert joined([each for each, _ in held]) == expected
+    assert join_pieces([each for each, _ in held]) == expected
     assert sum(len(keys) for _, keys in held) == 2 * len(expected)
 
 
 def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> None:
     def body(collective: Collective) -> Any:
-        with opened(collective, "column_wise", "sgd") as container:
+        with open_container(collective, "column_wise", "sgd") as container:
             for _ in range(2):  # what comes later is added
                 found = container.lookup("user", np.array([7, 8 + collective.rank]))
                 assert found.shadow_id is not None
@@ -143,7 +143,7 @@ def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> No
             for each in summed.values():
                 each.gradients *= 0.5
             method = resolve_method("sgd")
-            choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+            choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
             assert container.apply_methods({"user": choice}) == ["user"]
             after = container.lookup("user", np.array([7]), is_registered=False).rows
             return before - after
@@ -154,7 +154,7 @@ def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> No
 
 def test_nan_in_one_block_of_summed_gradients_leaves_the_key_out_of_all() -> None:
     def body(collective: Collective) -> Any:
-        with opened(collective, "column_wise", "sgd") as container:
+        with open_container(collective, "column_wise", "sgd") as container:
             container.non_finite_gradients = NonFinite.SKIP
             found = container.lookup("user", np.array([7, 8]))
             assert found.shadow_id is not None
@@ -163,15 +163,15 @@ def test_nan_in_one_block_of_summed_gradients_leaves_the_key_out_of_all() -> Non
             container.resources.accumulate(found.shadow_id, gradient)
             sum_gradients(container.state)
             method = resolve_method("sgd")
-            container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
-            return stored(container)
+            container.apply_methods({"user": MethodChoice(method, parse_hyper(method, {}), 1)})
+            return collect_pieces(container)
 
-    assert set(joined(run_ranks(2, body))) == {8}
+    assert set(join_pieces(run_ranks(2, body))) == {8}
 
 
 def test_gradients_are_dropped_from_all_blocks() -> None:
     def body(collective: Collective) -> None:
-        with opened(collective, "column_wise") as container:
+        with open_container(collective, "column_wise") as container:
             found = container.lookup("user", np.array([7]))
             assert found.shadow_id is not None
             container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
@@ -188,13 +188,13 @@ def test_embeddings_are_assigned_by_block_and_state_is_set_and_dropped() -> None
     values = np.arange(30 * DIM, dtype=np.float32).reshape(30, DIM)
 
     def body(collective: Collective) -> Any:
-        with opened(collective, "grid") as container:
+        with open_container(collective, "grid") as container:
             mine = slice(collective.rank, None, 4)
             container.assign("user", keys[mine], values[mine])
             rows = container.lookup("user", keys, is_registered=False).rows
             assert rows.tobytes() == values.tobytes()
             assert container.table_bytes("user") > 0
-            found = stored(container)
+            found = collect_pieces(container)
             container.drop_state("user")
             assert container.tables["user"].state_width == 0
             assert (
@@ -202,14 +202,14 @@ def test_embeddings_are_assigned_by_block_and_state_is_set_and_dropped() -> None
             )
             return found
 
-    whole = joined(run_ranks(4, body))
+    whole = join_pieces(run_ranks(4, body))
     expected = np.concatenate([values, np.zeros((30, DIM), np.float32)], axis=1)
     assert [whole[key][0] for key in keys.tolist()] == [row.tobytes() for row in expected]
 
 
 def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_state() -> None:
     def body(collective: Collective) -> None:
-        with opened(collective, "column_wise") as container:
+        with open_container(collective, "column_wise") as container:
             train(container, [collective.rank])
             adam = np.zeros(2 * DIM, np.float32)
             with pytest.raises(
@@ -241,19 +241,19 @@ def test_updates_that_couple_columns_are_refused_by_name(
     method: str, hyper: Mapping[str, Any], words: str
 ) -> None:
     def body(collective: Collective) -> None:
-        with opened(collective, "column_wise", "sgd") as container:
+        with open_container(collective, "column_wise", "sgd") as container:
             made = resolve_method(method)
             if made.state_width(DIM) % DIM:
                 with pytest.raises(UnsupportedError, match=f"{method} cannot"):
                     container.set_state(
-                        "user", made.initial_state(DIM, hyper_from(made, {}), "f4"), method
+                        "user", made.initial_state(DIM, parse_hyper(made, {}), "f4"), method
                     )
             found = container.lookup("user", np.array([1]))
             assert found.shadow_id is not None
             container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
             with pytest.raises(UnsupportedError, match=words):
-                container.apply_methods({"user": MethodChoice(made, hyper_from(made, hyper), 1)})
-            assert not any(rows for *_, rows in stored(container))
+                container.apply_methods({"user": MethodChoice(made, parse_hyper(made, hyper), 1)})
+            assert not any(rows for *_, rows in collect_pieces(container))
             train(container, [collective.rank], "sgd")  # it goes on
 
     run_ranks(2, body)
@@ -291,7 +291,7 @@ def test_storages_and_filters_that_cannot_promise_equal_keys_are_refused(
 
 def test_whole_rows_are_in_no_storage_and_a_block_that_came_apart_is_found_out() -> None:
     def body(collective: Collective) -> None:
-        with opened(collective, "column_wise") as container:
+        with open_container(collective, "column_wise") as container:
             with pytest.raises(UnsupportedError, match=r"none has whole rows\. Save a snapshot"):
                 container.storage("user")
             train(container, [collective.rank])
@@ -303,7 +303,7 @@ def test_whole_rows_are_in_no_storage_and_a_block_that_came_apart_is_found_out()
             container.resources.accumulate(found.shadow_id, np.ones((1, DIM), np.float32))
             method = resolve_method("adagrad")
             with pytest.raises(InvalidArgumentError, match=r"columns-2-4.* has 0 rows.*No row was"):
-                container.apply_methods({"user": MethodChoice(method, hyper_from(method, {}), 1)})
+                container.apply_methods({"user": MethodChoice(method, parse_hyper(method, {}), 1)})
             with pytest.raises(InvalidArgumentError, match="rows of other keys than block"):
                 container.lookup("user", np.arange(-20, 20))
 

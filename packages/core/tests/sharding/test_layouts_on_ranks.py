@@ -16,7 +16,7 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -57,7 +57,7 @@ def batch(step: int, rank: int) -> tuple[Any, Any]:
 def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
     method = resolve_method("adagrad")
     choices = {
-        name: MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)
+        name: MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
         for name in container.tables
     }
     for step in range(STEPS):

@@ -12,7 +12,7 @@ from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.registry import make_plugin_manager
-from sparring.rendezvous.environment import EnvironmentOptions, membership_from
+from sparring.rendezvous.environment import EnvironmentOptions, read_membership
 from sparring.sharding.layouts import Layouts
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -40,7 +40,7 @@ def torchrun(nodes: list[int]) -> list[Membership]:
     """Places as torchrun's agents tell them: ranks of a node follow each other."""
     places = [(local, size) for size in nodes for local in range(size)]
     return [
-        membership_from(
+        read_membership(
             {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),

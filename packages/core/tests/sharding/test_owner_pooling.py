@@ -26,7 +26,7 @@ from sparring.engine.state import NonFinite
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.kernels.functions import partition, pool, pool_backward
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
@@ -81,7 +81,7 @@ def bags_of(step: int, rank: int, name: str) -> Batch:
 
 def choices(container: StepContainer) -> dict[str, MethodChoice]:
     method = resolve_method("adagrad")
-    chosen = MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)
+    chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
     return dict.fromkeys(container.tables, chosen)
 
 
@@ -551,10 +551,10 @@ def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
             with pytest.raises(InvalidArgumentError, match="offsets"):
                 look_up_bags(container.state, [wanted], is_training=True)
             # And by the way of rows, as modules refuse a batch.
-            refusal = InvalidArgumentError("no such feature")
+            own_error = InvalidArgumentError("no such feature")
             begin = partial(look_up, container, {"user": one_bag([1])})
             if collective.rank:
-                begin = partial(container.lookup_all, [("user", ids)], refusal=refusal)
+                begin = partial(container.lookup_all, [("user", ids)], own_error=own_error)
             with pytest.raises(InvalidArgumentError, match="no such feature"):
                 begin()
             pooled_step(container, [{"user": one_bag([5])}])

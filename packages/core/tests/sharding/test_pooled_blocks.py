@@ -16,9 +16,9 @@ from sparring.engine.lookup.pooled import BagLookup, bag_weight_gradients, look_
 from sparring.engine.state import NonFinite
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import pool, pool_backward
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, batch_of, joined, opened, stored
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, make_batch, join_pieces, open_container, collect_pieces
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 STEPS = 5
@@ -26,12 +26,12 @@ STEPS = 5
 
 def pooled(collective: Collective, kind: str, **more: Any) -> StepContainer:
     sharding = replace(KINDS[kind](collective.world_size), transfer="pooled")
-    return opened(collective, kind, sharding=sharding, **more)
+    return open_container(collective, kind, sharding=sharding, **more)
 
 
 def bags(step: int, ranks: list[int]) -> tuple[Any, Any, Any]:
     """Ids, offsets of bags of three ids, and gradients of pools, of some ranks together."""
-    parts = [batch_of(step, [rank]) for rank in ranks]
+    parts = [make_batch(step, [rank]) for rank in ranks]
     lengths = [np.full(len(ids) // 3, 3) for ids, _ in parts]
     ids = [ids[: 3 * len(each)] for (ids, _), each in zip(parts, lengths, strict=True)]
     gradients = [given[: len(each)] for (_, given), each in zip(parts, lengths, strict=True)]
@@ -42,7 +42,7 @@ def bags(step: int, ranks: list[int]) -> tuple[Any, Any, Any]:
 
 def apply(container: StepContainer, step: int) -> None:
     method = resolve_method("adagrad")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), step + 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), step + 1)
     container.apply_methods({"user": choice})
 
 
@@ -71,9 +71,9 @@ def train(container: StepContainer, ranks: list[int]) -> list[Any]:
 @pytest.mark.parametrize("more", [{}, {"admission": Frequency(2)}], ids=["plain", "admission"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_pooled_blocks_train_the_bits_of_one_process(world_size: int, more: dict[str, Any]) -> None:
-    with opened(None, "", **more) as alone:
+    with open_container(None, "", **more) as alone:
         outputs = train(alone, list(range(world_size)))
-        expected = joined([stored(alone)])
+        expected = join_pieces([collect_pieces(alone)])
     assert len(expected) > 20
     for kind in DIVIDED:
 
@@ -81,11 +81,11 @@ def test_pooled_blocks_train_the_bits_of_one_process(world_size: int, more: dict
             with pooled(collective, kind, **more) as container:
                 assert container.transfer("user")[0] == "pooled"
                 pools = train(container, [collective.rank])
-                return stored(container), pools, len(container.entry("user").parts)
+                return collect_pieces(container), pools, len(container.entry("user").parts)
 
         held = run_ranks(world_size, body)
         assert all(num_blocks > 1 for *_, num_blocks in held)
-        assert joined([each for each, _, _ in held]) == expected
+        assert join_pieces([each for each, _, _ in held]) == expected
         for step, whole in enumerate(outputs):
             mine = np.concatenate([pools[step] for _, pools, _ in held])
             np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-6)
@@ -119,8 +119,8 @@ def test_nan_in_one_block_leaves_the_key_out_of_all() -> None:
             gradient[0, -1] = np.nan
             container.resources.accumulate_bags(found.shadow_id, gradient)
             apply(container, 0)
-            return stored(container), container.counters.rows_skipped_non_finite
+            return collect_pieces(container), container.counters.rows_skipped_non_finite
 
     held = run_ranks(2, body)
-    assert set(joined([each for each, _ in held])) == {3, 4}
+    assert set(join_pieces([each for each, _ in held])) == {3, 4}
     assert sum(count for _, count in held) == 4

@@ -15,9 +15,9 @@ from sparring.contracts.storage.updates import MethodChoice
 from sparring.engine.container import StepContainer
 from sparring.engine.lookup.pooled import BagLookup, look_up_bags
 from sparring.kernels.functions import pool_backward
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, joined, opened, stored
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, join_pieces, open_container, collect_pieces
 
 STEPS, WORLD_SIZE, BAGS, PER_BAG = 50, 3, 6, 4
 CASES = [
@@ -47,21 +47,21 @@ def train(container: StepContainer, ranks: Sequence[int]) -> Any:
             assert found.shadow_id is not None
             by_key = pool_backward(gradient, found.inverse, offsets, len(found.keys))
             container.resources.accumulate(found.shadow_id, by_key)
-        choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), step + 1)
+        choice = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), step + 1)
         container.apply_methods({"user": choice})
-    return stored(container)
+    return collect_pieces(container)
 
 
 def arrays(held: Any) -> Any:
     """Embeddings and state, ``(2, keys, dim)``."""
-    rows = joined(held)
+    rows = join_pieces(held)
     found = np.stack([np.frombuffer(rows[key][0], np.float32) for key in sorted(rows)])
     return np.stack([found[:, :DIM], found[:, DIM:]])
 
 
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    with opened(None, "") as alone:
+    with open_container(None, "") as alone:
         return arrays([train(alone, range(WORLD_SIZE))])
 
 
@@ -74,7 +74,7 @@ def test_50_steps_give_the_rows_of_one_process_to_a_millionth(
     sharding = replace(sharding, transfer=transfer)
 
     def body(collective: Collective) -> Any:
-        with opened(collective, kind, sharding=sharding) as container:
+        with open_container(collective, kind, sharding=sharding) as container:
             return train(container, [collective.rank])
 
     found = arrays(run_ranks(WORLD_SIZE, body))

@@ -20,15 +20,15 @@ from sparring.engine.container import StepContainer
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
 from sparring.kernels.functions import partition
 from sparring.snapshot import chain
-from sparring.snapshot.chain import count_rows, merged_chunks
+from sparring.snapshot.chain import count_rows, scan_rows
 from sparring.snapshot.erase import erase_from_snapshots
 from sparring.snapshot.format.manifest import Manifest, decode_text, encode_text
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import compact
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, Rows, joined, opened, stored, train
+from sparring_testing.processes.sharded_jobs import DIM, KINDS, Rows, join_pieces, open_container, collect_pieces, train
 
 MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
 NUM_STEPS = 3
@@ -38,7 +38,7 @@ def scanned(url: str, columns: ColumnBlock | None = None) -> Rows:
     """Rows and scores of a snapshot."""
     return {
         int(key): (row.tobytes(), int(score))
-        for chunk in merged_chunks(open_snapshot(url), "user", columns=columns)
+        for chunk in scan_rows(open_snapshot(url), "user", columns=columns)
         for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
     }
 
@@ -47,7 +47,7 @@ def saved(kind: str, world_size: int, url: str, base: str | None = None) -> None
     """Trains a kind, and saves; in two saves with a base."""
 
     def body(collective: Collective) -> None:
-        with opened(collective, kind, **MORE) as container:
+        with open_container(collective, kind, **MORE) as container:
             half = NUM_STEPS - 1 if base else NUM_STEPS
             train(container, [collective.rank], steps=range(half))
             if base:
@@ -61,9 +61,9 @@ def saved(kind: str, world_size: int, url: str, base: str | None = None) -> None
 
 
 def alone(steps: int, world_size: int) -> Rows:
-    with opened(None, "", **MORE) as container:
+    with open_container(None, "", **MORE) as container:
         train(container, range(world_size), steps=range(steps))
-        return joined([stored(container)])
+        return join_pieces([collect_pieces(container)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,23 +77,23 @@ def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_p
         world_size = (2, 4)[(place + list(KINDS).index(kind)) % 2]
 
         def body(collective: Collective, other: str = other) -> Any:
-            with opened(collective, other, **MORE) as container:
+            with open_container(collective, other, **MORE) as container:
                 loaded = container.load(url)
                 assert container.counters.steps == NUM_STEPS
-                before = stored(container)
+                before = collect_pieces(container)
                 # The batches of the three ranks that saved, on those that there are.
                 mine = range(collective.rank, 3, collective.world_size)
                 train(container, mine, steps=range(NUM_STEPS, NUM_STEPS + 2))
-                return before, stored(container), loaded.rows["user"]
+                return before, collect_pieces(container), loaded.rows["user"]
 
         held = run_ranks(world_size, body)
-        assert joined([each[0] for each in held]) == expected
-        assert joined([each[1] for each in held]) == after
+        assert join_pieces([each[0] for each in held]) == expected
+        assert join_pieces([each[1] for each in held]) == after
         copies = world_size if other == "data_parallel" else 1
         assert sum(each[2] for each in held) == len(expected) * copies
-    with opened(None, "", **MORE) as container:
+    with open_container(None, "", **MORE) as container:
         container.load(url)
-        assert joined([stored(container)]) == expected
+        assert join_pieces([collect_pieces(container)]) == expected
 
 
 @pytest.mark.parametrize("kind", ["column_wise", "grid"])
@@ -110,24 +110,24 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_also_after_a_load(
             assert found.shadow_id is not None
             container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
             # It refuses a step in which blocks would get other rows.
-            choice = MethodChoice(method, hyper_from(method, {}), step + 1)
+            choice = MethodChoice(method, parse_hyper(method, {}), step + 1)
             container.apply_methods({"user": choice})
-        return stored(container), container.num_forgotten("user")
+        return collect_pieces(container), container.num_forgotten("user")
 
     def saves(collective: Collective) -> Any:
-        with opened(collective, kind, "sgd", admission=admission) as container:
+        with open_container(collective, kind, "sgd", admission=admission) as container:
             train_full(container, range(2))
             container.save(url)
             return train_full(container, range(2, 4))
 
     def loads(collective: Collective) -> Any:
-        with opened(collective, kind, "sgd", admission=admission) as container:
+        with open_container(collective, kind, "sgd", admission=admission) as container:
             container.load(url)
             return train_full(container, range(2, 4))
 
     before, after = run_ranks(2, saves), run_ranks(2, loads)
     assert sum(count for _, count in before) > 0
-    assert set(joined([each for each, _ in after])) == set(joined([each for each, _ in before]))
+    assert set(join_pieces([each for each, _ in after])) == set(join_pieces([each for each, _ in before]))
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])
@@ -140,7 +140,7 @@ def test_deltas_are_saved_by_blocks_over_any_base(kind: str, tmp_path: Path) -> 
         urls = [str(tmp_path / f"{other}-{name}") for name in ("first", "second")]
 
         def body(collective: Collective, other: str = other, urls: Any = urls) -> None:
-            with opened(collective, other, **MORE) as container:
+            with open_container(collective, other, **MORE) as container:
                 container.load(root[0], is_base=True)
                 train(container, range(collective.rank, 3, 4), steps=[NUM_STEPS])
                 container.save(urls[0], base=root[0], options=SaveOptions(is_base=True))
@@ -181,11 +181,11 @@ def test_rows_are_joined_in_windows_that_fit_memory(
     saved("grid", 4, str(tmp_path / "a"))
     expected = scanned(str(tmp_path / "a"))
     monkeypatch.setattr(chain, "_JOIN_BYTES", 200)
-    parts = list(merged_chunks(open_snapshot(str(tmp_path / "a")), "user"))
+    parts = list(scan_rows(open_snapshot(str(tmp_path / "a")), "user"))
     assert len(parts) > 3
     assert scanned(str(tmp_path / "a")) == expected
     some = [int(key) for key in partition(np.array(sorted(expected)[:4]))]
-    found = merged_chunks(open_snapshot(str(tmp_path / "a")), "user", some)
+    found = scan_rows(open_snapshot(str(tmp_path / "a")), "user", some)
     assert {int(key) for each in found for key in each.keys} >= set(sorted(expected)[:4])
 
 
@@ -193,7 +193,7 @@ def test_a_save_next_to_steps_has_the_blocks_of_one_step(tmp_path: Path) -> None
     url = str(tmp_path / "a")
 
     def body(collective: Collective) -> None:
-        with opened(collective, "grid", **MORE) as container:
+        with open_container(collective, "grid", **MORE) as container:
             train(container, [collective.rank], steps=range(NUM_STEPS))
             task = container.save(url, blocking=False)
             train(container, [collective.rank], steps=range(NUM_STEPS, NUM_STEPS + 2))
@@ -253,4 +253,4 @@ def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
     saved("row_wise", 2, str(tmp_path / "a"))
     for columns in (ColumnBlock(0, 5), ColumnBlock(2, 2)):
         with pytest.raises(InvalidArgumentError, match="columns of table 'user' are 0 to 3"):
-            merged_chunks(open_snapshot(str(tmp_path / "a")), "user", columns=columns)
+            scan_rows(open_snapshot(str(tmp_path / "a")), "user", columns=columns)

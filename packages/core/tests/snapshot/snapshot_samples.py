@@ -10,7 +10,7 @@ import numpy as np
 
 from sparring.contracts.storage.results import ScanChunk
 from sparring.contracts.tables.table import TableConfig
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.row_router import SnapshotOptions
@@ -82,7 +82,7 @@ def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Cont
     """All rows; fails where a key comes twice."""
     found: Contents = {}
     # All of them first: a snapshot may say only at the end that it gave a key twice.
-    for chunk in list(merged_chunks(snapshot, table, **options)):
+    for chunk in list(scan_rows(snapshot, table, **options)):
         for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True):
             assert int(key) not in found, f"key {key} comes twice"
             found[int(key)] = (row.tobytes(), int(score))

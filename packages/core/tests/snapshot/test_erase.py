@@ -18,13 +18,13 @@ from sparring.engine.checkpoint.container_state import state_without_keys
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.erase import ErasedSnapshots, erase_from_snapshots
-from sparring.snapshot.place.local import LocalPlace
+from sparring.snapshot.place.local import LocalRoot
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
 
 GONE = [7_777_777_777_777_001, -8_888_888_888_888_002]
@@ -57,7 +57,7 @@ def train(made: StepContainer, ids: Iterable[int]) -> None:
         found = made.lookup(table, np.array(list(ids), np.int64))
         made.resources.accumulate(found.shadow_id or 0, np.ones((len(found.keys), 2), np.float32))
     method = resolve_method("sgd")
-    made.apply_methods(dict.fromkeys(made.tables, MethodChoice(method, hyper_from(method, {}), 1)))
+    made.apply_methods(dict.fromkeys(made.tables, MethodChoice(method, parse_hyper(method, {}), 1)))
 
 
 def a_chain(root: Path) -> dict[int, dict[int, bytes]]:
@@ -80,7 +80,7 @@ def a_chain(root: Path) -> dict[int, dict[int, bytes]]:
 def rows_of(url: str, table: str = "t") -> dict[int, bytes]:
     return {
         int(key): row.tobytes()
-        for chunk in merged_chunks(open_snapshot(url), table)
+        for chunk in scan_rows(open_snapshot(url), table)
         for key, row in zip(chunk.keys, chunk.rows, strict=True)
     }
 
@@ -196,7 +196,7 @@ def test_killed_anywhere_all_can_be_loaded_and_a_second_run_ends_it(
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotWriter, "commit", killing(SnapshotWriter.commit))
         patched.setattr(SnapshotWriter, "abandon", lambda *_: None)  # a killed process cannot
-        patched.setattr(LocalPlace, "remove", killing(LocalPlace.remove))
+        patched.setattr(LocalRoot, "remove", killing(LocalRoot.remove))
         with pytest.raises(Interrupted):
             erase(root)
     check_whole(root, expected)

@@ -27,7 +27,7 @@ from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
 from sparring.snapshot.format.manifest import text_hash
 from sparring.snapshot.reader import open_snapshot
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
@@ -73,7 +73,7 @@ def train(made: StepContainer, ids: Sequence[int]) -> None:
             gradient = np.ones((len(found.keys), table.dim), table.computing_dtype)
             made.resources.accumulate(found.shadow_id or 0, gradient)
     method = resolve_method("rowwise_adagrad")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
     made.apply_methods(dict.fromkeys(made.tables, choice))
 
 

@@ -24,8 +24,8 @@ from sparring.errors import (
     SnapshotIOError,
 )
 from sparring.kernels.functions import partition
-from sparring.snapshot.place.remote import RemotePlace
-from sparring.snapshot.reader import open_place, open_snapshot
+from sparring.snapshot.place.remote import RemoteRoot
+from sparring.snapshot.reader import open_root, open_snapshot
 from sparring.snapshot.retention import compact, latest_snapshot, list_snapshots, retain
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
@@ -212,7 +212,7 @@ def test_an_empty_path_is_not_the_current_folder(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    calls = (open_place, list_snapshots, open_snapshot, SnapshotWriter, lambda _: retain(url, 2))
+    calls = (open_root, list_snapshots, open_snapshot, SnapshotWriter, lambda _: retain(url, 2))
     for call in calls:
         with pytest.raises(InvalidArgumentError, match="names no folder"):
             call(url) if call is not SnapshotWriter else SnapshotWriter(url, step=1)
@@ -326,13 +326,13 @@ def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
 def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = RemotePlace.publish
+    publish = RemoteRoot.publish
 
-    def fails(place: RemotePlace, *arguments: Any) -> None:
+    def fails(place: RemoteRoot, *arguments: Any) -> None:
         publish(place, *arguments)
         raise OSError("the store did not answer")
 
-    monkeypatch.setattr(RemotePlace, "publish", fails)
+    monkeypatch.setattr(RemoteRoot, "publish", fails)
     writers = [
         SnapshotWriter(f"{root}/a", step=1, rank=rank, world_size=2, token="t") for rank in range(2)
     ]
@@ -350,7 +350,7 @@ def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
 
 def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
     root = f"caching://{uuid.uuid4().hex}/runs"
-    there = open_place(root.replace("caching", "other"))
+    there = open_root(root.replace("caching", "other"))
     writer = SnapshotWriter(f"{root}/a", step=1, token="t")
     writer.finish()
     assert there.open("a").names() == ["t-part-00000.json"]
@@ -361,7 +361,7 @@ def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
     assert there.exists("a")
     assert list_snapshots(there.url) == [f"{there.url}/a"]
     assert verify_snapshot(open_snapshot(f"{there.url}/a")).is_sound
-    open_place(root).remove("a")
+    open_root(root).remove("a")
     assert not there.is_committed("a")
     assert not there.exists("a")
     assert list_snapshots(there.url) == []
@@ -369,7 +369,7 @@ def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
 
 def test_marks_are_read_where_nobody_says_how_long_they_are() -> None:
     root = f"{uuid.uuid4().hex}/runs"
-    folder = open_place(f"unsized://{root}").stage("a", "token")
+    folder = open_root(f"unsized://{root}").stage("a", "token")
     folder.put("failed-00001.json", b'{"rank": 1}')
     assert folder.read("failed-00001.json", 11) == b'{"rank": 1}'
     assert folder.read("failed-00002.json", 11) is None

@@ -24,10 +24,10 @@ from sparring.errors import (
 )
 from sparring.kernels import functions as kernels
 from sparring.snapshot import writer as writing
-from sparring.snapshot.chain import count_rows, merged_chunks
+from sparring.snapshot.chain import count_rows, scan_rows
 from sparring.snapshot.format.data_file import DataFile, Segment
 from sparring.snapshot.format.manifest import TableDescription
-from sparring.snapshot.place.local import LocalPlace
+from sparring.snapshot.place.local import LocalRoot
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.row_router import SnapshotOptions
@@ -75,7 +75,7 @@ def test_several_snapshots_in_one_folder_are_told_apart_by_their_manifests(tmp_p
     for place, (name, chunk) in enumerate(chunks.items()):
         snapshot = open_snapshot(both / f"manifest.{place}.json")
         assert list(snapshot.tables) == [name]
-        assert {int(key) for each in merged_chunks(snapshot, name) for key in each.keys} == set(
+        assert {int(key) for each in scan_rows(snapshot, name) for key in each.keys} == set(
             chunk.keys.tolist()
         )
     with pytest.raises(SnapshotError, match=r"has no manifest\.2\.json"):
@@ -108,7 +108,7 @@ def test_rows_of_a_table_may_be_written_before_its_turn(tmp_path: Path) -> None:
     assert verify_snapshot(snapshot).is_sound
     whole = [entry for entry in snapshot.files("item") if entry.partitions == (0, 4096)]
     assert [entry.num_keys for entry in whole] == [1_000]
-    some = merged_chunks(snapshot, "item", partitions=range(100))
+    some = scan_rows(snapshot, "item", partitions=range(100))
     mine = chunk_of(first, later)
     is_mine = kernels.partition(mine.keys) < 100
     assert sorted(np.concatenate([each.keys for each in some])) == sorted(mine.keys[is_mine])
@@ -138,13 +138,13 @@ def test_of_rows_before_their_turn_a_reader_reads_its_partitions_alone(
     given = [keys for entry in files for keys in snapshot.segments(entry, wanted)]
     # 300 partitions lie in 3 of 16 ranges.
     assert sum(map(len, given)) == pytest.approx(20_000 * 3 / 16, rel=0.1)
-    found = [part.keys for part in merged_chunks(snapshot, "item", np.flatnonzero(wanted))]
+    found = [part.keys for part in scan_rows(snapshot, "item", np.flatnonzero(wanted))]
     assert set(np.concatenate(found)) == set(chunk.keys[wanted[kernels.partition(chunk.keys)]])
 
 
 def test_the_header_of_the_largest_file_has_room_for_its_partitions(tmp_path: Path) -> None:
     table = TableDescription.of(TableConfig("item", 4, "bfloat16"), has_scores=True)
-    file = DataFile("url", "name", LocalPlace(tmp_path).stage("a", "t").create("b"), (0, 4096))
+    file = DataFile("url", "name", LocalRoot(tmp_path).stage("a", "t").create("b"), (0, 4096))
     keys = np.zeros(1, np.int64)
     segment = Segment(keys, keys.astype(np.uint64), np.zeros((1, 4), table.numpy_dtype))
     while not file.is_full:
@@ -220,12 +220,12 @@ def test_files_are_cut_by_partition_and_only_those_wanted_are_read(tmp_path: Pat
             (Path(snapshot.url) / entry.name).unlink()
     assert len(rows_by_key(snapshot, partitions=range(1024))) == (partitions < 1024).sum()
     with pytest.raises(InvalidArgumentError, match="0 to 4095"):
-        merged_chunks(snapshot, "item", [4096])
+        scan_rows(snapshot, "item", [4096])
 
 
 def test_chunks_have_at_most_the_rows_asked_for(tmp_path: Path) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(1_000)))
-    assert {len(chunk) for chunk in merged_chunks(snapshot, "item", chunk_rows=100)} == {100}
+    assert {len(chunk) for chunk in scan_rows(snapshot, "item", chunk_rows=100)} == {100}
     assert len(rows_by_key(snapshot, chunk_rows=7)) == 1_000
 
 
@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_table(
             yield make_chunk(np.arange(begin, begin + 10_000), table=table)
 
     # tracemalloc sees NumPy's memory, and none that is mapped.
-    monkeypatch.setattr("sparring.snapshot.row_router.returned_memory", np.zeros)
+    monkeypatch.setattr("sparring.snapshot.row_router.allocate_returnable", np.zeros)
     tracemalloc.start()
     try:
         writer = SnapshotWriter(str(tmp_path / "a"), step=1)
@@ -248,7 +248,7 @@ def test_memory_does_not_grow_with_the_table(
         snapshot = writer.commit()
         written = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        assert sum(map(len, merged_chunks(snapshot, "item"))) == 100_000
+        assert sum(map(len, scan_rows(snapshot, "item"))) == 100_000
         read = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -270,7 +270,7 @@ def test_an_empty_table_and_one_without_scores_are_saved(tmp_path: Path) -> None
     assert (count_rows(snapshot, "item"), count_rows(snapshot, "plain")) == (0, 2)
     assert dict(snapshot.tables) == {"plain": table, "item": ITEM}
     with pytest.raises(UnknownTableError, match="it has item, plain"):
-        merged_chunks(snapshot, "user")
+        scan_rows(snapshot, "user")
 
 
 def test_state_comes_back_with_values_and_arrays(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from sparring.errors import (
     UnsupportedError,
     VersionError,
 )
-from sparring.storage.native import NativeStorage, capsule_of
+from sparring.storage.native import NativeStorage, get_capsule
 from sparring.storage.open import open_storage
 from sparring_testing.processes.plugin_site import Site
 
@@ -208,7 +208,7 @@ def exported(**options: object) -> tuple[sparring.Storage, NativeStorage]:
     """A Python storage, and itself seen through the C ABI."""
     table = TableConfig("t", 2)
     inner = open_storage("memory", table, **options)
-    return inner, NativeStorage(capsule_of(inner), table)
+    return inner, NativeStorage(get_capsule(inner), table)
 
 
 def test_a_python_storage_crosses_the_border_and_comes_back() -> None:
@@ -241,7 +241,7 @@ def test_a_wrapped_python_storage_declares_what_it_is(options: dict[str, object]
     expected = replace(inner.capabilities, eviction_scope="bucket")
     assert outer.capabilities == expected
     assert not outer.capabilities.native, "its callbacks call Python"
-    again = NativeStorage(capsule_of(outer), outer.table)
+    again = NativeStorage(get_capsule(outer), outer.table)
     assert not again.capabilities.native
 
 
@@ -300,7 +300,7 @@ def test_a_bug_in_a_python_storage_is_named_as_such() -> None:
 
 def test_an_exported_storage_lives_as_long_as_its_capsule() -> None:
     table = TableConfig("t", 2)
-    outer = NativeStorage(capsule_of(open_storage("memory", table)), table)
+    outer = NativeStorage(get_capsule(open_storage("memory", table)), table)
     gc.collect()
     outer.upsert([5], np.ones((1, 2), np.float32))
     assert outer.find([5]).found.all()

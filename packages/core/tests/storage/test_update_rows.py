@@ -12,8 +12,8 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
-from sparring.updates.resolve import hyper_from, resolve_method
-from sparring_testing.references.samples import contents
+from sparring.updates.resolve import parse_hyper, resolve_method
+from sparring_testing.references.samples import read_contents
 
 TABLE = TableConfig("t", 5).with_state(0, "sgd")
 
@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 def _choice(name: str) -> MethodChoice:
     method = resolve_method(name)
-    return MethodChoice(method, hyper_from(method, {"lr": 0.1}), 1)
+    return MethodChoice(method, parse_hyper(method, {"lr": 0.1}), 1)
 
 
 def test_update_of_no_keys_changes_nothing(backend: str) -> None:
@@ -52,10 +52,10 @@ def test_refused_update_changes_nothing(
 ) -> None:
     storage = open_storage(backend, TABLE)
     storage.upsert([1], np.ones((1, 5), np.float32))
-    before = contents(storage)
+    before = read_contents(storage)
     with pytest.raises(InvalidArgumentError):
         update_rows(storage, keys, gradients, _choice(method))
-    assert contents(storage) == before
+    assert read_contents(storage) == before
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -64,9 +64,9 @@ def test_update_with_gradients_that_are_not_finite_changes_nothing(
 ) -> None:
     storage = open_storage(backend, TABLE)
     storage.upsert([1], np.ones((1, 5), np.float32))
-    before = contents(storage)
+    before = read_contents(storage)
     gradients = np.ones((2, 5), np.float32)
     gradients[1, 3] = value
     with pytest.raises(NonFiniteGradientError):
         update_rows(storage, [1, 2], gradients, _choice("sgd"))
-    assert contents(storage) == before
+    assert read_contents(storage) == before

@@ -9,7 +9,7 @@ from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, UpdateRows
 from sparring.contracts.tables.table import TableConfig
 from sparring.updates.builtin import BUILTIN_METHODS, keras_method
-from sparring.updates.resolve import hyper_from
+from sparring.updates.resolve import parse_hyper
 
 DIM, COUNT, STEPS = 20, 7, 3
 KERAS = ("keras_sgd", "keras_momentum", "keras_adagrad", "keras_rmsprop", "keras_adam")
@@ -19,7 +19,7 @@ METHODS = [*(made() for made in BUILTIN_METHODS.values()), *map(keras_method, KE
 def moved(method: UpdateMethod, dtype: str, block: ColumnBlock, **given: float) -> np.ndarray:
     """Embeddings and state of the columns of a block after some steps over these alone."""
     random = np.random.default_rng(1)
-    hyper = hyper_from(method, {"lr": 0.1, **given})
+    hyper = parse_hyper(method, {"lr": 0.1, **given})
     rows = random.normal(size=(COUNT, DIM)).astype(dtype)[:, block.begin : block.end]
     state = np.tile(method.initial_state(block.width, hyper, dtype), (COUNT, 1))
     whole = np.ascontiguousarray(np.concatenate([rows, state], axis=1))
@@ -54,11 +54,11 @@ def test_a_method_says_whether_columns_may_be_updated_apart(
 
 def test_norms_of_rows_couple_columns_of_any_method() -> None:
     adam = BUILTIN_METHODS["adam"]()
-    assert not MethodChoice(adam, hyper_from(adam, {"clip_value": 1.0}), 1).why_coupled
-    found = MethodChoice(adam, hyper_from(adam, {"clip_norm": 1.0}), 1).why_coupled
+    assert not MethodChoice(adam, parse_hyper(adam, {"clip_value": 1.0}), 1).why_coupled
+    found = MethodChoice(adam, parse_hyper(adam, {"clip_norm": 1.0}), 1).why_coupled
     assert "clip_norm=1.0 is of whole rows" in found
     lamb = BUILTIN_METHODS["lamb"]()
-    assert MethodChoice(lamb, hyper_from(lamb, {}), 1).why_coupled
+    assert MethodChoice(lamb, parse_hyper(lamb, {}), 1).why_coupled
 
 
 def test_methods_of_others_couple_columns_unless_they_say_otherwise() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sparring.contracts.storage.updates import UpdateRows
 from sparring.updates.builtin import BUILTIN_METHODS, KERAS_HYPER
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 
 PAGE = (Path(__file__).parents[4] / "docs/reference/optimizer-formulas.md").read_text()
 FORMULAS: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def test_a_formula_gives_the_rows_of_its_method(name: str, is_default: bool) -> 
     method, formula = resolve_method(name), FORMULAS[name]
     fields = method.hyperparameters.model_fields
     given = {} if is_default else {key: OTHER_VALUES[key] for key in fields if key != "lr"}
-    hyper = hyper_from(method, {"lr": 0.05, **given})
+    hyper = parse_hyper(method, {"lr": 0.05, **given})
     h = SimpleNamespace(**hyper.model_dump())
     width = method.state_width(DIM)
     parts = [slice(at, min(at + DIM, DIM + width)) for at in range(0, DIM + width, DIM)]

@@ -18,8 +18,8 @@ from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS, clip_gradients, keras_method
-from sparring.updates.resolve import hyper_from, hypers_by_table, resolve_method
-from sparring_testing.references.update_references import REFERENCES, clipped
+from sparring.updates.resolve import parse_hyper, hypers_by_table, resolve_method
+from sparring_testing.references.update_references import REFERENCES, clip_gradient
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "sgd": [{"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.02}],
@@ -76,7 +76,7 @@ def train(
 ) -> npt.NDArray[Any]:
     """Rows after steps on random subsets of them."""
     method = method_of(name)
-    hyper = hyper_from(method, given)
+    hyper = parse_hyper(method, given)
     random = np.random.default_rng(seed)
     rows = np.empty((20, dim + method.state_width(dim)), dtype)
     rows[:, :dim] = random.standard_normal((20, dim))
@@ -94,7 +94,7 @@ def train(
 def expected_embeddings(
     name: str, given: dict[str, Any], dtype: str, dim: int, num_steps: int = 200, seed: int = 3
 ) -> npt.NDArray[np.float64]:
-    hyper = hyper_from(resolve_method(name), given).model_dump()
+    hyper = parse_hyper(resolve_method(name), given).model_dump()
     random = np.random.default_rng(seed)
     embeddings = random.standard_normal((20, dim)).astype(dtype).astype(np.float64)
     states: list[dict[str, Any]] = [{} for _ in range(20)]
@@ -103,7 +103,7 @@ def expected_embeddings(
         gradients = random.standard_normal((len(keys), dim)).astype(dtype).astype(np.float64)
         for key, gradient in zip(keys, gradients, strict=True):
             embeddings[key] = REFERENCES[name](
-                embeddings[key], states[key], clipped(gradient, hyper), step, hyper
+                embeddings[key], states[key], clip_gradient(gradient, hyper), step, hyper
             )
     return embeddings
 
@@ -137,7 +137,7 @@ def test_gradients_are_clipped_by_value_and_then_by_norm(name: str) -> None:
 def test_methods_of_others_get_gradients_that_are_clipped_alike(given: dict[str, float]) -> None:
     gradients = np.random.default_rng(0).standard_normal((50, 7))
     hyper = HyperParameters(**given)
-    expected = [clipped(each, hyper.model_dump()) for each in gradients]
+    expected = [clip_gradient(each, hyper.model_dump()) for each in gradients]
     assert bool(given) == bool((gradients != expected).any())
     clip_gradients(gradients, hyper)
     np.testing.assert_allclose(gradients, expected, rtol=1e-14)
@@ -174,7 +174,7 @@ def test_all_simd_levels_give_the_same_bits(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_large_calls_are_shared_out_without_a_difference(name: str) -> None:
     method = resolve_method(name)
-    hyper = hyper_from(method, SETTINGS[name][1])
+    hyper = parse_hyper(method, SETTINGS[name][1])
     random = np.random.default_rng(5)
     dim = 8
     rows = random.random((5000, dim + method.state_width(dim)), np.float32)
@@ -196,7 +196,7 @@ def test_gradients_stay_as_they_are() -> None:
     method = resolve_method("adam")
     rows = np.ones((3, 12), np.float32)
     gradients = np.full((3, 4), 9.0, np.float32)
-    hyper = hyper_from(method, {"clip_value": 1.0, "weight_decay": 0.5})
+    hyper = parse_hyper(method, {"clip_value": 1.0, "weight_decay": 0.5})
     method.update(UpdateRows(np.arange(3), rows, rows[:, :4], rows[:, 4:], gradients, 1), hyper)
     assert (gradients == 9.0).all()
 
@@ -213,7 +213,7 @@ def test_gradients_stay_as_they_are() -> None:
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        hyper_from(resolve_method("adam"), given)
+        parse_hyper(resolve_method("adam"), given)
 
 
 def test_an_unknown_method_is_named_with_the_nearest_one() -> None:
@@ -238,13 +238,13 @@ def test_a_storage_of_one_method_refuses_the_update_of_another_of_its_width() ->
     gradients = np.ones((1, 2), np.float32)
     for name in ("lamb", "sgd"):
         method = resolve_method(name)
-        choice = MethodChoice(method, hyper_from(method, {}), 1)
+        choice = MethodChoice(method, parse_hyper(method, {}), 1)
         with pytest.raises(InvalidArgumentError, match=rf"'{name}' keeps .*has 4 of adam; open it"):
             update_rows(storage, [1], gradients, choice)
     assert (storage.find([1]).rows == 1).all()
     method = resolve_method("adam")
     assert (
-        update_rows(storage, [1], gradients, MethodChoice(method, hyper_from(method, {}), 1)) == 1
+        update_rows(storage, [1], gradients, MethodChoice(method, parse_hyper(method, {}), 1)) == 1
     )
 
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_jax.batch import Batch, Places, embeddings, pad_weights, pooled
+    from sparring_jax.batch import Batch, Positions, embeddings, pad_weights, pool
     from sparring_jax.ids import pack_ids
     from sparring_jax.job import join_job
     from sparring_jax.optimizer import Optimizer
@@ -21,26 +21,26 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Optimizer",
-    "Places",
+    "Positions",
     "Tables",
     "__version__",
     "embeddings",
     "join_job",
     "pack_ids",
     "pad_weights",
-    "pooled",
+    "pool",
 ]
 
 _HOMES = {
     "Batch": "batch",
     "Optimizer": "optimizer",
-    "Places": "batch",
+    "Positions": "batch",
     "Tables": "tables",
     "embeddings": "batch",
     "join_job": "job",
     "pack_ids": "ids",
     "pad_weights": "batch",
-    "pooled": "batch",
+    "pool": "batch",
 }
 
 

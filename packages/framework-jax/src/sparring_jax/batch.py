@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Batch", "Places", "embeddings", "pad_weights", "pooled"]
+__all__ = ["Batch", "Positions", "embeddings", "pad_weights", "pool"]
 
 Rows = Mapping[str, jax.Array]
 
@@ -32,7 +32,7 @@ Rows = Mapping[str, jax.Array]
     meta_fields=["table"],
 )
 @dataclass(frozen=True)
-class Places:
+class Positions:
     """Where the ids of a feature are among the rows of its table."""
 
     table: str
@@ -50,13 +50,13 @@ class Batch:
 
     rows: Mapping[str, jax.Array]
     """Table → ``(u, dim)``, padded by zeros."""
-    places: Mapping[str, Places]
+    positions: Mapping[str, Positions]
     """By feature."""
     keys: Mapping[str, npt.NDArray[np.int64]]
     """Table → ``(number of keys,)``: those of the rows."""
     shadow_ids: Mapping[str, int | None]
     """Table → under what the engine takes the gradient; None: it takes none."""
-    handed_in: list[weakref.ref[jax.Array]] = field(default_factory=list, repr=False, compare=False)
+    accumulated: list[weakref.ref[jax.Array]] = field(default_factory=list, repr=False, compare=False)
     """Gradients that were handed in and still exist."""
 
     def check_is_new(self, table: str, gradient: Any) -> None:
@@ -65,7 +65,7 @@ class Batch:
         Raises:
             InvalidArgumentError: it was.
         """
-        if any(each() is gradient for each in self.handed_in):
+        if any(each() is gradient for each in self.accumulated):
             raise InvalidArgumentError(
                 f"accumulate: this gradient of table {table!r} was handed in before, and would count "
                 "twice; after accumulate(batch, gradients) call step() without arguments",
@@ -76,24 +76,24 @@ class Batch:
         """Remembers a gradient that was handed in."""
         # An array of JAX never changes; a buffer of NumPy may contain a new gradient.
         if isinstance(gradient, jax.Array):
-            self.handed_in.append(weakref.ref(gradient))
+            self.accumulated.append(weakref.ref(gradient))
 
 
-def embeddings(rows: Rows, places: Places) -> jax.Array:
+def embeddings(rows: Rows, positions: Positions) -> jax.Array:
     """One embedding for each id: the shape of the ids, then ``dim``. Inside `jax.jit` or outside.
 
     Raises:
         InvalidArgumentError: the ids were given in bags.
     """
-    if places.bags is not None:
+    if positions.bags is not None:
         raise InvalidArgumentError(
-            f"embeddings: a feature of table {places.table!r} has bags, whose ids are padded; use pooled"
+            f"embeddings: a feature of table {positions.table!r} has bags, whose ids are padded; use pooled"
         )
-    return rows[places.table][places.inverse]
+    return rows[positions.table][positions.inverse]
 
 
-def pooled(
-    rows: Rows, places: Places, mode: str = "sum", weights: jax.Array | None = None
+def pool(
+    rows: Rows, positions: Positions, mode: str = "sum", weights: jax.Array | None = None
 ) -> jax.Array:
     """One embedding for each bag ``(b, dim)``; that of an empty bag is zeros.
 
@@ -111,27 +111,27 @@ def pooled(
     """
     if mode not in ("sum", "mean"):
         raise InvalidArgumentError(f"pooled: mode must be 'sum' or 'mean', found {mode!r}")
-    found = rows[places.table][places.inverse]
+    found = rows[positions.table][positions.inverse]
     if weights is not None:
-        if weights.shape != places.inverse.shape:
+        if weights.shape != positions.inverse.shape:
             raise InvalidArgumentError(
-                f"pooled: weights have shape {weights.shape}, and the ids of table {places.table!r} "
-                f"{places.inverse.shape}; give one for each id, those of bags by pad_weights"
+                f"pooled: weights have shape {weights.shape}, and the ids of table {positions.table!r} "
+                f"{positions.inverse.shape}; give one for each id, those of bags by pad_weights"
             )
         found = found * weights[..., None]
-    if places.bags is None:
-        sums, divisor = found.sum(-2), max(places.inverse.shape[-1], 1)
+    if positions.bags is None:
+        sums, divisor = found.sum(-2), max(positions.inverse.shape[-1], 1)
         return sums / divisor if mode == "mean" else sums
     # Bags behind the last one, which is where padding points, are dropped.
     sums = jax.ops.segment_sum(
-        found, places.bags, num_segments=places.lengths.shape[0], indices_are_sorted=True
+        found, positions.bags, num_segments=positions.lengths.shape[0], indices_are_sorted=True
     )
     if mode == "sum":
         return sums
-    return sums / jnp.maximum(places.lengths, 1).astype(sums.dtype)[:, None]
+    return sums / jnp.maximum(positions.lengths, 1).astype(sums.dtype)[:, None]
 
 
-def pad_weights(weights: npt.ArrayLike, places: Places) -> npt.NDArray[Any]:
+def pad_weights(weights: npt.ArrayLike, positions: Positions) -> npt.NDArray[Any]:
     """Weights of the ids of bags, for `pooled`: as long as the padded ids, so that no other
     number of ids is compiled for.
 
@@ -143,12 +143,12 @@ def pad_weights(weights: npt.ArrayLike, places: Places) -> npt.NDArray[Any]:
         InvalidArgumentError: there are more or fewer than ids.
     """
     given = np.asarray(weights)
-    num_ids = int(np.sum(places.lengths)) if places.lengths is not None else -1
+    num_ids = int(np.sum(positions.lengths)) if positions.lengths is not None else -1
     if given.shape != (num_ids,):
         raise InvalidArgumentError(
             f"pad_weights: weights have shape {given.shape}, and the feature of table "
-            f"{places.table!r} has {'no bags' if num_ids < 0 else f'{num_ids} ids'}"
+            f"{positions.table!r} has {'no bags' if num_ids < 0 else f'{num_ids} ids'}"
         )
-    padded = np.zeros(places.inverse.shape, given.dtype)
+    padded = np.zeros(positions.inverse.shape, given.dtype)
     padded[:num_ids] = given
     return padded

@@ -10,12 +10,12 @@ import numpy as np
 
 from sparring.contracts import Collective, Reduction
 
-__all__ = ["averaged", "broadcast"]
+__all__ = ["average_gradients", "broadcast"]
 
 _Tree = TypeVar("_Tree")
 
 
-def averaged(gradients: _Tree, collective: Collective) -> _Tree:
+def average_gradients(gradients: _Tree, collective: Collective) -> _Tree:
     """Means over ranks of the leaves of a pytree, the same on all ranks but for their values."""
     leaves, structure = jax.tree.flatten(gradients)
     if collective.world_size == 1 or not leaves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparring.adapter import give_method_states, given_storages, hypers_by_table, set_rate
+from sparring.adapter import set_method_states, collect_open_storages, hypers_by_table, set_learning_rate
 from sparring.contracts import MethodChoice, UpdateMethod
 from sparring_jax.tables import Tables
 
@@ -41,14 +41,14 @@ class FusedUpdater:
         self._follows = {name for name in tables.table_names if "lr" not in by_table.get(name, {})}
         self._hypers = dict(hypers_by_table(method, tables.table_names, given, by_table))
         self._idle = dict.fromkeys(tables.table_names, 0)
-        give_method_states(self._container.state, method, self._hypers, given_storages([tables]))
+        set_method_states(self._container.state, method, self._hypers, collect_open_storages([tables]))
 
     def step(self) -> None:
         """Applies the gradients since the last step."""
         number = self._container.counters.steps
         if self._schedule is not None:
             rate = float(self._schedule(number))
-            set_rate(self._method, self._hypers, self._follows, rate)
+            set_learning_rate(self._method, self._hypers, self._follows, rate)
         choices = {
             name: MethodChoice(self._method, hyper, number - self._idle[name] + 1)
             for name, hyper in self._hypers.items()

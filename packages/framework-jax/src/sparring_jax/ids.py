@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["checked_lengths", "pack_ids", "unpack_ids", "whole_ids"]
+__all__ = ["validate_lengths", "pack_ids", "unpack_ids", "validate_ids"]
 
 Ids = npt.NDArray[np.int64]
 
 
-def whole_ids(given: Any, what: str) -> Ids:
+def validate_ids(given: Any, what: str) -> Ids:
     """`given` as int64, C-contiguous.
 
     Args:
@@ -48,13 +48,13 @@ def whole_ids(given: Any, what: str) -> Ids:
     return np.ascontiguousarray(array, np.int64)
 
 
-def checked_lengths(given: Any, num_ids: int, what: str) -> npt.NDArray[np.int32]:
+def validate_lengths(given: Any, num_ids: int, what: str) -> npt.NDArray[np.int32]:
     """Lengths of bags, ``(b,)``.
 
     Raises:
         InvalidArgumentError: they are no whole numbers from 0, or add up to another number of ids.
     """
-    lengths = whole_ids(given, f"lengths of {what}")
+    lengths = validate_ids(given, f"lengths of {what}")
     if lengths.ndim != 1 or (lengths < 0).any():
         found = f"shape {lengths.shape}" if lengths.ndim != 1 else f"{lengths.min()}"
         raise InvalidArgumentError(
@@ -78,9 +78,9 @@ def pack_ids(ids: Any) -> npt.NDArray[np.uint32]:
         ``(…, 2)``: the low and the high half of each.
 
     Raises:
-        InvalidArgumentError: as `whole_ids`.
+        InvalidArgumentError: as `validate_ids`.
     """
-    whole = whole_ids(ids, "pack_ids")
+    whole = validate_ids(ids, "pack_ids")
     return whole.view(np.uint32).reshape(*whole.shape, 2)
 
 

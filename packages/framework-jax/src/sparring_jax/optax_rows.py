@@ -52,11 +52,11 @@ class OptaxRows:
             leaves, self._structure = self._leaves(jnp.zeros((_ROWS, dim), dtype))
             other = dict(self._leaves(jnp.ones((_ROWS + 1, dim), dtype))[0])
         except Exception as error:
-            raise refused(
+            raise make_unsupported_error(
                 f"it keeps no state for an array: {type(error).__name__}: {error}"
             ) from error
         if any(isinstance(each, optax.ApplyEvery) for each in _states(native)):
-            raise refused(
+            raise make_unsupported_error(
                 "apply_every keeps gradients for later steps, in which their rows may have none; hand in "
                 "the gradients of several batches with Tables.accumulate before a step"
             )
@@ -66,7 +66,7 @@ class OptaxRows:
             if leaf.shape == (_ROWS, dim) and other[path].shape == (_ROWS + 1, dim):
                 values = np.unique(np.concatenate([np.ravel(leaf), np.ravel(other[path])]))
                 if len(values) != 1:
-                    raise refused(f"its state {path} of a new row is not one number")
+                    raise make_unsupported_error(f"its state {path} of a new row is not one number")
                 self._row_leaves.append(number)
                 initial.append(float(values[0]))
             elif (
@@ -78,17 +78,17 @@ class OptaxRows:
             elif not leaf.shape and jnp.issubdtype(leaf.dtype, jnp.floating):
                 self._scalars.append(number)
             else:
-                raise refused(
+                raise make_unsupported_error(
                     f"its state {path} is {leaf.dtype} {leaf.shape} for {_ROWS} rows of {dim}"
                 )
         self._dtypes = [leaf.dtype for _, leaf in leaves]
         self._initial = initial
         self.fresh_scalars = [leaves[number][1] for number in self._scalars]
         """State of a table as a whole before its first step."""
-        self._step = jax.jit(self._stepped)
+        self._step = jax.jit(self._apply_step)
         self.why_coupled = self._check_independence()
         """Why columns of a row cannot be stepped apart; empty: they can."""
-        self.state_method = name or self._meaning([leaves[each][0] for each in self._row_leaves])
+        self.state_method = name or self._explain_paths([leaves[each][0] for each in self._row_leaves])
         """Name of its state in snapshots."""
 
     def initial_row(self, dim: int) -> Rows:
@@ -112,7 +112,7 @@ class OptaxRows:
         after, scalars = self._step(padded[0], padded[1, :, : self._dim], np.int32(step), scalars)
         return np.asarray(after)[: len(rows)], scalars
 
-    def _stepped(self, rows: Any, gradients: Any, step: Any, scalars: Any) -> tuple[Any, Any]:
+    def _apply_step(self, rows: Any, gradients: Any, step: Any, scalars: Any) -> tuple[Any, Any]:
         parts = jnp.split(rows, 1 + len(self._row_leaves), axis=1)
         leaves: list[Any] = [None] * len(self._dtypes)
         for number, part in zip(self._row_leaves, parts[1:], strict=True):
@@ -166,11 +166,11 @@ class OptaxRows:
             changed = stepped(others, of_others)
         except Exception as error:
             reason = f"a step over rows failed with {type(error).__name__}: {error}"
-            raise refused(reason) from error
+            raise make_unsupported_error(reason) from error
         if not all(map(_is_finite, together)):
-            raise refused("a step over rows gives NaN or infinity")
+            raise make_unsupported_error("a step over rows gives NaN or infinity")
         if not all(map(_is_close, together, apart)):
-            raise refused(
+            raise make_unsupported_error(
                 "rows that are stepped together move differently from rows stepped apart, as with a norm "
                 "over all of them"
             )
@@ -179,10 +179,10 @@ class OptaxRows:
             return "it moves an element of a row by others of the row"
         return ""
 
-    def _meaning(self, paths: list[str]) -> str:
+    def _explain_paths(self, paths: list[str]) -> str:
         """The name by which PyTorch and Keras know this state; or one made of the names of its leaves."""
         fields = [path.rpartition(".")[2].strip("[]'") for path in paths]
-        seen = self._seen_state()
+        seen = self._find_initial_state()
         gradients = [np.float64(1), np.float64(3), np.float64(2)]
         if fields == ["sum_of_squares"]:
             sums = np.cumsum(np.square(gradients)) + self._initial[0]
@@ -197,7 +197,7 @@ class OptaxRows:
                 return "Adam"
         return f"optax.{'.'.join(fields)}" if fields else "optax"
 
-    def _seen_state(self) -> npt.NDArray[np.float64]:
+    def _find_initial_state(self) -> npt.NDArray[np.float64]:
         """State of one row of zeros under gradients 1, 3, 2: ``(3, leaves)``."""
         rows, scalars, seen = (
             self._new_rows(np.zeros((1, self._dim), self._dtype)),
@@ -236,7 +236,7 @@ def _is_close(ours: Rows, theirs: Rows) -> bool:
     return np.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def refused(reason: str) -> UnsupportedError:
+def make_unsupported_error(reason: str) -> UnsupportedError:
     """The error for an optimizer that will not do."""
     return UnsupportedError(
         f"this optimizer of optax cannot update rows of a table: {reason}; choose one that works element "

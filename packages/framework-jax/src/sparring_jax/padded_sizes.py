@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["PaddedSizes", "rounded_up"]
+__all__ = ["PaddedSizes", "round_up"]
 
 _SMALLEST = 8
 
 
-def rounded_up(size: int) -> int:
+def round_up(size: int) -> int:
     """The next of 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, …"""
     if size <= _SMALLEST:
         return _SMALLEST
@@ -30,5 +30,5 @@ class PaddedSizes:
     def of(self, kind: Hashable, size: int) -> int:
         """Size to pad an array of this kind to, which has `size` elements."""
         if size > self._sizes.get(kind, -1):
-            self._sizes[kind] = rounded_up(size + size // 8)
+            self._sizes[kind] = round_up(size + size // 8)
         return self._sizes[kind]

@@ -68,7 +68,7 @@ def check_state(url: str, parts: Mapping[str, Part]) -> None:
             "takes its rows alone"
         )
     saved = snapshot.state(STATE_NAME)
-    _matched(State(saved.values, saved.arrays), parts)
+    _match_state(State(saved.values, saved.arrays), parts)
 
 
 def restore_state(state: State | None, parts: Mapping[str, Part]) -> dict[str, Any]:
@@ -78,14 +78,14 @@ def restore_state(state: State | None, parts: Mapping[str, Part]) -> dict[str, A
     Raises:
         InvalidArgumentError: as `check_state`.
     """
-    restored = _matched(state or State({}), parts)
+    restored = _match_state(state or State({}), parts)
     for name, part in parts.items():
         if isinstance(part, HasState):
             part.set_state_tree(restored.pop(name))
     return restored
 
 
-def _matched(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
+def _match_state(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
     result = {}
     for name, part in parts.items():
         saved = state.values.get(name)
@@ -102,7 +102,7 @@ def _matched(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
             )
             theirs, ours = next(pair for pair in pairs if pair[0] != pair[1])
             raise InvalidArgumentError(
-                f"part {name!r} of this snapshot has {_shown(theirs)} where {_shown(ours)} was given; "
+                f"part {name!r} of this snapshot has {_describe_leaf(theirs)} where {_describe_leaf(ours)} was given; "
                 "make it as it was",
                 name=name,
             )
@@ -149,5 +149,5 @@ def _like(saved: npt.NDArray[Any], leaf: Any) -> Any:
     return np.array(saved) if isinstance(leaf, np.ndarray) else type(leaf)(saved.item())
 
 
-def _shown(leaf: list[Any] | None) -> str:
+def _describe_leaf(leaf: list[Any] | None) -> str:
     return "nothing" if leaf is None else f"{leaf[0] or 'an array'}, {leaf[1]} {tuple(leaf[2])}"

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Loaded, Saved, StepContainer
-from sparring.adapter import StorageLike, TableGroup, declared
+from sparring import LoadResult, SaveResult, StepContainer
+from sparring.adapter import StorageLike, TableGroup, make_declaration
 from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring_jax.batch import Batch, Places
-from sparring_jax.dense_ranks import averaged, broadcast
-from sparring_jax.ids import checked_lengths, whole_ids
+from sparring_jax.batch import Batch, Positions
+from sparring_jax.dense_ranks import average_gradients, broadcast
+from sparring_jax.ids import validate_lengths, validate_ids
 from sparring_jax.inference import infer
 from sparring_jax.padded_sizes import PaddedSizes
 from sparring_jax.saved_state import STATE_NAME, Part, check_state, gather_state, restore_state
@@ -77,7 +77,7 @@ class Tables(TableGroup):
                 )
         self._sizes = PaddedSizes()
         declarations = [
-            declared(each, storage, capacity=None, setting="capacity") for each in given
+            make_declaration(each, storage, capacity=None, setting="capacity") for each in given
         ]
         super().__init__(declarations, container)
 
@@ -97,12 +97,12 @@ class Tables(TableGroup):
                 this rank or another.
             ClosedError: the container was closed.
         """
-        refusal: Exception | None = None
+        own_error: Exception | None = None
         bags: dict[str, _Bags] = {}
         try:
-            bags = {feature: self._checked(feature, given) for feature, given in ids.items()}
+            bags = {feature: self._validate_bags(feature, given) for feature, given in ids.items()}
         except Exception as error:
-            refusal = error  # for all ranks: the others have begun this lookup
+            own_error = error  # for all ranks: the others have begun this lookup
         wanted = {self.features[feature] for feature in ids if feature in self.features}
         by_table = {
             table: [each for each in bags if self.features[each] == table]
@@ -110,11 +110,11 @@ class Tables(TableGroup):
             if table in wanted
         }
         requests = [
-            (table, _joined([bags[feature][0].reshape(-1) for feature in features]))
+            (table, _concatenate([bags[feature][0].reshape(-1) for feature in features]))
             for table, features in by_table.items()
         ]
-        found = self.container.lookup_all(requests, is_registered=is_training, refusal=refusal)
-        rows, places, keys, shadow_ids = {}, {}, {}, {}
+        found = self.container.lookup_all(requests, is_registered=is_training, own_error=own_error)
+        rows, positions, keys, shadow_ids = {}, {}, {}, {}
         for (table, features), each in zip(by_table.items(), found, strict=True):
             kind = (table, *(_num_outputs(bags[feature]) for feature in features))
             padded = np.zeros(
@@ -126,9 +126,9 @@ class Tables(TableGroup):
             inverse, begin = np.asarray(each.inverse).astype(np.int32), 0
             for feature in features:
                 end = begin + bags[feature][0].size
-                places[feature] = self._places(feature, bags[feature], inverse[begin:end])
+                positions[feature] = self._places(feature, bags[feature], inverse[begin:end])
                 begin = end
-        batch = Batch(rows, places, keys, shadow_ids)
+        batch = Batch(rows, positions, keys, shadow_ids)
         resources = self.container.resources
         for shadow_id in shadow_ids.values():
             if shadow_id is not None:
@@ -197,7 +197,7 @@ class Tables(TableGroup):
         """Means over all ranks of the gradients of ordinary parameters, a pytree of arrays; all ranks
         call it. Those of rows are averaged by the step."""
         self.container.quiesce()
-        return averaged(gradients, self.container.collective)
+        return average_gradients(gradients, self.container.collective)
 
     def broadcast(self, parameters: _Tree) -> _Tree:
         """Parameters of rank 0, a pytree of arrays, on all ranks, which call it with like ones."""
@@ -206,7 +206,7 @@ class Tables(TableGroup):
 
     # -- snapshots
 
-    def save(self, url: str, **parts: Part) -> Saved:
+    def save(self, url: str, **parts: Part) -> SaveResult:
         """Saves a snapshot: all rows with their state, and pytrees of arrays.
 
         PyTorch and TensorFlow load its rows, and this loads theirs. All ranks call it.
@@ -239,10 +239,10 @@ class Tables(TableGroup):
         """
         if parts:
             check_state(url, parts)
-        loaded: Loaded = self.container.load(url)
+        loaded: LoadResult = self.container.load(url)
         return restore_state(loaded.states.get(STATE_NAME), parts) if parts else {}
 
-    def _checked(self, feature: str, given: Any) -> _Bags:
+    def _validate_bags(self, feature: str, given: Any) -> _Bags:
         if feature not in self.features:
             raise InvalidArgumentError(
                 f"lookup: there is no feature {feature!r}; there are {', '.join(self.features)}",
@@ -250,29 +250,29 @@ class Tables(TableGroup):
             )
         what = f"feature {feature!r}"
         if not isinstance(given, tuple):
-            return whole_ids(given, what), None
+            return validate_ids(given, what), None
         if len(given) != 2:
             raise InvalidArgumentError(
                 f"{what}: give ids, or (ids, lengths); found a tuple of {len(given)}"
             )
-        ids = whole_ids(given[0], what)
+        ids = validate_ids(given[0], what)
         if ids.ndim != 1:
             raise InvalidArgumentError(
                 f"{what}: ids of bags must be one-dimensional, found shape {ids.shape}"
             )
-        return ids, checked_lengths(given[1], ids.size, what)
+        return ids, validate_lengths(given[1], ids.size, what)
 
-    def _places(self, feature: str, bags: _Bags, inverse: npt.NDArray[np.int32]) -> Places:
+    def _places(self, feature: str, bags: _Bags, inverse: npt.NDArray[np.int32]) -> Positions:
         ids, lengths = bags
         table = self.features[feature]
         if lengths is None:
-            return Places(table, jnp.asarray(inverse.reshape(ids.shape)))
+            return Positions(table, jnp.asarray(inverse.reshape(ids.shape)))
         size = self._sizes.of(("ids", feature, lengths.size), inverse.size)
         padded = np.zeros(size, np.int32)
         padded[: inverse.size] = inverse
         numbers = np.full(size, lengths.size, np.int32)
         numbers[: inverse.size] = np.repeat(np.arange(lengths.size, dtype=np.int32), lengths)
-        return Places(table, jnp.asarray(padded), jnp.asarray(numbers), jnp.asarray(lengths))
+        return Positions(table, jnp.asarray(padded), jnp.asarray(numbers), jnp.asarray(lengths))
 
 
 def _num_outputs(bags: _Bags) -> int:
@@ -281,5 +281,5 @@ def _num_outputs(bags: _Bags) -> int:
     return ids.size if lengths is None else lengths.size
 
 
-def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def _concatenate(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])

@@ -26,7 +26,7 @@ from sparring.errors import (
     StorageIOError,
 )
 
-__all__ = ["CLOSE_TABLES", "OPEN_TABLES", "num_opened"]
+__all__ = ["CLOSE_TABLES", "OPEN_TABLES", "count_open_snapshots"]
 
 _lock = threading.Lock()
 _held: dict[int, tuple[Any, str]] = {}
@@ -47,7 +47,7 @@ _CODES = (
 )
 
 
-def num_opened() -> int:
+def count_open_snapshots() -> int:
     """Snapshots whose rows are in memory."""
     return len(_containers)
 
@@ -74,7 +74,7 @@ def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
     with _lock:
         container = _containers.get(identity)
         if container is None:
-            container = _loaded(snapshot, manifest)
+            container = _load(snapshot, manifest)
         try:
             publication.show(container.collection(features))
         except BaseException:
@@ -86,15 +86,15 @@ def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
     return int(publication.number)
 
 
-def _loaded(snapshot: Snapshot, manifest: str) -> StepContainer:
+def _load(snapshot: Snapshot, manifest: str) -> StepContainer:
     """All tables of a snapshot, in memory."""
     try:
-        return _loaded_into("hkv", snapshot, manifest)
+        return _load_into("hkv", snapshot, manifest)
     except PluginError:
-        return _loaded_into("memory", snapshot, manifest)
+        return _load_into("memory", snapshot, manifest)
 
 
-def _loaded_into(backend: str, snapshot: Snapshot, manifest: str) -> StepContainer:
+def _load_into(backend: str, snapshot: Snapshot, manifest: str) -> StepContainer:
     container = StepContainer()
     try:
         for name, table in snapshot.tables.items():

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from sparring import StepContainer, make_plugin_manager, open_storage
-from sparring.adapter import StorageLike, TableDeclaration, declared, suggestion
+from sparring.adapter import StorageLike, TableDeclaration, make_declaration, format_suggestion
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.modules.table_module import agents_of, table_modules
+from sparring_torch.modules.table_module import list_agents, list_table_modules
 
 __all__ = ["inference_module", "quantize_embeddings"]
 
@@ -66,7 +66,7 @@ def inference_module(
         PluginError: no plugin offers the storage.
         SparringError: the storage cannot be opened. `module` is as it was.
     """
-    return _reading(module, lambda _agent, _table: storage, is_in_place=inplace)
+    return _make_inference_module(module, lambda _agent, _table: storage, is_in_place=inplace)
 
 
 def quantize_embeddings(
@@ -103,8 +103,8 @@ def quantize_embeddings(
         PluginError: the backend, of the package sparring-packed, is not installed.
         UnsupportedError: rows are on several ranks, or the backend does not quantize.
     """
-    agents = agents_of(module)
-    dtypes = _dtypes(agents, dtype, per_table_weight_dtype or {})
+    agents = list_agents(module)
+    dtypes = _choose_dtypes(agents, dtype, per_table_weight_dtype or {})
     make = make_plugin_manager().storage(backend).quantized
     if make is None:
         raise UnsupportedError(
@@ -125,42 +125,42 @@ def quantize_embeddings(
             each.save(saved)
             chosen = {name: dtypes[name] for name in each.tables if name in dtypes}
             storages[id(each)] = {"backend": backend, **make(saved, made, chosen)}
-        quantized = _reading(
+        quantized = _make_inference_module(
             module, lambda agent, _table: storages[id(agent.container)], is_in_place=inplace
         )
-    for table_module in table_modules(quantized):
+    for table_module in list_table_modules(quantized):
         table_module.to(output_dtype)
     return quantized
 
 
-def _reading(module: nn.Module, storage_of: StorageOf, *, is_in_place: bool) -> nn.Module:
+def _make_inference_module(module: nn.Module, storage_of: StorageOf, *, is_in_place: bool) -> nn.Module:
     """`module`, or a copy of it, whose tables are read from other storages."""
     container = StepContainer()
     agents = {
         # Storages are opened now: what is wrong with them is told before the module changes.
         id(agent): TrainAgent(
-            [_opened(each, storage_of(agent, each)) for each in agent.declarations],
+            [_open_storage(each, storage_of(agent, each)) for each in agent.declarations],
             agent.features,
             container,
         )
-        for agent in agents_of(module)
+        for agent in list_agents(module)
     }
     inner = module.module if isinstance(module, DistributedModelParallel) else module
     if is_in_place:
-        for each in table_modules(inner):
+        for each in list_table_modules(inner):
             each.agent = agents[id(each.agent)]
     else:
         memo: dict[int, Any] = dict(agents)
         inner = copy.deepcopy(inner, memo)
-    for each in table_modules(inner):
+    for each in list_table_modules(inner):
         each.requires_grad_(False)
     return inner.eval()
 
 
-def _opened(declaration: TableDeclaration, storage: StorageLike) -> TableDeclaration:
+def _open_storage(declaration: TableDeclaration, storage: StorageLike) -> TableDeclaration:
     """A table in the storage that has its rows, open."""
     table = replace(declaration.table.with_state(0), admission=None, expire=None)
-    chosen = declared(table, storage, capacity=None, setting="num_embeddings").storage
+    chosen = make_declaration(table, storage, capacity=None, setting="num_embeddings").storage
     opened = (
         chosen
         if isinstance(chosen, Storage)
@@ -176,7 +176,7 @@ def _opened(declaration: TableDeclaration, storage: StorageLike) -> TableDeclara
     return TableDeclaration(table, opened)
 
 
-def _dtypes(
+def _choose_dtypes(
     agents: list[TrainAgent],
     dtype: torch.dtype | str,
     chosen: Mapping[str, torch.dtype | str],
@@ -187,7 +187,7 @@ def _dtypes(
         if name not in tables:
             raise InvalidArgumentError(
                 f"quantize_embeddings: found table {name!r} in per_table_weight_dtype; "
-                f"{suggestion(name, tables)}",
+                f"{format_suggestion(name, tables)}",
                 table=name,
             )
     return {name: _dtype_name(chosen.get(name, dtype), name) for name in tables}

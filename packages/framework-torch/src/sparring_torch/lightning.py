@@ -12,7 +12,7 @@ from typing import Any
 
 from sparring import Retention, SaveOptions, list_snapshots, open_snapshot
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_torch.modules.table_module import agents_of
+from sparring_torch.modules.table_module import list_agents
 
 __all__ = ["SnapshotCallback"]
 
@@ -116,4 +116,4 @@ class SnapshotCallback(_Callback):  # type: ignore[misc]
 
 
 def _container_of(pl_module: Any) -> Any:
-    return agents_of(pl_module)[0].container
+    return list_agents(pl_module)[0].container

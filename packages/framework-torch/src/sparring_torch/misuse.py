@@ -16,16 +16,16 @@ from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 
 __all__ = [
     "check_backend",
-    "check_gradients_are_taken",
+    "check_has_optimizer",
     "check_ranks",
-    "refuse_proxy",
-    "refuse_scripting",
-    "refuse_tracing",
-    "say_bound",
+    "reject_proxy",
+    "reject_scripting",
+    "reject_tracing",
+    "warn_about_bound",
 ]
 
 
-def check_gradients_are_taken(tables: Sequence[str], container: StepContainer) -> None:
+def check_has_optimizer(tables: Sequence[str], container: StepContainer) -> None:
     """Refuses a second pass of training where no optimizer was made and no step was applied.
 
     Raises:
@@ -63,7 +63,7 @@ def check_ranks(tables: Sequence[str], container: StepContainer) -> None:
         )
 
 
-def refuse_tracing(tables: Sequence[str]) -> NoReturn:
+def reject_tracing(tables: Sequence[str]) -> NoReturn:
     """Refuses `torch.jit.trace`.
 
     Raises:
@@ -77,7 +77,7 @@ def refuse_tracing(tables: Sequence[str]) -> NoReturn:
     )
 
 
-def refuse_proxy(given: object, owner: str) -> None:
+def reject_proxy(given: object, owner: str) -> None:
     """Refuses the placeholder with which `torch.fx.symbolic_trace` calls a module.
 
     Raises:
@@ -91,7 +91,7 @@ def refuse_proxy(given: object, owner: str) -> None:
         )
 
 
-def refuse_scripting(owner: str) -> NoReturn:
+def reject_scripting(owner: str) -> NoReturn:
     """Refuses `torch.jit.script`.
 
     Raises:
@@ -105,15 +105,15 @@ def refuse_scripting(owner: str) -> NoReturn:
 
 
 @functools.cache
-def _say_bound_once() -> None:
-    """Keeps the first call in mind; see `say_bound`."""
+def _warn_about_bound_once() -> None:
+    """Keeps the first call in mind; see `warn_about_bound`."""
 
 
-def say_bound(table: str, num_embeddings: int) -> None:
+def warn_about_bound(table: str, num_embeddings: int) -> None:
     """Says, once in a process, that `num_embeddings` is no range of ids."""
-    if _say_bound_once.cache_info().currsize:
+    if _warn_about_bound_once.cache_info().currsize:
         return
-    _say_bound_once()
+    _warn_about_bound_once()
     warnings.warn(
         f"table {table!r}: num_embeddings={num_embeddings} is the most rows that its storage on a rank "
         "holds, and a step that needs more raises CapacityError. It is no range of ids, as in "
@@ -135,12 +135,12 @@ def check_backend(storage: StorageChoice | Storage, container: StepContainer | N
         container.state.tables.plugin_manager.storage(storage.backend)
         return
     try:
-        _installed().storage(storage.backend)
+        _get_plugin_manager().storage(storage.backend)
     except PluginError:  # it may have been installed since
-        _installed.cache_clear()
-        _installed().storage(storage.backend)
+        _get_plugin_manager.cache_clear()
+        _get_plugin_manager().storage(storage.backend)
 
 
 @functools.cache
-def _installed() -> PluginManager:
+def _get_plugin_manager() -> PluginManager:
     return make_plugin_manager()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparring import StepContainer, Uniform, join_job, make_plugin_manager
-from sparring.adapter import AUTO, hyper_from, resolve_method
+from sparring.adapter import AUTO, parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, Reduction, TableConfig
 
 KEYS = np.arange(-30, 30)
@@ -32,7 +32,7 @@ class Choice:
 def main(folder: Path, num_steps: int) -> None:
     manager = make_plugin_manager()
     method = resolve_method("adagrad")
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
     joined = join_job(
         Choice(), Choice(), framework="torch", deadline_seconds=20.0, plugin_manager=manager
     )

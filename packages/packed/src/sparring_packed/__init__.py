@@ -33,12 +33,12 @@ if TYPE_CHECKING:
         PackedTable,
         PackedTables,
         PackedVersion,
-        Pulled,
+        PullResult,
         open,  # noqa: A004 - it is read as sparring_packed.open
     )
     from sparring_packed.top_k_search import TopK, TopKSearch, top_k
-    from sparring_packed.warm_up import WarmedUp, WarmUp
-    from sparring_packed.writer import WriteOptions, Written, write
+    from sparring_packed.warm_up import WarmUpResult, WarmUp
+    from sparring_packed.writer import WriteOptions, WriteResult, write
 
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
@@ -47,10 +47,10 @@ _HOMES = {
     "sparring_packed.options": "PackedOptions",
     "sparring_packed.programs": "Program ProgramLibrary new_bundle program_binding",
     "sparring_packed.storage": "PackedStorage",
-    "sparring_packed.tables": "PackedTable PackedTables PackedVersion Pulled open",
+    "sparring_packed.tables": "PackedTable PackedTables PackedVersion PullResult open",
     "sparring_packed.top_k_search": "TopK TopKSearch top_k",
-    "sparring_packed.warm_up": "WarmUp WarmedUp",
-    "sparring_packed.writer": "WriteOptions Written write",
+    "sparring_packed.warm_up": "WarmUp WarmUpResult",
+    "sparring_packed.writer": "WriteOptions WriteResult write",
 }
 
 __all__ = [
@@ -62,16 +62,16 @@ __all__ = [
     "PackedVersion",
     "Program",
     "ProgramLibrary",
-    "Pulled",
+    "PullResult",
     "ServingFile",
     "ServingManifest",
     "ServingTable",
     "TopK",
     "TopKSearch",
     "WarmUp",
-    "WarmedUp",
+    "WarmUpResult",
     "WriteOptions",
-    "Written",
+    "WriteResult",
     "include_path",
     "library_path",
     "new_bundle",

@@ -56,7 +56,7 @@ def inspect_served(
         given, name = url.rstrip("/"), os.path.basename(newest)  # noqa: PTH119 - of a URL, too
         newest = given if given.endswith(f"/{name}") else f"{given}/{name}"
     if as_json:
-        print_json(_facts(newest, tables, chain, is_verified=verify))
+        print_json(_collect_facts(newest, tables, chain, is_verified=verify))
     else:
         _print(newest, tables, chain, is_verified=verify)
 
@@ -79,7 +79,7 @@ def _own(manifest: ServingManifest, table: str) -> _Own:
     return _Own(keys("rows"), keys("erased"), sum(each.size_bytes for each in files))
 
 
-def _facts(
+def _collect_facts(
     url: str,
     tables: Mapping[str, PackedTable],
     chain: Mapping[str, ServingManifest],

@@ -12,11 +12,11 @@ from sparring_packed.top_k_search import (
     Jagged,
     Metric,
     TopK,
-    checked_exclusion,
-    checked_keys,
-    checked_metric,
-    checked_queries,
-    of_length_one,
+    validate_exclusion,
+    validate_keys,
+    validate_metric,
+    validate_queries,
+    normalize_vectors,
 )
 
 __all__ = ["FaissIndex"]
@@ -51,8 +51,8 @@ class FaissIndex:
             raise UnsupportedError(
                 "an index of Faiss needs the package faiss; install it: pip install faiss-cpu"
             ) from None
-        self.metric = checked_metric(metric)
-        pairs = [checked_keys(keys, rows) for keys, rows in chunks]
+        self.metric = validate_metric(metric)
+        pairs = [validate_keys(keys, rows) for keys, rows in chunks]
         if not sum(len(keys) for keys, _ in pairs):
             raise InvalidArgumentError("an index of Faiss needs rows, found none")
         # Faiss marks places that are not filled by -1, which is a key; so it is given places.
@@ -65,7 +65,7 @@ class FaissIndex:
             raise InvalidArgumentError(
                 f"factory {factory!r}: Faiss makes no such index: {error}"
             ) from None
-        vectors = of_length_one(rows) if metric == "cosine" else rows
+        vectors = normalize_vectors(rows) if metric == "cosine" else rows
         if not self.index.is_trained:
             self.index.train(vectors)
         self.index.add(vectors)
@@ -76,19 +76,19 @@ class FaissIndex:
         Raises:
             InvalidArgumentError: an argument is not as it should be.
         """
-        vectors = checked_queries(queries, k)
+        vectors = validate_queries(queries, k)
         if vectors.shape[1] != self.index.d:
             raise InvalidArgumentError(
                 f"rows have {self.index.d} elements, queries {vectors.shape[1]}; they must be as many"
             )
-        excluded, offsets = checked_exclusion(exclude, len(vectors))
+        excluded, offsets = validate_exclusion(exclude, len(vectors))
         # As many more as a query excludes: what is left has k.
         spare = 0 if offsets is None else int(np.diff(offsets).max(initial=0))
         found = TopK.empty(len(vectors), k)
         if not len(vectors):
             return found
         if self.metric == "cosine":
-            vectors = of_length_one(vectors)
+            vectors = normalize_vectors(vectors)
         scores, places = self.index.search(vectors, min(k + spare, len(self._keys)))
         keys = self._keys[places]
         is_wanted = (places >= 0) & ~np.isnan(scores)

@@ -25,7 +25,7 @@ __all__ = [
     "ServingTable",
     "decode_manifest",
     "encode_manifest",
-    "manifest_text",
+    "read_manifest_text",
     "read_manifest",
     "text_hash",
 ]
@@ -196,7 +196,7 @@ def decode_manifest(text: bytes) -> ServingManifest:
     return manifest
 
 
-def manifest_text(url: str | os.PathLike[str]) -> bytes:
+def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
     """The text of the manifest of a serving snapshot, on any file system.
 
     Raises:
@@ -235,7 +235,7 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
         SnapshotIOError: the file system failed.
     """
     try:
-        return decode_manifest(manifest_text(url))
+        return decode_manifest(read_manifest_text(url))
     except ValueError as error:
         place, name = locate(url)
         shown = place.url_of(name)

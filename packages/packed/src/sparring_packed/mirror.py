@@ -20,13 +20,13 @@ from pathlib import Path
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import xxhash
 
-from sparring.adapter import locate, open_place
+from sparring.adapter import locate, open_root
 from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
 from sparring_packed.manifest import (
     ServingFile,
     ServingManifest,
     decode_manifest,
-    manifest_text,
+    read_manifest_text,
     text_hash,
 )
 
@@ -74,7 +74,7 @@ class Mirror:
             ) from error
         self._only: str | None = None
         try:
-            self._only = _name_of_snapshot(self.url)
+            self._only = _find_snapshot_name(self.url)
             self.refresh()
         except SnapshotIOError as error:
             if not any(self._folder.glob("*/manifest.json")):
@@ -94,8 +94,8 @@ class Mirror:
                 them, and the next attempt is a minute later.
             SnapshotIOError: the file system failed; nothing changed.
         """
-        with self._alone():
-            manifests = self._listed()
+        with self._lock_cache():
+            manifests = self._list_manifests()
             if not manifests:
                 return
             wanted = self._only or max(manifests, key=lambda name: (manifests[name].step, name))
@@ -106,16 +106,16 @@ class Mirror:
             self._remove_old()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock_cache(self) -> Iterator[None]:
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _listed(self) -> Mapping[str, ServingManifest]:
+    def _list_manifests(self) -> Mapping[str, ServingManifest]:
         """Manifests at the URL, by name; each is read once, since none is written twice."""
         root = self.url if self._only is None else self.url.rpartition("/")[0]
         try:
-            names = set(open_place(root).names())
+            names = set(open_root(root).names())
         except FileNotFoundError:
             names = set()
         except OSError as error:
@@ -127,7 +127,7 @@ class Mirror:
         damage: dict[str, str] = {}
         for name in names - known.keys():
             try:
-                known[name] = decode_manifest(manifest_text(f"{root}/{name}"))
+                known[name] = decode_manifest(read_manifest_text(f"{root}/{name}"))
             except (SnapshotIOError, SnapshotDamagedError):
                 raise
             except SnapshotError:
@@ -160,7 +160,7 @@ class Mirror:
             _download(url, [each.name for each in files], staging)
             for each in files:
                 _check(url, staging / each.name, each)
-            (staging / "manifest.json").write_bytes(manifest_text(url))
+            (staging / "manifest.json").write_bytes(read_manifest_text(url))
             for path in [*staging.iterdir(), staging]:
                 _sync(path)
             staging.rename(self._folder / name)
@@ -200,7 +200,7 @@ class Mirror:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _name_of_snapshot(url: str) -> str | None:
+def _find_snapshot_name(url: str) -> str | None:
     """The name of the serving snapshot at a URL; None: it is a folder of them, or nothing yet."""
     place, name = locate(url)
     try:

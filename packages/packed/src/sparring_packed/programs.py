@@ -276,13 +276,13 @@ def _check_files(folder: Path) -> None:
         InvalidArgumentError: a file is damaged or missing.
     """
 
-    content = _checked(folder / _FILES, None)
+    content = _read_checked(folder / _FILES, None)
     for line in content.decode().splitlines()[1:]:
         digest, _, name = line.partition(" ")
-        _checked(folder / name, digest)
+        _read_checked(folder / name, digest)
 
 
-def _checked(path: Path, digest: str | None) -> bytes:
+def _read_checked(path: Path, digest: str | None) -> bytes:
     """The bytes of a file whose hash is `digest`; None: the list, whose header has its hash."""
     try:
         content = path.read_bytes()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparring.contracts import (
     Capabilities,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -81,7 +81,7 @@ class PackedStorage(Storage):
         # Of a chain the layers know bounds only.
         return sum(len(keys) for keys, _ in self._tables.scan(self.table.name))
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._refuse("upsert")
 
     def _erase_impl(self, keys: Keys) -> int:

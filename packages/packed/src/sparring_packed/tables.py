@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import BloomFilter, closest_name
+from sparring.adapter import BloomFilter, find_closest_name
 from sparring.contracts import NUM_PARTITIONS, Closable, FindResult, Keys
 from sparring.errors import (
     ClosedError,
@@ -30,9 +30,9 @@ from sparring_packed import library as native
 from sparring_packed.filters import read_filter
 from sparring_packed.mirror import Mirror
 from sparring_packed.top_k_search import BLOCK_ROWS, Jagged, Metric, TopK, TopKSearch
-from sparring_packed.warm_up import WarmedUp, WarmUp, warm
+from sparring_packed.warm_up import WarmUpResult, WarmUp, warm
 
-__all__ = ["PackedTable", "PackedTables", "PackedVersion", "Pulled", "open"]
+__all__ = ["PackedTable", "PackedTables", "PackedVersion", "PullResult", "open"]
 
 Verify = Literal["all", "open"]
 Missing = Literal["initial", "zeros"]
@@ -92,7 +92,7 @@ class PackedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """Rows of one version over all tables of a call.
 
     Args:
@@ -170,7 +170,7 @@ class PackedTables(Closable):
         if cache is not None and _is_remote(url):
             self._mirror = Mirror(os.fspath(url), Path(cache), self.partitions, keep_versions)
         self.url = _local_path(url if self._mirror is None else self._mirror.path)
-        self.warmed_up: WarmedUp | None = None
+        self.warmed_up: WarmUpResult | None = None
         """Of the newest version, if it was warmed up."""
         begin, end = partitions or (0, 0)
         arguments = native.Open(
@@ -188,7 +188,7 @@ class PackedTables(Closable):
         self._warmed_names: list[str] = []
         described = native.Version()
         self._call("version", described)
-        self._tables = tuple(self._described(number) for number in range(described.num_tables))
+        self._tables = tuple(self._describe_table(number) for number in range(described.num_tables))
         self._numbers = {table.name: table.number for table in self._tables}
 
     # -- what is open ---------------------------------------------------------
@@ -197,7 +197,7 @@ class PackedTables(Closable):
     def tables(self) -> Mapping[str, PackedTable]:
         """Name → table, of the newest version."""
         return MappingProxyType(
-            {table.name: self._described(table.number) for table in self._tables}
+            {table.name: self._describe_table(table.number) for table in self._tables}
         )
 
     @property
@@ -208,7 +208,7 @@ class PackedTables(Closable):
     @property
     def versions(self) -> Sequence[PackedVersion]:
         """The versions that a call may name, newest first."""
-        return [_version_of(each) for each in self._all_versions()]
+        return [_to_version(each) for each in self._all_versions()]
 
     @property
     def num_layers(self) -> int:
@@ -257,12 +257,12 @@ class PackedTables(Closable):
             SnapshotDamagedError: a directory is damaged.
             ClosedError: it was closed.
         """
-        rows, _, _ = self._looked_up(table, ids, "initial", out)
+        rows, _, _ = self._look_up(table, ids, "initial", out)
         return rows
 
     def find(self, table: str, ids: npt.ArrayLike) -> FindResult:
         """Rows of ids, and whether they have one; zeros where they have none. As `lookup`."""
-        rows, found, _ = self._looked_up(table, ids, "zeros", None)
+        rows, found, _ = self._look_up(table, ids, "zeros", None)
         return FindResult(rows, found)
 
     def pull(
@@ -272,7 +272,7 @@ class PackedTables(Closable):
         dtype: RowDtype = "fp32",
         missing: Missing = "initial",
         version: str | None = None,
-    ) -> Pulled:
+    ) -> PullResult:
         """Rows of ids of several tables, all of one version.
 
         Args:
@@ -292,7 +292,7 @@ class PackedTables(Closable):
         requests = (native.Request * max(1, len(ids)))()
         for request, (name, given) in zip(requests, ids.items(), strict=False):
             number = self._number(name)
-            keys = _checked_ids(given, name)
+            keys = _validate_ids(given, name)
             table = self._tables[number]
             rows[name] = (
                 _aligned((len(keys), table.dim))
@@ -312,7 +312,7 @@ class PackedTables(Closable):
             requests=requests,
         )
         self._call("lookup", arguments)
-        return Pulled(rows, found, _version_of(arguments))
+        return PullResult(rows, found, _to_version(arguments))
 
     def pool(
         self,
@@ -339,8 +339,8 @@ class PackedTables(Closable):
             SparringError: as `lookup`.
         """
         number = self._number(table)
-        keys = _checked_ids(ids, table)
-        ends = _checked_ids(offsets, table, "offsets")
+        keys = _validate_ids(ids, table)
+        ends = _validate_ids(offsets, table, "offsets")
         if not len(ends):
             raise InvalidArgumentError(
                 f"pool of table {table!r}: offsets must have one element more than there are bags, "
@@ -521,7 +521,7 @@ class PackedTables(Closable):
         handle = self._check_open()
         native.call(function, arguments, handle.pointer)
 
-    def _warm(self, path: str, wanted: WarmUp) -> WarmedUp | None:
+    def _warm(self, path: str, wanted: WarmUp) -> WarmUpResult | None:
         """Warms the version at `path` up, if it is a newer one."""
         hashes = {each.hash for each in self.versions}
         names = sorted(each.name for each in Path(path).glob("*"))
@@ -542,7 +542,7 @@ class PackedTables(Closable):
             self._call("version", found[-1])
         return found
 
-    def _described(self, number: int) -> PackedTable:
+    def _describe_table(self, number: int) -> PackedTable:
         table = native.Table(table=number)
         self._call("table", table)
         return PackedTable(
@@ -558,18 +558,18 @@ class PackedTables(Closable):
     def _number(self, table: str) -> int:
         number = self._numbers.get(table)
         if number is None:
-            near = closest_name(table, self._numbers)
+            near = find_closest_name(table, self._numbers)
             hint = f"did you mean {near!r}?" if near else f"it has {', '.join(self._numbers)}"
             raise UnknownTableError(
                 f"serving snapshot {self.url} has no table {table!r}; {hint}", table=table
             )
         return number
 
-    def _looked_up(
+    def _look_up(
         self, table: str, ids: npt.ArrayLike, missing: Missing, out: Floats | None
     ) -> tuple[Floats, npt.NDArray[np.bool_], native.Lookup]:
         number = self._number(table)
-        keys = _checked_ids(ids, table)
+        keys = _validate_ids(ids, table)
         shape = (len(keys), self._tables[number].dim)
         if out is None:
             out = _aligned(shape)
@@ -607,7 +607,7 @@ class _Handle:
         native.library().sparring_packed_close(self.pointer)
 
 
-def _version_of(arguments: native.Version | native.Lookup) -> PackedVersion:
+def _to_version(arguments: native.Version | native.Lookup) -> PackedVersion:
     return PackedVersion(arguments.hash.decode(), arguments.step, arguments.published)
 
 
@@ -625,7 +625,7 @@ def _aligned(shape: tuple[int, int]) -> Floats:
     return room[begin : begin + size].reshape(shape)
 
 
-def _checked_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
+def _validate_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:
     given = np.asarray(ids)
     if given.ndim == 1 and not given.size:
         given = given.astype(np.int64)

@@ -25,11 +25,11 @@ __all__ = [
     "Metric",
     "TopK",
     "TopKSearch",
-    "checked_exclusion",
-    "checked_keys",
-    "checked_metric",
-    "checked_queries",
-    "of_length_one",
+    "validate_exclusion",
+    "validate_keys",
+    "validate_metric",
+    "validate_queries",
+    "normalize_vectors",
     "top_k",
 ]
 
@@ -117,17 +117,17 @@ class TopKSearch:
         exclude: Jagged | None = None,
         metric: Metric = "dot",
     ) -> None:
-        given = checked_queries(queries, k)
-        self.metric = checked_metric(metric)
+        given = validate_queries(queries, k)
+        self.metric = validate_metric(metric)
         self.k = int(k)
         self._queries = given
         self._squares = np.einsum("ij,ij->i", self._queries, self._queries)
         if metric == "cosine":
-            self._queries = of_length_one(self._queries)
+            self._queries = normalize_vectors(self._queries)
         elif metric == "l2":
             self._queries = 2 * self._queries
         count = len(self._queries)
-        self._excluded, self._offsets = checked_exclusion(exclude, count)
+        self._excluded, self._offsets = validate_exclusion(exclude, count)
         self._best = np.empty((count, self.k + max(self.k, _SPARE)), _BEST)
         self._counts = np.zeros(count, np.int64)
         self._scores = np.empty(min(count, BLOCK_QUERIES) * BLOCK_ROWS, np.float32)
@@ -150,7 +150,7 @@ class TopKSearch:
         Raises:
             InvalidArgumentError: shapes do not fit.
         """
-        ids, vectors = checked_keys(keys, rows)
+        ids, vectors = validate_keys(keys, rows)
         self.check_dim(vectors.shape[1])
         for begin in range(0, len(ids), BLOCK_ROWS):
             end = begin + BLOCK_ROWS
@@ -175,7 +175,7 @@ class TopKSearch:
     def _add_block(self, ids: Keys, rows: Floats) -> None:
         penalty = None
         if self.metric == "cosine":
-            rows = of_length_one(rows)
+            rows = normalize_vectors(rows)
         elif self.metric == "l2":
             penalty = np.einsum("ij,ij->i", rows, rows)
         for begin in range(0, len(self._queries), BLOCK_QUERIES):
@@ -213,7 +213,7 @@ class TopKSearch:
         native.call("select", arguments)
 
 
-def checked_metric(metric: Metric) -> Metric:
+def validate_metric(metric: Metric) -> Metric:
     """Raises InvalidArgumentError where there is no such metric."""
     if metric not in get_args(Metric):
         raise InvalidArgumentError(
@@ -222,7 +222,7 @@ def checked_metric(metric: Metric) -> Metric:
     return metric
 
 
-def checked_queries(queries: npt.ArrayLike, k: int) -> Floats:
+def validate_queries(queries: npt.ArrayLike, k: int) -> Floats:
     """``(q, dim)``. Raises InvalidArgumentError where they are no vectors, or `k` is below 1."""
     given = np.asarray(queries)
     if given.ndim != 2 or given.dtype.kind not in "fiu":
@@ -238,7 +238,7 @@ def checked_queries(queries: npt.ArrayLike, k: int) -> Floats:
     return vectors
 
 
-def checked_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> tuple[Keys, Floats]:
+def validate_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> tuple[Keys, Floats]:
     """``(n,)`` and ``(n, dim)``. Raises InvalidArgumentError where they do not fit."""
     ids, vectors = np.asarray(keys), np.asarray(rows)
     if ids.ndim != 1 or vectors.ndim != 2 or len(ids) != len(vectors) or not _are_ids(ids):
@@ -249,7 +249,7 @@ def checked_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> tuple[Keys, Floats
     return np.require(ids, np.int64, _LAYOUT), np.require(vectors, np.float32, _LAYOUT)
 
 
-def checked_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys | None, Keys | None]:
+def validate_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys | None, Keys | None]:
     """Excluded keys, ascending within each query, and their offsets; None where there are none.
 
     Raises:
@@ -277,7 +277,7 @@ def checked_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys | 
     return keys[np.lexsort((keys, queries))].astype(np.int64), ends
 
 
-def of_length_one(vectors: Floats) -> Floats:
+def normalize_vectors(vectors: Floats) -> Floats:
     """Vectors divided by their lengths; those of zeros as they are."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     divided: Floats = vectors / np.where(lengths > 0, lengths, np.float32(1))[:, None]

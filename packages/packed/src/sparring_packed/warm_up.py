@@ -18,7 +18,7 @@ from sparring.contracts import Keys
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_packed.manifest import read_manifest
 
-__all__ = ["WarmUp", "WarmedUp", "warm"]
+__all__ = ["WarmUp", "WarmUpResult", "warm"]
 
 _IDS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
@@ -48,7 +48,7 @@ class WarmUp:
 
 
 @dataclass(slots=True)
-class WarmedUp:
+class WarmUpResult:
     """Counts what a warm-up has read.
 
     Args:
@@ -80,7 +80,7 @@ class Tables(Protocol):
     def close(self) -> None: ...
 
 
-def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmedUp:
+def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
     """Reads on a thread of its own until the time is over; a read that hangs holds no one up.
 
     Args:
@@ -88,7 +88,7 @@ def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmedUp:
         bases: hashes of versions that are served: their files are not read.
         wanted: what to read.
     """
-    counted, stop = WarmedUp(), threading.Event()
+    counted, stop = WarmUpResult(), threading.Event()
 
     def read() -> None:
         try:
@@ -108,7 +108,7 @@ def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmedUp:
     thread.start()
     thread.join(wanted.seconds)
     stop.set()
-    return WarmedUp(
+    return WarmUpResult(
         counted.num_ids,
         counted.directory_bytes,
         time.monotonic() - begin,

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Snapshot, TableConfig, TableDescription, merged_chunks, open_snapshot
-from sparring.adapter import BloomFilter, locate, own_chunks
+from sparring import Snapshot, TableConfig, TableDescription, scan_rows, open_snapshot
+from sparring.adapter import BloomFilter, locate, scan_own_rows
 from sparring.contracts import Initializer, Keys, partition
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
 from sparring_packed import library as native
@@ -39,7 +39,7 @@ from sparring_packed.manifest import (
     read_manifest,
 )
 
-__all__ = ["WriteOptions", "Written", "write"]
+__all__ = ["WriteOptions", "WriteResult", "write"]
 
 _NUM_PARTITIONS = 4096
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
@@ -65,7 +65,7 @@ class WriteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """A serving snapshot that was committed.
 
     Args:
@@ -97,7 +97,7 @@ def write(
     quantize: Mapping[str, str] | None = None,
     base: str | os.PathLike[str] | None = None,
     options: WriteOptions | None = None,
-) -> Written:
+) -> WriteResult:
     """Makes a serving snapshot of a snapshot of training.
 
     Args:
@@ -120,7 +120,7 @@ def write(
     snapshot = open_snapshot(snapshot_url)
     place, name = locate(out_url)
     url = place.url_of(name)
-    below = None if base is None else _base_of(snapshot, base, place.url)
+    below = None if base is None else _find_base(snapshot, base, place.url)
     tables = [_serving_table(each, quantize or {}, below) for each in snapshot.tables.values()]
     _check_names(snapshot, quantize or {}, below)
     with _writing(url, "the staging folder"):
@@ -168,7 +168,7 @@ class _Base:
     """Deltas of training since, newest first."""
 
 
-def _base_of(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _Base:
+def _find_base(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _Base:
     place, name = locate(base)
     if place.url != root:
         raise InvalidArgumentError(
@@ -301,7 +301,7 @@ class _Writer:
         for kind, each in filters.items():
             self._write_filter(table.name, kind, each)
 
-    def written(self, manifest_hash: str, row_bytes: Mapping[str, int]) -> Written:
+    def written(self, manifest_hash: str, row_bytes: Mapping[str, int]) -> WriteResult:
         def total(what: str, *kinds: str) -> dict[str, int]:
             sums = dict.fromkeys(self._errors, 0)
             for file in self.files:
@@ -309,7 +309,7 @@ class _Writer:
                     sums[file.table] += getattr(file, what)
             return sums
 
-        return Written(
+        return WriteResult(
             url=self._url,
             hash=manifest_hash,
             step=self._snapshot.step,
@@ -417,10 +417,10 @@ def _full_window(snapshot: Snapshot, table: TableDescription, window: tuple[int,
     config = table.config
     keys: list[Keys] = []
     embeddings: list[npt.NDArray[Any]] = []
-    for chunk in merged_chunks(snapshot, table.name, range(*window)):
+    for chunk in scan_rows(snapshot, table.name, range(*window)):
         keys.append(chunk.keys.copy())
-        embeddings.append(_stored(config.embeddings(chunk.rows)))
-    return _window_of(table, keys, embeddings, [])
+        embeddings.append(_to_stored(config.embeddings(chunk.rows)))
+    return _create_window(table, keys, embeddings, [])
 
 
 def _changed_window(
@@ -436,36 +436,36 @@ def _changed_window(
     seen: Keys = np.empty(0, np.int64)
     for snapshot in newer:
         found: list[Keys] = []
-        for chunk in own_chunks(snapshot, table.name, range(*window)):
+        for chunk in scan_own_rows(snapshot, table.name, range(*window)):
             is_new = ~np.isin(chunk.keys, seen)
             found.append(chunk.keys[is_new])
             keys.append(found[-1])
-            embeddings.append(_stored(config.embeddings(chunk.rows)[is_new]))
+            embeddings.append(_to_stored(config.embeddings(chunk.rows)[is_new]))
         # Where one delta has a key both as a row and as erased, the row counts.
         seen = np.unique(np.concatenate([seen, *found]))
         gone = [
             chunk.keys[wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)]
-            for chunk in _erased(snapshot, table.name, wanted)
+            for chunk in _scan_erased(snapshot, table.name, wanted)
         ]
         # Once, where each block of columns lost the key.
         erased.append(np.unique(np.concatenate([np.empty(0, np.int64), *gone])))
         seen = np.unique(np.concatenate([seen, erased[-1]]))
-    return _window_of(table, keys, embeddings, erased)
+    return _create_window(table, keys, embeddings, erased)
 
 
-def _erased(snapshot: Snapshot, table: str, wanted: npt.NDArray[np.bool_]) -> Iterator[Any]:
+def _scan_erased(snapshot: Snapshot, table: str, wanted: npt.NDArray[np.bool_]) -> Iterator[Any]:
     for entry in snapshot.files(table, "erased"):
         if wanted[entry.partitions[0] : entry.partitions[1]].any():
             yield from snapshot.segments(entry, wanted)
 
 
-def _stored(embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _to_stored(embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A contiguous copy; float64 as float32."""
     narrow = embeddings.dtype == np.float64
     return np.array(embeddings, np.float32 if narrow else embeddings.dtype, order="C")
 
 
-def _window_of(
+def _create_window(
     table: TableDescription,
     keys: Iterable[Keys],
     embeddings: Iterable[npt.NDArray[Any]],

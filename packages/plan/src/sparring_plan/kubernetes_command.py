@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparring.contracts import ByteCount
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_plan.kubernetes.options import ResourceOptions, quantity
-from sparring_plan.kubernetes.serving import ServingSize, served_bytes, serving_resources
-from sparring_plan.kubernetes.training import training_resources
+from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
+from sparring_plan.kubernetes.serving import ServingSize, compute_served_bytes, make_serving_resources
+from sparring_plan.kubernetes.training import make_training_resources
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.planning.planner import check_plan
@@ -89,10 +89,10 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         text, summary = _training(paths, overrides, options, command)
     else:
         size = ServingSize(
-            served_bytes(paths[0]) if bytes_ is None else _byte_count(bytes_), shards, replicas
+            compute_served_bytes(paths[0]) if bytes_ is None else _byte_count(bytes_), shards, replicas
         )
-        text = serving_resources(paths[0], size, overrides, options=options, command=command)
-        memory = quantity(size.memory_bytes)
+        text = make_serving_resources(paths[0], size, overrides, options=options, command=command)
+        memory = format_quantity(size.memory_bytes)
         summary = f"{shards} shards with {replicas} replicas, each server with {memory}"
     if output is None:
         typer.echo(text, nl=False)
@@ -115,7 +115,7 @@ def _training(
     given, calibration = read_inputs(inputs)
     check_plan(read, given, calibration)
     topology = given.topology
-    text = training_resources(read, topology, run, overrides, options=options, command=command)
+    text = make_training_resources(read, topology, run, overrides, options=options, command=command)
     return text, f"{topology.nodes} pods of {topology.ranks_per_node} ranks"
 
 

@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 
 from sparring.errors import ConfigError
-from sparring_cli import context_of, make_console
+from sparring_cli import get_command_context, make_console
 from sparring_plan.kubernetes_command import kubernetes
 from sparring_plan.planning.costs.costs import RESOURCES
-from sparring_plan.planning.costs.sketch import column_ids, sketch_ids
+from sparring_plan.planning.costs.sketch import read_column_ids, sketch_ids
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
-from sparring_plan.planning.planner import alternatives, check_plan, cost_of_pins, make_plan
+from sparring_plan.planning.planner import list_alternatives, check_plan, compute_pin_costs, make_plan
 from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
@@ -74,7 +74,7 @@ def check(plan: _Plan, inputs: _Inputs) -> None:
     if read.step_ms != checked.step_ms:
         typer.echo(f"the file says {read.step_ms:g} ms")
     if read.kept:
-        pins = cost_of_pins(read, *read_inputs(inputs))
+        pins = compute_pin_costs(read, *read_inputs(inputs))
         with_, without = (
             "no plan that fits" if each is None else f"{each:g} ms"
             for each in (pins.with_ms, pins.without_ms)
@@ -90,7 +90,7 @@ def explain(
 ) -> None:
     """Show each option of a table: the step of the plan with it, and what it costs a rank."""
     read = read_plan(plan)
-    found = alternatives(read, *read_inputs(inputs), table)
+    found = list_alternatives(read, *read_inputs(inputs), table)
     console = make_console()
     console.print(f"{table}: {read.tables[table].because}")
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -182,7 +182,7 @@ def calibrate(
     )
 
     options = CalibrateOptions(path, url, model)
-    measured = measure(options, context_of(context).plugin_manager)
+    measured = measure(options, get_command_context(context).plugin_manager)
     if measured.calibration is None:
         return  # rank 0 writes
     write_calibration(measured.calibration, output)
@@ -208,7 +208,7 @@ def sketch(
     ] = None,
 ) -> None:
     """Count how often keys are asked for in your data, as `skew` of a table takes it."""
-    text = sketch_ids(column_ids(data, columns or [], ids)).to_yaml()
+    text = sketch_ids(read_column_ids(data, columns or [], ids)).to_yaml()
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -10,7 +10,7 @@ from sparring.contracts import API_VERSION, CommandDescriptor, PlannerDescriptor
 if TYPE_CHECKING:
     import typer
 
-    from sparring.contracts import MadePlan, PlanRequest, ShardingPlan
+    from sparring.contracts import PlanResult, PlanRequest, ShardingPlan
 
 
 @hookimpl
@@ -38,16 +38,16 @@ def sparring_register_planners() -> Sequence[PlannerDescriptor]:
     ]
 
 
-def _plan_of_request(request: PlanRequest) -> MadePlan:
-    from sparring_plan.planning.automatic import plan_of_request
+def _plan_of_request(request: PlanRequest) -> PlanResult:
+    from sparring_plan.planning.automatic import plan_from_request
 
-    return plan_of_request(request)
+    return plan_from_request(request)
 
 
 def _plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
-    from sparring_plan.planning.automatic import plan_of_file
+    from sparring_plan.planning.automatic import plan_from_file
 
-    return plan_of_file(path, request)
+    return plan_from_file(path, request)
 
 
 def _add_plan(app: typer.Typer) -> None:

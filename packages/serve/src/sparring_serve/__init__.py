@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparring_serve.client.answer import Answer, AnsweredVersion, RowStatus
+    from sparring_serve.client.answer import LookupReply, ReplyVersion, RowStatus
     from sparring_serve.client.failures import (
         AccessError,
         ReplicasFailedError,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         StaleRowsError,
     )
     from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
-    from sparring_serve.client.recommending import Recommendations
+    from sparring_serve.client.recommend_steps import Recommendations
     from sparring_serve.config import (
         ClientConfig,
         ServerConfig,
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
         read_serving_config,
     )
     from sparring_serve.declaration import ParametersConfig, TableDeclaration
-    from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
+    from sparring_serve.hookspecs import EvaluatorDescriptor, MetricValue
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
     from sparring_serve.parameters.push_window import Token
-    from sparring_serve.parameters.pushing import (
-        Pushed,
+    from sparring_serve.parameters.push_steps import (
+        PushResult,
         PushFailedError,
         ServiceSnapshot,
         TablePush,
     )
     from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
-    from sparring_serve.service import LookupService, Place
+    from sparring_serve.service import LookupService, ShardPosition
     from sparring_serve.tables.contract import ServingTables, VersionGoneError
     from sparring_serve.tables.shard_ranges import ShardReplicas
 
@@ -49,22 +49,22 @@ __all__ = [
     "open_parameter_server",
     "Token",
     "TablePush",
-    "Pushed",
+    "PushResult",
     "PushFailedError",
     "ParametersConfig",
     "AsyncParameterClient",
     "ParameterClient",
     "AccessError",
-    "Answer",
-    "AnsweredVersion",
+    "LookupReply",
+    "ReplyVersion",
     "AsyncLookupClient",
     "ClientConfig",
     "EvaluatorDescriptor",
     "LookupClient",
     "LookupServer",
     "LookupService",
-    "Place",
-    "Quality",
+    "ShardPosition",
+    "MetricValue",
     "Recommendations",
     "ReplicasFailedError",
     "RowStatus",
@@ -83,8 +83,8 @@ __all__ = [
 
 _HOMES = {
     "AccessError": "client.failures",
-    "Answer": "client.answer",
-    "AnsweredVersion": "client.answer",
+    "LookupReply": "client.answer",
+    "ReplyVersion": "client.answer",
     "AsyncLookupClient": "client.lookup_client",
     "AsyncParameterClient": "parameters.client",
     "ClientConfig": "config",
@@ -94,15 +94,15 @@ _HOMES = {
     "LookupService": "service",
     "ParameterClient": "parameters.client",
     "ParametersConfig": "declaration",
-    "Place": "service",
-    "PushFailedError": "parameters.pushing",
-    "Pushed": "parameters.pushing",
-    "Quality": "hookspecs",
-    "Recommendations": "client.recommending",
+    "ShardPosition": "service",
+    "PushFailedError": "parameters.push_steps",
+    "PushResult": "parameters.push_steps",
+    "MetricValue": "hookspecs",
+    "Recommendations": "client.recommend_steps",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
     "ServerConfig": "config",
-    "ServiceSnapshot": "parameters.pushing",
+    "ServiceSnapshot": "parameters.push_steps",
     "ServingConfig": "config",
     "ServingMetrics": "metrics",
     "ServingTables": "tables.contract",
@@ -110,7 +110,7 @@ _HOMES = {
     "ShardRestartedError": "client.failures",
     "StaleRowsError": "client.failures",
     "TableDeclaration": "declaration",
-    "TablePush": "parameters.pushing",
+    "TablePush": "parameters.push_steps",
     "TlsFiles": "config",
     "Token": "parameters.push_window",
     "VersionGoneError": "tables.contract",

@@ -14,20 +14,20 @@ from pydantic import Field, field_validator
 
 from sparring import Columns, StorageChoice, TableConfig, make_plugin_manager, open_storage
 from sparring.adapter import dedup
-from sparring.contracts import checked_options
+from sparring.contracts import validate_options
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_cli import DocumentModel
 from sparring_serve.declaration import StorageDeclaration
 from sparring_serve.tables.contract import (
-    Found,
+    FoundRows,
     Ids,
-    Looked,
-    Scanned,
+    LookupResult,
+    ScanResult,
     TableShape,
     Version,
     VersionGoneError,
     in_order_of_ids,
-    initial_values,
+    describe_initial_values,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
 from sparring_tiered import CachedStorage, NotesBase, open_change_log
@@ -54,9 +54,9 @@ class BackendTableDeclaration(DocumentModel):
             )
         manager = make_plugin_manager()
         try:
-            checked: Any = checked_options("storage", manager.storage("tiered"), storage.options)
+            checked: Any = validate_options("storage", manager.storage("tiered"), storage.options)
             for tier in checked.tiers:
-                checked_options("storage", manager.storage(tier.backend), tier.options)
+                validate_options("storage", manager.storage(tier.backend), tier.options)
         except SparringError as error:
             raise ValueError(f"options: {error}") from None
         return storage
@@ -80,7 +80,7 @@ def open_backend_tables(
         tables = {}
         for name, each in declared.items():
             choice = StorageChoice(each.storage.backend, each.storage.options).on(0, 1, name)
-            options: Any = checked_options("storage", manager.storage("tiered"), choice.options)
+            options: Any = validate_options("storage", manager.storage("tiered"), choice.options)
             try:
                 with open_change_log(
                     name, options.refresh.notes, "tiered", choice.options, manager
@@ -118,7 +118,7 @@ class BackendTables:
         self, tables: Mapping[str, TableConfig], storages: Mapping[str, CachedStorage]
     ) -> None:
         self._tables, self._storages = tables, storages
-        self._initial = {name: initial_values(each) for name, each in tables.items()}
+        self._initial = {name: describe_initial_values(each) for name, each in tables.items()}
 
     def shapes(self) -> Mapping[str, TableShape]:
         return {
@@ -126,7 +126,7 @@ class BackendTables:
                 name,
                 table.dim,
                 table.dtype,
-                self._storages[name].num_rows_at_most,
+                self._storages[name].max_num_rows,
                 self._initial[name],
                 is_bound=True,
             )
@@ -144,7 +144,7 @@ class BackendTables:
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
-    ) -> Looked:
+    ) -> LookupResult:
         if version:
             raise VersionGoneError(
                 f"version {version} was asked for, but these tables are read where they are trained, and "
@@ -156,13 +156,13 @@ class BackendTables:
             table = self._tables[name]
             read = self._storages[name].find_available(once.keys, Columns(0, table.dim))
             failed = read.failed if read.failure else None
-            found = Found(read.rows, read.found, failed)
+            found = FoundRows(read.rows, read.found, failed)
             tables.append(in_order_of_ids(once, found, table, missing))
             if read.failure:
                 failures.append(read.failure)
-        return Looked(self.versions()[0], tables, "; ".join(failures))
+        return LookupResult(self.versions()[0], tables, "; ".join(failures))
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
             "tables that are read where they are trained are not scanned by the service: scan the "
             "backend, or serve snapshots"
@@ -172,7 +172,7 @@ class BackendTables:
         taken = [each.refresh() for each in self._storages.values()]
         return any(taken)
 
-    def figures(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         counters = [each.counters() for each in self._storages.values()]
 
         def total(name: str) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sparring.contracts import ByteCount, LocalPath, passwords_in
+from sparring.contracts import ByteCount, LocalPath, find_passwords
 from sparring.errors import ConfigError
 from sparring_cli import DocumentModel, read_document
 from sparring_serve.backend_tables import BackendTableDeclaration
@@ -252,7 +252,7 @@ class ServingConfig(DocumentModel):
                 "server.pin names a version of snapshots, and tables that are read from their "
                 "backend have none; leave it out"
             )
-        if next(passwords_in(self.snapshots), None):
+        if next(find_passwords(self.snapshots), None):
             raise ValueError("the URL of snapshots must hold no password, because it is printed")
         return self
 

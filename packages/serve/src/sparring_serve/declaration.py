@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from sparring import Expiry, StorageChoice, TableConfig, Uniform
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import (
     Admission,
     ByteCount,
@@ -18,9 +18,9 @@ from sparring.contracts import (
     Initializer,
     LocalPath,
     UpdateMethod,
-    admission_from,
-    initializer_from,
-    passwords_in,
+    parse_admission,
+    parse_initializer,
+    find_passwords,
 )
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_cli import DocumentModel
@@ -58,10 +58,10 @@ class TableDeclaration(DocumentModel):
     seed: int = Field(
         0, description="Determines initial values, together with the name of the table and the key."
     )
-    initializer: Annotated[Initializer, BeforeValidator(initializer_from)] = Field(
+    initializer: Annotated[Initializer, BeforeValidator(parse_initializer)] = Field(
         Uniform(), description="Initial value of a key without a row: a name, or `{kind: …}`."
     )
-    admission: Annotated[Admission | None, BeforeValidator(admission_from)] = Field(
+    admission: Annotated[Admission | None, BeforeValidator(parse_admission)] = Field(
         None,
         description="Filter that determines which new keys get a row, `{kind: …}`; null: all keys.",
     )
@@ -78,7 +78,7 @@ class TableDeclaration(DocumentModel):
 
     @cached_property
     def hyper_parameters(self) -> HyperParameters:
-        return hyper_from(self.method, self.hyper)
+        return parse_hyper(self.method, self.hyper)
 
     def table(self, name: str) -> TableConfig:
         """As core declares it."""
@@ -178,6 +178,6 @@ class ParametersConfig(DocumentModel):
 
     @model_validator(mode="after")
     def _has_no_password(self) -> ParametersConfig:
-        if any(next(passwords_in(each), None) for each in (*self.folders, self.start or "")):
+        if any(next(find_passwords(each), None) for each in (*self.folders, self.start or "")):
             raise ValueError("URLs of folders must hold no password, because they are printed")
         return self

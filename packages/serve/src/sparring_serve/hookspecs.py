@@ -18,11 +18,11 @@ from sparring.contracts import Descriptor, hookspec
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["EvaluatorDescriptor", "Quality", "sparring_register_evaluators"]
+__all__ = ["EvaluatorDescriptor", "MetricValue", "sparring_register_evaluators"]
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class MetricValue:
     """Value of a metric of a model.
 
     Args:
@@ -35,7 +35,7 @@ class Quality:
     value: float
     is_higher_better: bool
 
-    def loss_of(self, other: Quality) -> float:
+    def loss_of(self, other: MetricValue) -> float:
         """Loss of `other` against this one; below 0 where it is better."""
         return (self.value - other.value) * (1 if self.is_higher_better else -1)
 
@@ -49,7 +49,7 @@ class EvaluatorDescriptor(Descriptor):
     it on the configuration's test samples. It changes nothing.
     """
 
-    quality: Callable[[str, str, Mapping[str, Any], PluginManager], Quality]
+    quality: Callable[[str, str, Mapping[str, Any], PluginManager], MetricValue]
 
 
 @hookspec

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sparring_serve.refusal import Refusal, Status
-from sparring_serve.service import LookupService, checked_ids, decoded
+from sparring_serve.status import StatusError, Status
+from sparring_serve.service import LookupService, parse_ids, decode_request
 from sparring_serve.tables.contract import Ids
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RowDtype
 from sparring_serve.wire.open_inference import (
-    InferAnswer,
+    InferReply,
     InferRequest,
     InferTensor,
     ModelMetadata,
@@ -50,16 +50,16 @@ def infer(
     table, code, num_ids, num_found = "", "OK", 0, 0
     try:
         if remaining_seconds <= 0:
-            raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+            raise StatusError(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
         service.check_request_bytes(content)
         request = _request(content)
         ids, shape = _input(request)
         wanted = _outputs(request)
-        [described] = service.check_asked([(request.model_name, ids)])
+        [described] = service.check_tables([(request.model_name, ids)])
         table, num_ids = described.name, len(ids)
         num_bytes = len(content) + len(ids) * (4 * described.dim + 1)
         if num_bytes > service.limits.most_bytes:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the answer would have {num_bytes:,} bytes, the most are "
                 f"{service.limits.most_bytes:,}; ask for fewer ids in a call",
@@ -79,7 +79,7 @@ def infer(
                 "found": (InferTensor("found", "BOOL", shape), as_bytes(found.found)),
             }
             return encode(
-                InferAnswer(
+                InferReply(
                     table,
                     looked.version.hash,
                     request.id,
@@ -87,7 +87,7 @@ def infer(
                     tuple(outputs[name][1] for name in wanted),
                 )
             )
-    except Refusal as refusal:
+    except StatusError as refusal:
         code = refusal.status.value
         service.metrics.count_rejected(refusal.reason)
         raise
@@ -108,7 +108,7 @@ def _request(content: Buffer) -> InferRequest:
     try:
         request = decode(InferRequest, content, rejects_unknown=True)
     except MessageError as error:
-        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+        raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="message") from None
     of_places = (
         ("the request", request.parameters, _REQUEST_PARAMETERS),
         *((f"input {each.name!r}", each.parameters, _TENSOR_PARAMETERS) for each in request.inputs),
@@ -124,7 +124,7 @@ def _request(content: Buffer) -> InferRequest:
             )
             if each.value.value != default:
                 expected = "no such parameter" if default is _UNKNOWN else f"{default or 0!r}"
-                raise Refusal(
+                raise StatusError(
                     Status.INVALID_ARGUMENT,
                     f"model {request.model_name!r}: parameter {each.key!r} of {place} is "
                     f"{each.value.value or 0!r}, expected {expected}; {advice}",
@@ -166,7 +166,7 @@ def _outputs(request: InferRequest) -> list[str]:
     """Names of the outputs that are asked for."""
     wanted = [each.name for each in request.outputs]
     if not set(wanted) <= {"rows", "found"} or len(set(wanted)) < len(wanted):
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"model {request.model_name!r}: found the outputs {', '.join(wanted)}, expected rows and "
             "found, each at most once; ask for these, or for none to have both",
@@ -179,7 +179,7 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
     given = request.inputs
     if len(given) != 1 or given[0].name != "ids" or given[0].datatype != "INT64":
         shown = ", ".join(f"{each.name} {each.datatype}" for each in given) or "none"
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"model {request.model_name!r}: takes one input, ids INT64, found {shown}",
         )
@@ -187,17 +187,17 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
     content: Any = given[0].contents.int64_contents
     if request.raw_input_contents:
         if len(request.raw_input_contents) > 1 or content:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"model {request.model_name!r}: found ids in {len(request.raw_input_contents)} "
                 f"raw_input_contents and {len(content):,} int64_contents; send ids in one of them",
                 reason="ids",
             )
-        ids = checked_ids(request.raw_input_contents[0])
+        ids = parse_ids(request.raw_input_contents[0])
     else:
         ids = np.array(content, np.int64)
     if min(shape, default=0) < 0 or math.prod(shape) != len(ids):
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"model {request.model_name!r}: ids have the shape {list(shape)}, found {len(ids):,} of "
             "them; give as many as the shape says",
@@ -207,7 +207,7 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
 
 def model_ready(service: LookupService, content: Buffer) -> bytes:
     """Answers a ModelReadyRequest."""
-    request: ModelRequest = decoded(ModelRequest, content)
+    request: ModelRequest = decode_request(ModelRequest, content)
     is_known = request.name in service.tables.shapes()
     return encode(Ready(service.is_ready and is_known and _has_version(service, request)))
 
@@ -223,10 +223,10 @@ def model_metadata(service: LookupService, content: Buffer) -> bytes:
     Raises:
         Refusal: no such table or version.
     """
-    request: ModelRequest = decoded(ModelRequest, content)
-    [shape] = service.check_asked([(request.name, np.empty(0, np.int64))])
+    request: ModelRequest = decode_request(ModelRequest, content)
+    [shape] = service.check_tables([(request.name, np.empty(0, np.int64))])
     if not _has_version(service, request):
-        raise Refusal(
+        raise StatusError(
             Status.NOT_FOUND,
             f"model {request.name!r}: version {request.version!r} is not kept; leave it out, and see "
             "versions in the reply",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 
 __all__ = ["Admission", "Limits"]
 
@@ -55,7 +55,7 @@ class Admission:
         with self._lock:
             before = self.bytes_in_flight
             if before and before + num_bytes > self.most_bytes:
-                raise Refusal(
+                raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
                     f"a call of {num_bytes:,} bytes: {before:,} of {self.most_bytes:,} bytes are in "
                     "flight; ask another replica, or later",

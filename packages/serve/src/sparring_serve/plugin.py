@@ -85,10 +85,10 @@ def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:
 def _found_remote(table: TableConfig, options: RemoteOptions) -> TableConfig | None:
     if options.role == "parameters":
         from sparring_serve.parameters.client import ParameterClient
-        from sparring_serve.parameters.storage import served_table
-        from sparring_serve.remote_storage import client_by
+        from sparring_serve.parameters.storage import find_served_table
+        from sparring_serve.remote_storage import open_client
 
-        with client_by(options, ParameterClient) as client:
-            return served_table(table, client, options)
+        with open_client(options, ParameterClient) as client:
+            return find_served_table(table, client, options)
     # Served rows are embeddings alone: no state of any optimizer is behind them.
     return table

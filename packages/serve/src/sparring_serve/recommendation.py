@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 from sparring_packed import TopK, TopKSearch
-from sparring_serve.refusal import Refusal, Status
-from sparring_serve.service import LookupService, checked_ids, decoded, version_message
+from sparring_serve.status import StatusError, Status
+from sparring_serve.service import LookupService, parse_ids, decode_request, version_message
 from sparring_serve.wire.fields import Buffer, encode
-from sparring_serve.wire.messages import RecommendAnswer, RecommendRequest, VersionMessage
+from sparring_serve.wire.messages import RecommendReply, RecommendRequest, VersionMessage
 from sparring_serve.wire.rows import as_bytes
 
 __all__ = ["recommend"]
@@ -28,7 +28,7 @@ def recommend(
     *,
     waited_seconds: float = 0.0,
 ) -> bytes:
-    """Answers a RecommendRequest with a RecommendAnswer.
+    """Answers a RecommendRequest with a RecommendReply.
 
     The arguments are those of `LookupService.pull`.
 
@@ -40,8 +40,8 @@ def recommend(
     try:
         service.check_deadline(remaining_seconds)
         service.check_request_bytes(content)
-        request: RecommendRequest = decoded(RecommendRequest, content)
-        [shape] = service.check_asked([(request.table, _NO_IDS)])
+        request: RecommendRequest = decode_request(RecommendRequest, content)
+        [shape] = service.check_tables([(request.table, _NO_IDS)])
         _check_shard(service, request)
         table = shape.name
         queries = _queries(service, request, shape.dim)
@@ -49,12 +49,12 @@ def recommend(
         try:
             search = TopKSearch(queries, request.k, exclude=_excluded(request))
         except InvalidArgumentError as error:
-            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+            raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="message") from None
         with service.admission.of(len(content) + search.memory_bytes):
             version = _compare(service, request, search, begin + remaining_seconds)
             newest = service.tables.versions()[0].hash
             return encode(_answer(search.result(), version, newest))
-    except Refusal as refusal:
+    except StatusError as refusal:
         code = refusal.status.value
         service.metrics.count_rejected(refusal.reason)
         raise
@@ -72,14 +72,14 @@ def _compare(
     """Compares all rows of one version, and returns it."""
     num_rows, cursor, version = 0, b"", request.version
     while True:
-        chunk = service.scanned(request.table, cursor, _BLOCK_ROWS, version)
+        chunk = service.scan_rows(request.table, cursor, _BLOCK_ROWS, version)
         search.add(chunk.ids, chunk.rows)
         num_rows += len(chunk.ids)
         cursor, version = chunk.cursor, chunk.version.hash
         if not cursor:
             return version_message(chunk.version)
         if time.perf_counter() > end:
-            raise Refusal(
+            raise StatusError(
                 Status.DEADLINE_EXCEEDED,
                 f"the deadline passed when {num_rows:,} rows were compared; ask fewer queries in a "
                 "call, allow more time, or divide the table among more shards",
@@ -87,15 +87,15 @@ def _compare(
 
 
 def _check_shard(service: LookupService, request: RecommendRequest) -> None:
-    place = service.place
-    asked, found = (request.shard, request.num_shards), (place.shard, place.shards.num_shards)
+    position = service.position
+    asked, found = (request.shard, request.num_shards), (position.shard, position.shards.num_shards)
     if request.num_shards and asked != found:
-        raise Refusal(
+        raise StatusError(
             Status.FAILED_PRECONDITION,
             f"the call is for shard {asked[0] + 1} of {asked[1]}, this is shard {found[0] + 1} of "
             f"{found[1]}; ask by the shard map that is sent along",
             reason="foreign_shard",
-            shard_map=place.shards.to_bytes(),
+            shard_map=position.shards.to_bytes(),
         )
 
 
@@ -104,7 +104,7 @@ def _queries(
 ) -> npt.NDArray[np.float32]:
     limits = service.limits
     if len(request.queries) % (4 * dim):
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"queries: {len(request.queries):,} bytes are no vectors of table {request.table!r}; send "
             f"{4 * dim} bytes a query, {dim} elements of float32",
@@ -116,7 +116,7 @@ def _queries(
         (request.k, limits.most_k, "k"),
     ):
         if found > most:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"{what}: {found:,} in one call, the most are {most:,}; ask for fewer, or raise "
                 f"server.most_{what}",
@@ -128,14 +128,14 @@ def _queries(
 def _excluded(request: RecommendRequest) -> tuple[npt.ArrayLike, npt.ArrayLike] | None:
     if not len(request.num_excluded):
         return None
-    counts = checked_ids(request.num_excluded)
+    counts = parse_ids(request.num_excluded)
     # More than there are, or fewer than none, are refused as offsets.
-    return checked_ids(request.excluded), np.concatenate(([0], np.cumsum(counts)))
+    return parse_ids(request.excluded), np.concatenate(([0], np.cumsum(counts)))
 
 
-def _answer(found: TopK, version: VersionMessage, newest: str) -> RecommendAnswer:
+def _answer(found: TopK, version: VersionMessage, newest: str) -> RecommendReply:
     is_filled = np.arange(found.keys.shape[1]) < found.counts[:, None]
-    return RecommendAnswer(
+    return RecommendReply(
         as_bytes(found.keys[is_filled]),
         as_bytes(found.scores[is_filled]),
         as_bytes(found.counts),

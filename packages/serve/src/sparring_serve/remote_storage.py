@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparring.contracts import (
     Capabilities,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -24,7 +24,7 @@ from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.remote_options import RemoteOptions
 
-__all__ = ["RemoteStorage", "client_by"]
+__all__ = ["RemoteStorage", "open_client"]
 
 
 class RemoteStorage(Storage):
@@ -50,7 +50,7 @@ class RemoteStorage(Storage):
     ) -> None:
         super().__init__(table)
         self._options = options
-        self._client = client_by(options, LookupClient) if client is None else client
+        self._client = open_client(options, LookupClient) if client is None else client
         try:
             self._check_table()
         except BaseException:
@@ -75,7 +75,7 @@ class RemoteStorage(Storage):
         found[:] = answer.found[name] | (answer.status[name] == RowStatus.FAILED)
         rows[:] = answer.rows[name][:, columns.begin : columns.end]
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._refuse("upsert")
 
     def _erase_impl(self, keys: Keys) -> int:
@@ -169,7 +169,7 @@ class RemoteStorage(Storage):
 _Client = TypeVar("_Client", bound=LookupClient)
 
 
-def client_by(options: RemoteOptions, kind: type[_Client]) -> _Client:
+def open_client(options: RemoteOptions, kind: type[_Client]) -> _Client:
     """A client of the service that options name.
 
     Raises:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from sparring.errors import ConfigError
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 
-__all__ = ["ROLES", "ChangingFile", "Tokens", "check_local", "read_token"]
+__all__ = ["ROLES", "WatchedFile", "Tokens", "check_local", "read_token"]
 
 ROLES = ("pull", "push", "admin")
 """`pull`: rows and descriptions; `push`: gradients and flushes, and all that `pull` may; `admin`:
 hints to refresh, saves, loads, and all."""
 
-_MOST_TOKENS = 1000
-_MOST_TOKEN = 4096
+_MAX_TOKENS = 1000
+_MAX_TOKEN = 4096
 
 _LOCAL_PEER = re.compile(
     r"unix:|ipv4:127\.|ipv6:(\[|%5B)(::1|::ffff:127\.[0-9.]+)(\]|%5D):", re.IGNORECASE
@@ -39,7 +39,7 @@ def check_local(peer: str, role: str) -> None:
         Refusal: PERMISSION_DENIED.
     """
     if not _LOCAL_PEER.match(peer):
-        raise Refusal(
+        raise StatusError(
             Status.PERMISSION_DENIED,
             f"the call needs the role {role} and came from {peer}. A server without server.token_file "
             "accepts pushes, flushes, saves, loads and refreshes from loopback addresses only; set "
@@ -48,7 +48,7 @@ def check_local(peer: str, role: str) -> None:
         )
 
 
-class ChangingFile(Generic[_Value]):
+class WatchedFile(Generic[_Value]):
     """The content of a file, read again when the file was replaced or written.
 
     A file that cannot be read, or says nothing useful, leaves what was read before.
@@ -71,7 +71,7 @@ class ChangingFile(Generic[_Value]):
     def value(self) -> _Value:
         with self._lock:
             try:
-                stamp = _stamp_of(self.path)
+                stamp = _read_stamp(self.path)
                 if stamp != self._stamp:
                     self._stamp, self._value = self._load()
             except (OSError, ConfigError):
@@ -80,14 +80,14 @@ class ChangingFile(Generic[_Value]):
 
     def _load(self) -> tuple[tuple[int, int, int], _Value]:
         try:
-            stamp = _stamp_of(self.path)
+            stamp = _read_stamp(self.path)
             content = self.path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from None
         return stamp, self._read(content)
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int]:
+def _read_stamp(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_mtime_ns, found.st_ino, found.st_size
 
@@ -104,7 +104,7 @@ class Tokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = ChangingFile(path, lambda content: _tokens(path, content))
+        self._file = WatchedFile(path, lambda content: _tokens(path, content))
 
     def check(self, metadata: Mapping[str, str | bytes], role: str) -> str:
         """Refuses a call whose token is missing, unknown, or of another role.
@@ -124,14 +124,14 @@ class Tokens:
             if hmac.compare_digest(known.encode(), token.encode(errors="replace")):
                 found = of_role
         if scheme.lower() != "bearer" or found is None:
-            raise Refusal(
+            raise StatusError(
                 Status.UNAUTHENTICATED,
                 "the call has no token that this server knows; set client.token_file",
                 reason="token",
             )
         found_role, line = found
         if ROLES.index(found_role) < ROLES.index(role):
-            raise Refusal(
+            raise StatusError(
                 Status.PERMISSION_DENIED,
                 f"this call needs a token of the role {role}, found one of the role {found_role}",
                 reason="role",
@@ -152,15 +152,15 @@ def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MOST_TOKEN:
+        if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MAX_TOKEN:
             raise ConfigError(
                 f"{path}:{number}: must be a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}), a "
                 "blank, and a token of at least 16 characters"
             )
         tokens[words[1]] = words[0], number
-    if not 1 <= len(tokens) <= _MOST_TOKENS:
+    if not 1 <= len(tokens) <= _MAX_TOKENS:
         raise ConfigError(
-            f"{path}: has {len(tokens):,} tokens, must have 1 to {_MOST_TOKENS:,}; add a line such as: "
+            f"{path}: has {len(tokens):,} tokens, must have 1 to {_MAX_TOKENS:,}; add a line such as: "
             "pull <token>"
         )
     return tokens
@@ -173,6 +173,6 @@ def read_token(content: bytes) -> str:
         ConfigError: it is none.
     """
     token = content.partition(b"\n")[0].strip()
-    if not token or len(token) > _MOST_TOKEN or not token.isascii() or len(token.split()) != 1:
+    if not token or len(token) > _MAX_TOKEN or not token.isascii() or len(token.split()) != 1:
         raise ConfigError("a token file must hold one line, the token, in ASCII; write it again")
     return token.decode()

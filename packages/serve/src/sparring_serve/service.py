@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.contracts import partition
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.release import release
 from sparring_serve.tables.contract import (
-    Found,
+    FoundRows,
     Ids,
-    Looked,
-    Scanned,
+    LookupResult,
+    ScanResult,
     ServingTables,
     TableShape,
     VersionGoneError,
@@ -30,29 +30,29 @@ from sparring_serve.tables.contract import (
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import (
-    DescribeAnswer,
+    DescribeReply,
     Missing,
     ParametersMessage,
-    PullAnswer,
+    PullReply,
     PullRequest,
     Replicas,
     RowDtype,
-    ScanAnswer,
+    ScanReply,
     ScanRequest,
     ShardMapMessage,
     TableMessage,
     TableRows,
     VersionMessage,
 )
-from sparring_serve.wire.rows import as_bytes, found_bits, ids_of, row_bytes, rows_on_the_wire
+from sparring_serve.wire.rows import as_bytes, pack_found, read_ids, row_bytes, encode_rows
 
-__all__ = ["LookupService", "Place", "checked_ids", "decoded", "version_message"]
+__all__ = ["LookupService", "ShardPosition", "parse_ids", "decode_request", "version_message"]
 
 _NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPosition:
     """Which shard a server is of which map."""
 
     shards: ShardReplicas
@@ -75,7 +75,7 @@ class LookupService:
     """
 
     tables: ServingTables
-    place: Place
+    position: ShardPosition
     limits: Limits = field(default_factory=Limits)
     admission: Admission = field(default_factory=lambda: Admission(256 << 20))
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
@@ -91,7 +91,7 @@ class LookupService:
     def pull(
         self, content: Buffer, remaining_seconds: float, *, waited_seconds: float = 0.0
     ) -> bytes:
-        """Answers a PullRequest with a PullAnswer.
+        """Answers a PullRequest with a PullReply.
 
         Args:
             content: the request.
@@ -107,13 +107,13 @@ class LookupService:
         try:
             self.check_deadline(remaining_seconds)
             self.check_request_bytes(content)
-            request = decoded(PullRequest, content)
+            request = decode_request(PullRequest, content)
             names = tuple(each.table for each in request.tables)
-            asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
+            asked = [(each.table, parse_ids(each.ids)) for each in request.tables]
             num_ids = sum(len(ids) for _, ids in asked)
             answer, num_found = self._pull(request, asked, len(content))
             return answer
-        except Refusal as refusal:
+        except StatusError as refusal:
             code = refusal.status.value
             self.metrics.count_rejected(refusal.reason)
             raise
@@ -132,13 +132,13 @@ class LookupService:
     ) -> tuple[bytes, int]:
         dtype = _known(RowDtype, "row_dtype", request.row_dtype)
         missing = _known(Missing, "missing", request.missing)
-        shapes = self.check_asked(asked)
+        shapes = self.check_tables(asked)
         answer_bytes = sum(
             len(ids) * (row_bytes(shape.dim, dtype) + 1)
             for shape, (_, ids) in zip(shapes, asked, strict=True)
         )
         if answer_bytes > self.limits.most_bytes:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the answer would have {answer_bytes:,} bytes, the most are "
                 f"{self.limits.most_bytes:,}; ask for fewer ids in a call",
@@ -148,16 +148,16 @@ class LookupService:
             looked = self.lookup(
                 asked, dtype, missing, request.version, accepts_partial=request.accepts_partial
             )
-            age = self.age_of(looked)
+            age = self.compute_age(looked)
             if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
-                raise Refusal(
+                raise StatusError(
                     Status.FAILED_PRECONDITION,
                     f"rows are {age:.3g} s old, asked were at most "
                     f"{request.max_staleness_seconds:.3g} s; see whether versions are still "
                     "published, or allow more",
                     reason="stale",
                 )
-            answer = PullAnswer(
+            answer = PullReply(
                 tuple(
                     self._table_rows(shape, found, dtype, missing)
                     for shape, found in zip(shapes, looked.tables, strict=True)
@@ -179,7 +179,7 @@ class LookupService:
         version: str,
         *,
         accepts_partial: bool = False,
-    ) -> Looked:
+    ) -> LookupResult:
         """Rows of one version, as `ServingTables.lookup`.
 
         Raises:
@@ -189,15 +189,15 @@ class LookupService:
         try:
             looked = self.tables.lookup(asked, dtype, wanted, version)
         except VersionGoneError as error:
-            raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+            raise StatusError(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except (StorageIOError, DeadlineError) as error:
             # Of a backend: another replica may have the rows in its cache.
-            raise Refusal(Status.UNAVAILABLE, str(error), reason="backend") from None
+            raise StatusError(Status.UNAVAILABLE, str(error), reason="backend") from None
         if looked.failure:
             self._check_partial(looked, accepts_partial)
         return looked
 
-    def _check_partial(self, looked: Looked, accepts_partial: bool) -> None:
+    def _check_partial(self, looked: LookupResult, accepts_partial: bool) -> None:
         num_failed = sum(
             int(np.count_nonzero(each.failed)) for each in looked.tables if each.failed is not None
         )
@@ -206,39 +206,39 @@ class LookupService:
             self.metrics.count_degraded(num_failed, "backend", "failed")
             return
         # Another replica may have the rows in its cache.
-        raise Refusal(Status.UNAVAILABLE, looked.failure, reason="backend")
+        raise StatusError(Status.UNAVAILABLE, looked.failure, reason="backend")
 
     def _table_rows(
-        self, shape: TableShape, found: Found, dtype: RowDtype, missing: Missing
+        self, shape: TableShape, found: FoundRows, dtype: RowDtype, missing: Missing
     ) -> TableRows:
         rows = found.rows[found.found] if missing == Missing.ONLY_FOUND else found.rows
         is_packed = rows.dtype == np.uint8
-        content = as_bytes(rows) if is_packed else rows_on_the_wire(rows, dtype)
-        failed = b"" if found.failed is None else found_bits(found.failed)
-        return TableRows(shape.name, shape.dim, content, found_bits(found.found), failed)
+        content = as_bytes(rows) if is_packed else encode_rows(rows, dtype)
+        failed = b"" if found.failed is None else pack_found(found.failed)
+        return TableRows(shape.name, shape.dim, content, pack_found(found.found), failed)
 
     def scan(self, content: Buffer, remaining_seconds: float) -> bytes:
-        """Answers a ScanRequest with a ScanAnswer.
+        """Answers a ScanRequest with a ScanReply.
 
         Raises:
             Refusal: with its status, as `lookup.proto` lists them.
         """
         self.check_deadline(remaining_seconds)
-        request: ScanRequest = decoded(ScanRequest, content)
-        (shape,) = self.check_asked([(request.table, _NO_IDS)])
+        request: ScanRequest = decode_request(ScanRequest, content)
+        (shape,) = self.check_tables([(request.table, _NO_IDS)])
         bytes_of_row = 8 + row_bytes(shape.dim, RowDtype.FLOAT32)
         most_rows = min(request.most_rows, self.limits.most_bytes // bytes_of_row)
         if most_rows < 1:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"most_rows must be at least 1, found {request.most_rows}; rows have {bytes_of_row:,} "
                 f"bytes, and an answer at most {self.limits.most_bytes:,}",
                 reason="message",
             )
         with self.admission.of(most_rows * bytes_of_row):
-            found = self.scanned(request.table, bytes(request.cursor), most_rows, request.version)
+            found = self.scan_rows(request.table, bytes(request.cursor), most_rows, request.version)
             return encode(
-                ScanAnswer(
+                ScanReply(
                     as_bytes(found.ids),
                     as_bytes(found.rows),
                     found.cursor,
@@ -246,21 +246,21 @@ class LookupService:
                 )
             )
 
-    def scanned(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan_rows(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         """A chunk of rows, as `ServingTables.scan`; its errors as refusals."""
         try:
             return self.tables.scan(table, cursor, most_rows, version)
         except VersionGoneError as error:
-            raise Refusal(Status.NOT_FOUND, str(error), reason="version_gone") from None
+            raise StatusError(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except InvalidArgumentError as error:
-            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+            raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="message") from None
         except UnsupportedError as error:
-            raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
+            raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
 
-    def describe(self) -> DescribeAnswer:
+    def describe(self) -> DescribeReply:
         """Tables, versions, limits and the shard map."""
         versions = self.tables.versions()
-        return DescribeAnswer(
+        return DescribeReply(
             tuple(
                 TableMessage(each.name, each.dim, each.dtype, each.num_rows, each.initial)
                 for each in self.tables.shapes().values()
@@ -268,9 +268,9 @@ class LookupService:
             tuple(map(version_message, versions)),
             max(0.0, self.clock() - versions[0].published),
             ShardMapMessage(
-                self.place.shards.number, tuple(map(Replicas, self.place.shards.shards))
+                self.position.shards.number, tuple(map(Replicas, self.position.shards.shards))
             ),
-            self.place.shard,
+            self.position.shard,
             self.limits.most_ids,
             self.limits.most_bytes,
             self.limits.most_deadline_seconds,
@@ -279,7 +279,7 @@ class LookupService:
             self.tables.not_fresh,
         )
 
-    def age_of(self, looked: Looked) -> float:
+    def compute_age(self, looked: LookupResult) -> float:
         """Seconds since the version was published."""
         return max(0.0, self.clock() - looked.version.published)
 
@@ -291,32 +291,32 @@ class LookupService:
             given = "none" if not math.isfinite(remaining_seconds) or remaining_seconds > 1e6 else (
                 f"{remaining_seconds:.3g} s"
             )  # fmt: skip
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the call must have a deadline of at most {most:g} s, found {given}; set one",
                 reason="deadline",
             )
         if remaining_seconds <= 0:
-            raise Refusal(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+            raise StatusError(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
 
     def check_request_bytes(self, content: Buffer) -> None:
         """Refuses a request that is too long."""
         if len(content) > self.limits.most_bytes:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the request has {len(content):,} bytes, the most are {self.limits.most_bytes:,}; ask "
                 "for fewer ids in a call",
                 reason="most_bytes",
             )
 
-    def check_asked(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
+    def check_tables(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
         """The shapes of tables that are asked for.
 
         Raises:
             Refusal: a table is unknown, a key is foreign, or there is too much of something.
         """
         if not self.is_ready:
-            raise Refusal(Status.UNAVAILABLE, "this server is draining; ask another replica")
+            raise StatusError(Status.UNAVAILABLE, "this server is draining; ask another replica")
         limits, known = self.limits, self.tables.shapes()
         num_ids = sum(len(ids) for _, ids in asked)
         for found, most, what in (
@@ -324,13 +324,13 @@ class LookupService:
             (num_ids, limits.most_ids, "ids"),
         ):
             if found > most:
-                raise Refusal(
+                raise StatusError(
                     Status.INVALID_ARGUMENT,
                     f"{found:,} {what} in one call, the most are {most:,}; divide it",
                     reason=f"most_{what}",
                 )
         if len({table for table, _ in asked}) < len(asked):
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 "a table is named twice in one call; put its ids together",
                 reason="repeated_table",
@@ -338,30 +338,30 @@ class LookupService:
         shapes = []
         for table, _ in asked:
             if table not in known:
-                raise Refusal(
+                raise StatusError(
                     Status.NOT_FOUND,
-                    f"table {table!r} is not served here; {suggestion(table, known)}",
+                    f"table {table!r} is not served here; {format_suggestion(table, known)}",
                     reason="unknown_table",
                 )
             shapes.append(known[table])
-        if self.place.shards.num_shards > 1:
+        if self.position.shards.num_shards > 1:
             self._check_partitions(asked)
         return shapes
 
     def _check_partitions(self, asked: list[tuple[str, Ids]]) -> None:
-        begin, end = self.place.shards.partitions_of(self.place.shard)
+        begin, end = self.position.shards.partitions_of(self.position.shard)
         for table, ids in asked:
             found = partition(ids)
             foreign = np.flatnonzero((found < begin) | (found >= end))
             if len(foreign):
                 first = int(foreign[0])
-                raise Refusal(
+                raise StatusError(
                     Status.FAILED_PRECONDITION,
                     f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this "
-                    f"is shard {self.place.shard + 1} of {self.place.shards.num_shards} with partitions "
+                    f"is shard {self.position.shard + 1} of {self.position.shards.num_shards} with partitions "
                     f"{begin} to {end - 1}; ask by the shard map that is sent along",
                     reason="foreign_partition",
-                    shard_map=self.place.shards.to_bytes(),
+                    shard_map=self.position.shards.to_bytes(),
                 )
 
 
@@ -374,7 +374,7 @@ def _known(kind: type[_Choice], name: str, value: int) -> _Choice:
         return kind(value)
     except ValueError:
         known = ", ".join(f"{each.name} {each.value}" for each in kind)
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"{name} {value} is not known to this server, {release()}, which knows {known}; the caller "
             "is newer: ask for one of these, or serve with its release",
@@ -386,17 +386,17 @@ def version_message(version: Any) -> VersionMessage:
     return VersionMessage(version.run, version.step, version.hash)
 
 
-def checked_ids(content: Buffer) -> Ids:
+def parse_ids(content: Buffer) -> Ids:
     """Ids from their bytes, or the refusal of a call."""
     try:
-        return ids_of(content)
+        return read_ids(content)
     except MessageError as error:
-        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+        raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="message") from None
 
 
-def decoded(message: Any, content: Buffer) -> Any:
+def decode_request(message: Any, content: Buffer) -> Any:
     """A message from its bytes, or the refusal of a call."""
     try:
         return decode(message, content)
     except MessageError as error:
-        raise Refusal(Status.INVALID_ARGUMENT, str(error), reason="message") from None
+        raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="message") from None

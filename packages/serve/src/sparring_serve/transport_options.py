@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sparring_serve.wire.fields import MOST_BYTES
+from sparring_serve.wire.fields import MAX_BYTES
 
 __all__ = ["CHANNEL_OPTIONS", "server_options"]
 
 CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    ("grpc.max_send_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.max_send_message_length", MAX_BYTES),
     # A replica that came back is found soon, not after two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),

@@ -11,7 +11,7 @@ import pytest
 
 from sparring import StepContainer
 from sparring.contracts import MethodChoice
-from sparring_serve import ParameterClient, ParametersConfig, Place, ShardReplicas
+from sparring_serve import ParameterClient, ParametersConfig, ShardPosition, ShardReplicas
 from sparring_serve.client.transport import Send
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
@@ -38,9 +38,9 @@ class Shards:
             self.start(each)
 
     def start(self, shard: int) -> ParameterService:
-        place = Place(self.map, shard)
-        tables = ParameterShard(self.config, place)
-        lookups = LookupService(tables, place, parameters=tables.describe())
+        position = ShardPosition(self.map, shard)
+        tables = ParameterShard(self.config, position)
+        lookups = LookupService(tables, position, parameters=tables.describe())
         service = self.services[f"shard:{shard}"] = ParameterService(
             tables, lookups, FaultyTransport(self.services, self._fault)
         )

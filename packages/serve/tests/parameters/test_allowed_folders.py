@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparring import list_snapshots
 from sparring_serve.parameters.allowed_folders import snapshot_url
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PartRequest, SnapshotRequest
 
@@ -94,7 +94,7 @@ def test_foreign_urls_are_refused_and_nothing_is_opened(
         request: Any = SnapshotRequest(given_url) if whole else (
             PartRequest(given_url, shard=0, num_shards=1, token="a" * 32, step=1)
         )  # fmt: skip
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(StatusError) as caught:
             answer(encode(request), 5)
         assert caught.value.status == Status.INVALID_ARGUMENT
         assert caught.value.reason == "url"
@@ -135,7 +135,7 @@ def test_relative_folders_and_urls_that_are_configured_are_allowed(
     assert snapshot_url("s3://bucket/saved/a", folders) == "s3://bucket/saved/a"
     assert snapshot_url(f"{folders[2]}/a", folders) == f"{folders[2]}/a"
     for url in ("S3://bucket/saved/a", "s3://bucket/saved/../a", "s3://bucket/other/a"):
-        with pytest.raises(Refusal, match=r"in none of the folders .*parameters\.folders"):
+        with pytest.raises(StatusError, match=r"in none of the folders .*parameters\.folders"):
             snapshot_url(url, folders)
 
 
@@ -167,7 +167,7 @@ def test_whatever_is_asked_is_refused_or_directly_in_a_folder(url: str) -> None:
     folders = ("/data/saved", "s3://bucket/saved")
     try:
         found = snapshot_url(url, folders)
-    except Refusal:
+    except StatusError:
         return
     folder, _, name = found.rpartition("/")
     assert folder in folders

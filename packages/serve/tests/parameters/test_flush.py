@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, TableConfig
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice
 from sparring.errors import StorageIOError
 from sparring_serve import (
@@ -127,7 +127,7 @@ def test_failures_of_clients_that_never_flush_are_bounded() -> None:
     failures = PushFailures(2)
     for each in range(5):
         failures.add(Token(f"client-{each}", 1), "the disk is full")
-    told = [failures.tell(f"client-{each}", 0) for each in range(5)]
+    told = [failures.report(f"client-{each}", 0) for each in range(5)]
     assert [each is not None for each in told] == [False, False, False, True, True]
 
 
@@ -135,7 +135,7 @@ def test_a_push_that_was_sent_again_and_failed_again_is_one_failure() -> None:
     failures = PushFailures(2)
     for number in (1, 1, 2):
         failures.add(Token("a", number), "the disk is full")
-    told = failures.tell("a", 0)
+    told = failures.report("a", 0)
     assert told is not None
     assert (told.push, told.num_more) == (1, 1)
 
@@ -207,9 +207,9 @@ def test_closing_the_container_of_a_training_raises_failures_of_queued_pushes(
     container.declare(TableConfig("item", 4), StorageChoice("remote", options))
     container.set_state("item", np.zeros(4, np.float32), "adagrad")
     container.storage("item")
-    container.resources.give("item", *PUSH["item"])
+    container.resources.accumulate_by_key("item", *PUSH["item"])
     method = resolve_method("adagrad")
-    container.apply_methods({"item": MethodChoice(method, hyper_from(method, {}), 1)})
+    container.apply_methods({"item": MethodChoice(method, parse_hyper(method, {}), 1)})
     with pytest.raises(PushFailedError, match=NOT_APPLIED):
         container.close()
 

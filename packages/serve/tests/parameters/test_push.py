@@ -24,7 +24,7 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.client.transport import Send
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PushRequest, TableGradients, Wait
 
@@ -251,7 +251,7 @@ def test_a_server_checks_what_its_client_did_not(make_shards: MakeShards, wait: 
         ),
     ):
         tables = (TableGradients("user", ids, gradients.tobytes()),)
-        with pytest.raises(Refusal, match=said):
+        with pytest.raises(StatusError, match=said):
             service.push(encode(PushRequest(tables, "a", 1, wait)), 5)
     assert service.shard.steps == 0
     assert service.push(encode(PushRequest((), "a", 1, Wait.APPLIED)), 5)
@@ -307,7 +307,7 @@ def test_nested_hyper_parameters_are_an_invalid_argument(
     shards = make_shards(1)
     content = encode(PushRequest((TableGradients("user", bytes(8), bytes(32), "", hyper),), "a", 1))
     with pytest.raises(
-        Refusal, match=r"with at most 64 brackets, found '.*send one such as"
+        StatusError, match=r"with at most 64 brackets, found '.*send one such as"
     ) as caught:
         shards.services["shard:0"].push(content, 5.0)
     assert caught.value.status is Status.INVALID_ARGUMENT

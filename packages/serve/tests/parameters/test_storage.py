@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, TableConfig, open_storage
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve import (
@@ -109,8 +109,8 @@ def test_a_flush_of_a_program_tells_of_pushes_that_were_queued_and_failed(
         container.storage("item")
         method = resolve_method("adagrad")
         for step in range(1, 4):
-            container.resources.give("item", KEYS, np.ones((20, 4), np.float32))
-            chosen = MethodChoice(method, hyper_from(method, {"lr": 0.1}), step)
+            container.resources.accumulate_by_key("item", KEYS, np.ones((20, 4), np.float32))
+            chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.1}), step)
             container.apply_methods({"item": chosen})
         with pytest.raises(PushFailedError, match=r"push 2 was queued, .*disk is full"):
             container.flush()
@@ -138,6 +138,6 @@ def _push_with_eps(server: LookupServer) -> None:
         container.declare(TableConfig("item", 4), choice(server))
         container.set_state("item", np.zeros(4, np.float32), "adagrad")
         container.storage("item")
-        container.resources.give("item", KEYS, np.ones((20, 4), np.float32))
-        chosen = MethodChoice(method, hyper_from(method, {"lr": 0.1, "eps": 0.5}), 1)
+        container.resources.accumulate_by_key("item", KEYS, np.ones((20, 4), np.float32))
+        chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.1, "eps": 0.5}), 1)
         container.apply_methods({"item": chosen})

@@ -53,11 +53,11 @@ def main() -> None:
         answer = service.Pull(request, timeout=5)
         [table] = answer.tables
         found["rows"] = np.frombuffer(table.rows, np.float32).reshape(-1, table.dim).tolist()
-        found["found"] = [bool(table.found[0] >> place & 1) for place in range(4)]
+        found["found"] = [bool(table.found[0] >> position & 1) for position in range(4)]
         found["version"] = [answer.version.step, answer.version.hash, answer.newest]
         found["age_seconds"] = answer.age_seconds
         # Each message that came has no field that the .proto does not know.
-        again = messages.PullAnswer.FromString(answer.SerializeToString())
+        again = messages.PullReply.FromString(answer.SerializeToString())
         assert again == answer
         described = service.Describe(messages.DescribeRequest(), timeout=5)
         found["tables"] = [

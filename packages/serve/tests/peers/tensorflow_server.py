@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from sparring.contracts import TableConfig
-from sparring_serve import LookupServer, Place, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 
 def main() -> None:
     rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
     tables = MemoryTables([TableConfig("item", 4)], rows)
-    place = Place(ShardReplicas((("a:1", "b:1"),), number=7))
+    position = ShardPosition(ShardReplicas((("a:1", "b:1"),), number=7))
     config = ServingConfig(server=ServerConfig(poll_seconds=3600))
-    with LookupServer(tables, config, place, "127.0.0.1:0") as server:
+    with LookupServer(tables, config, position, "127.0.0.1:0") as server:
         # Its protobuf is in use.
         assert tf.make_tensor_proto(np.ones(3, np.float32)).ByteSize() > 0
         versions = {name: version(name) for name in ("protobuf", "grpcio")}

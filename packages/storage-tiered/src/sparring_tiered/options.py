@@ -19,9 +19,9 @@ __all__ = [
     "RefreshOptions",
     "TierOptions",
     "TieredOptions",
-    "backend_options",
+    "build_backend_options",
     "inner_storages",
-    "tier_problems",
+    "list_tier_problems",
 ]
 
 _KEY_BYTES = 8
@@ -55,7 +55,7 @@ class RefreshOptions(Options):
     as much older than the notes."""
 
 
-def _named(value: object) -> object:
+def _parse_tier(value: object) -> object:
     """A name stands for the tier of that backend with its defaults."""
     return {"backend": value} if isinstance(value, str) else value
 
@@ -63,7 +63,7 @@ def _named(value: object) -> object:
 class TieredOptions(Options):
     """Options of a stack of storages."""
 
-    tiers: tuple[Annotated[TierOptions, BeforeValidator(_named)], ...]
+    tiers: tuple[Annotated[TierOptions, BeforeValidator(_parse_tier)], ...]
     """From the hottest to the last. An item is a mapping, or the name of a backend."""
     write: Literal["back", "through"] = "back"
     """When written rows go down: ``back``: when the first tier lets them go, and at a flush;
@@ -88,7 +88,7 @@ class TieredOptions(Options):
 
     @field_validator("tiers")
     @classmethod
-    def _are_several(cls, tiers: tuple[TierOptions, ...]) -> tuple[TierOptions, ...]:
+    def _check_num_tiers(cls, tiers: tuple[TierOptions, ...]) -> tuple[TierOptions, ...]:
         # Not by min_length, which counts only the items that are right.
         if len(tiers) < 2:
             raise PydanticCustomError(
@@ -100,7 +100,7 @@ class TieredOptions(Options):
         return tiers
 
     @model_validator(mode="after")
-    def _reads_or_writes(self) -> TieredOptions:
+    def _check_refresh(self) -> TieredOptions:
         of_writers = {"write", "promote", "write_back", "deadline_seconds"} & self.model_fields_set
         if self.refresh is not None and of_writers:
             raise PydanticCustomError(
@@ -120,12 +120,12 @@ def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:
     ]
 
 
-def tier_problems(options: TieredOptions, manager: PluginManager) -> Sequence[OptionProblem]:
+def list_tier_problems(options: TieredOptions, manager: PluginManager) -> Sequence[OptionProblem]:
     """Problems of budgets and bounds that can be found without a table."""
     problems = []
     for place in range(len(options.tiers)):
         try:
-            backend_options(options, place, manager, row_bytes=1)
+            build_backend_options(options, place, manager, row_bytes=1)
         except _TierError as error:
             problems.append(OptionProblem(("tiers", place, *error.below), str(error)))
     return problems
@@ -139,7 +139,7 @@ class _TierError(InvalidArgumentError):
         self.below = below
 
 
-def backend_options(
+def build_backend_options(
     options: TieredOptions, place: int, manager: PluginManager, *, row_bytes: int
 ) -> Mapping[str, Any]:
     """The options that a tier's backend is opened with.
@@ -157,11 +157,11 @@ def backend_options(
     fields = descriptor.options.model_fields
     result = dict(tier.options)
     if tier.budget_bytes is not None:
-        bounds = _bounds(descriptor)
+        bounds = _list_bounds(descriptor)
         if not bounds:
             raise _TierError(
                 f"backend {tier.backend!r} cannot be bounded, so it takes no budget_bytes; leave "
-                f"it out, or choose one that can: {', '.join(_bounded_backends(manager))}",
+                f"it out, or choose one that can: {', '.join(_list_bounded_backends(manager))}",
                 "budget_bytes",
             )
         given = [name for name in bounds if name in result]
@@ -174,7 +174,7 @@ def backend_options(
         is_rows = bounds[0] == "capacity"
         result[bounds[0]] = max(1, budget // (row_bytes + _KEY_BYTES)) if is_rows else budget
     is_last = place == len(options.tiers) - 1
-    if not is_last and "policy" in fields and any(name in result for name in _bounds(descriptor)):
+    if not is_last and "policy" in fields and any(name in result for name in _list_bounds(descriptor)):
         policy = result.setdefault("policy", "lru")
         if policy == "none":
             raise _TierError(
@@ -186,17 +186,17 @@ def backend_options(
     return result
 
 
-def _bounds(descriptor: StorageDescriptor) -> list[str]:
+def _list_bounds(descriptor: StorageDescriptor) -> list[str]:
     return [
         name for name in ("memory_bytes", "capacity") if name in descriptor.options.model_fields
     ]
 
 
-def _bounded_backends(manager: PluginManager) -> list[str]:
+def _list_bounded_backends(manager: PluginManager) -> list[str]:
     from sparring.contracts import StorageDescriptor
 
     return sorted(
         offer.descriptor.name
         for offer in manager.descriptors()
-        if isinstance(offer.descriptor, StorageDescriptor) and _bounds(offer.descriptor)
+        if isinstance(offer.descriptor, StorageDescriptor) and _list_bounds(offer.descriptor)
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparring.contracts import StorageDescriptor, hookimpl
-from sparring_tiered.options import TieredOptions, inner_storages, tier_problems
+from sparring_tiered.options import TieredOptions, inner_storages, list_tier_problems
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -23,7 +23,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             options=TieredOptions,
             factory=_open,
             inner=inner_storages,
-            check=tier_problems,
+            check=list_tier_problems,
             estimate_bytes=_estimate,
         )
     ]

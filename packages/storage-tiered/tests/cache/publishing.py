@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
@@ -65,7 +65,7 @@ class ReadOnly(Storage):
     def _size_impl(self) -> int:
         return self.inner.size
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         raise AssertionError("a reader wrote")
 
     def _erase_impl(self, keys: Keys) -> int:

@@ -242,14 +242,14 @@ def test_many_erased_keys_bring_a_new_filter(backend: MemoryStorage, tmp_path: P
     trainer.publish()
     with open_reader(backend, tmp_path) as reader:
         reader.find(keys[:100])
-        before = reader.num_rows_at_most
+        before = reader.max_num_rows
         trainer.erase(keys[2_000:])
         trainer.publish()
         trainer.write(keys[:10], 2)
         trainer.publish()
         reader.refresh()
         assert before > 9_500
-        assert reader.num_rows_at_most < 2_100
+        assert reader.max_num_rows < 2_100
         assert (
             reader.find(keys[:100]).rows == rows_of(keys[:100], np.where(keys[:100] < 10, 2, 1))
         ).all()

@@ -21,7 +21,7 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import StorageIOError
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tiered import ChangePublisher, FolderLog
 
@@ -446,7 +446,7 @@ def test_keys_that_were_not_admitted_are_not_told_of(tmp_path: Path) -> None:
         with ChangePublisher(container, url=str(tmp_path)) as publisher:
             publisher.publish(0)
             method = resolve_method("sgd")
-            choice = MethodChoice(method, hyper_from(method, {"lr": 1.0}), 1)
+            choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
             for keys in (KEYS, KEYS[:30]):
                 shadow = container.lookup("item", keys)
                 assert shadow.shadow_id is not None

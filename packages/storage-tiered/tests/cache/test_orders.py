@@ -163,7 +163,7 @@ class World:
     def look(self) -> None:
         for _ in range(self.chosen.randint(4, 8)):
             self.view.is_cut = self.chosen.random() < 0.3
-            self.loop.create_task(self.reader._follower._look())
+            self.loop.create_task(self.reader._follower._poll())
             self.loop.finish(self.chosen)
             self.turns.step()
         self.view.is_cut = False
@@ -189,7 +189,7 @@ class World:
     def run(self) -> None:
         self.turns.run(self.train, self.look, self.find, self.find)
         self.trainer.publish()
-        self.loop.create_task(self.reader._follower._look())
+        self.loop.create_task(self.reader._follower._poll())
         self.loop.finish(self.chosen)
         self.reader._failed_until = 0.0
         found, expected = self.reader.find(KEYS), self.trainer.backend.find(KEYS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
@@ -43,7 +43,7 @@ class Slow(FaultyStorage):
         time.sleep(SECONDS)
         super()._find_impl(keys, columns, rows, found)
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         time.sleep(SECONDS)
         return super()._upsert_impl(keys, rows, scores)
 
@@ -119,7 +119,7 @@ def test_what_is_read_on_its_way_down_is_a_hit_that_moves_no_bytes() -> None:
         stack.upsert(KEYS[:10], ROWS[:10])
         last.breakage = "writes"
         stack.upsert(KEYS[10:20], ROWS[10:20])
-        assert stack.num_held == 10
+        assert stack.num_buffered_rows == 10
         assert stack.find(KEYS[:20]).found.all()
         counters = stack.tier_counters()
         assert [each.hits for each in counters] == [10, 10]

@@ -29,7 +29,7 @@ from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.kernels import functions as kernels
 from sparring.runtime.events import BackgroundError, EventLoop
 from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring.storage.native import capsule_of
+from sparring.storage.native import get_capsule
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS
@@ -68,7 +68,7 @@ class Reader:
         self._stack = stack
         self._kept = kept
         self._view = _native.TableView(TABLE.dtype, kernels.initializer_spec(TABLE))
-        self._view.attach(capsule_of(stack), 0)
+        self._view.attach(get_capsule(stack), 0)
         self._collection = _native.Collection([(self._view, "sum")])
         self._is_over = threading.Event()
         self.complaint: str | None = None
@@ -259,7 +259,7 @@ class StackMachine(RuleBasedStateMachine):
             assert self.has_broken
             self.has_broken = self.last.breakage is not None
         try:
-            self.stack.wait_for_room()
+            self.stack.wait_for_capacity()
         except FAILURES:
             assert self.last.breakage is not None
 
@@ -274,7 +274,7 @@ class StackMachine(RuleBasedStateMachine):
         except FAILURES:
             assert self.last.breakage is not None
             return
-        assert self.stack.num_held == 0
+        assert self.stack.num_buffered_rows == 0
         durable = self._contents(self.last.inner)
         for key in {*durable, *self.model}:
             assert durable.get(key, 0) in self._allowed(key), "a flush left something above"

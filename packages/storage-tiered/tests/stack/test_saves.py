@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, Uniform, merged_chunks, open_snapshot
+from sparring import StepContainer, Uniform, scan_rows, open_snapshot
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
@@ -32,7 +32,7 @@ def test_a_lower_tier_that_dies_in_a_save_fails_the_save_and_no_row_is_lost(
         tiers.upsert(keys, np.full((len(keys), 2), number, np.float32))
 
     def numbers(url: Path) -> set[float]:
-        chunks = list(merged_chunks(open_snapshot(url), "film"))
+        chunks = list(scan_rows(open_snapshot(url), "film"))
         assert sum(map(len, chunks)) == len(keys)
         return {float(number) for chunk in chunks for number in np.unique(chunk.rows)}
 

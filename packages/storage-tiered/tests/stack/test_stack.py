@@ -20,7 +20,7 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring.storage.native import NativeStorage, capsule_of
+from sparring.storage.native import NativeStorage, get_capsule
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS
@@ -171,7 +171,7 @@ def test_failure_below_is_told_at_the_next_write_which_changes_nothing() -> None
     stack.upsert(KEYS[:10], ROWS[:10])
     last.breakage = "writes"
     stack.upsert(KEYS[10:20], ROWS[10:20])
-    assert stack.num_held == 10
+    assert stack.num_buffered_rows == 10
     with pytest.raises(
         StorageIOError, match=r"'memory' did not take.*10 rows wait.*Mend"
     ) as caught:
@@ -183,7 +183,7 @@ def test_failure_below_is_told_at_the_next_write_which_changes_nothing() -> None
     stack.upsert(KEYS[20:30], ROWS[20:30])  # told of once, it goes on in memory
     last.breakage = None
     stack.upsert(KEYS[30:40], ROWS[30:40])
-    assert stack.num_held == 0
+    assert stack.num_buffered_rows == 0
     assert np.array_equal(stack.find(KEYS[:40]).rows, ROWS[:40])
     assert stack.tier_counters()[1].write_failures > 0
 
@@ -251,7 +251,7 @@ def test_bounded_stack_hands_back_what_leaves_its_last_tier() -> None:
 
 def test_native_handle_of_a_stack_reads_and_writes_it() -> None:
     stack = stack_of(memory(10, "lru"), memory())
-    handle = NativeStorage(capsule_of(stack), TABLE)
+    handle = NativeStorage(get_capsule(stack), TABLE)
     handle.upsert(KEYS, ROWS)
     assert handle.size == 100
     assert np.array_equal(handle.find(KEYS).rows, ROWS)

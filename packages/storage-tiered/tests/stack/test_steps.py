@@ -84,7 +84,7 @@ def test_the_step_after_a_failure_raises_before_any_row_changes(last: FaultyStor
             films.find(KEYS[:30]).rows[:, 0], container.storage("actors").find(KEYS[:30]).rows[:, 0]
         )
         assert isinstance(films, TieredStorage)
-        assert films.num_held == 0
+        assert films.num_buffered_rows == 0
 
 
 def test_a_step_that_would_wait_too_long_changes_no_table(last: FaultyStorage) -> None:

@@ -79,14 +79,14 @@ def test_a_write_returns_before_what_it_pushed_out_has_arrived(
 ) -> None:
     stack = beside(events, last)
     hang(stack, last)
-    assert stack.num_held == 10
+    assert stack.num_buffered_rows == 10
     assert last.inner.size == 5
     result = stack.find(KEYS[:20])
     assert result.found.all()
     assert np.array_equal(result.rows, ROWS[:20])
     last.breakage = None
     events.drain()
-    assert stack.num_held == 0
+    assert stack.num_buffered_rows == 0
     assert np.array_equal(last.inner.find(KEYS[:10]).rows, ROWS[:10])
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
 
@@ -99,10 +99,10 @@ def test_what_comes_while_a_write_goes_on_is_newer_and_follows_it(
     stack.upsert(KEYS[:10], ROWS[50:60])
     stack.upsert(KEYS[20:30], ROWS[20:30])  # pushes those out again
     assert np.array_equal(stack.find(KEYS[:10]).rows, ROWS[50:60])
-    assert (stack.size, stack.num_held) == (30, 20)
+    assert (stack.size, stack.num_buffered_rows) == (30, 20)
     last.breakage = None
     events.drain()  # no further call of the stack
-    assert stack.num_held == 0
+    assert stack.num_buffered_rows == 0
     assert np.array_equal(last.inner.find(KEYS[:10]).rows, ROWS[50:60])
     assert np.array_equal(stack.find(KEYS[:10]).rows, ROWS[50:60])
 
@@ -119,7 +119,7 @@ def test_a_write_that_fails_beside_is_told_of_once_and_loses_nothing(
         events.check()
     assert isinstance(told.value.__cause__, StorageIOError)
     assert isinstance(told.value.__cause__.__cause__, StorageIOError)
-    assert stack.num_held == 10
+    assert stack.num_buffered_rows == 10
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
     stack.upsert(KEYS[:5], ROWS[50:55])  # newer rows of keys that failed, then pushed out
     stack.upsert(KEYS[20:30], ROWS[20:30])
@@ -127,7 +127,7 @@ def test_a_write_that_fails_beside_is_told_of_once_and_loses_nothing(
     last.breakage = None
     stack.upsert(KEYS[30:40], ROWS[30:40])
     events.drain()
-    assert stack.num_held == 0
+    assert stack.num_buffered_rows == 0
     assert np.array_equal(last.inner.find(KEYS[:5]).rows, ROWS[50:55])
     assert np.array_equal(stack.find(KEYS[5:40]).rows, ROWS[5:40])
     assert stack.tier_counters()[1].write_failures > 0
@@ -157,7 +157,7 @@ def test_a_wait_for_a_hung_tier_is_bounded_and_changes_nothing(
     hang(stack, last)
     waiting: list[Any] = [
         lambda: stack.upsert(KEYS[20:30], ROWS[20:30]),
-        stack.wait_for_room,
+        stack.wait_for_capacity,
         lambda: stack.erase(KEYS[:5]),
         stack.clear,
         stack.flush,
@@ -214,7 +214,7 @@ def test_what_is_erased_while_it_is_written_does_not_come_back(
     stack.clear()
     mender.join()
     events.drain()
-    assert (stack.size, last.inner.size, stack.num_held) == (0, 0, 0)
+    assert (stack.size, last.inner.size, stack.num_buffered_rows) == (0, 0, 0)
 
 
 def test_a_scan_and_a_save_see_what_is_being_written(
@@ -306,14 +306,14 @@ def test_a_background_without_room_is_done_without(last: FaultyStorage) -> None:
         stack = beside(events, last)
         stack.upsert(KEYS[:10], ROWS[:10])
         stack.upsert(KEYS[10:20], ROWS[10:20])
-        assert (stack.num_held, last.inner.size) == (10, 0)
+        assert (stack.num_buffered_rows, last.inner.size) == (10, 0)
         is_free.set()
         events.drain()
         stack.upsert(KEYS[20:30], ROWS[20:30])
         events.drain()
-        assert (stack.num_held, last.inner.size) == (0, 20)
+        assert (stack.num_buffered_rows, last.inner.size) == (0, 20)
     stack.upsert(KEYS[30:40], ROWS[30:40])  # the background is closed
-    assert (stack.num_held, last.inner.size) == (0, 30)
+    assert (stack.num_buffered_rows, last.inner.size) == (0, 30)
 
 
 LOCKS: dict[str, Callable[[TieredStorage], Any]] = {
@@ -408,7 +408,7 @@ def test_who_wants_rows_below_at_once_has_them_there(
     stack = beside(events, last, **options)
     for begin in range(0, 100, 10):
         stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
-        assert stack.num_held == 0
+        assert stack.num_buffered_rows == 0
         assert events.num_outstanding == 0
 
 

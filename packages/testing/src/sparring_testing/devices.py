@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["DEVICE_VARIABLE", "named_device", "table_devices", "why_unavailable"]
+__all__ = ["DEVICE_VARIABLE", "get_test_device", "list_test_devices", "why_unavailable"]
 
 DEVICE_VARIABLE = "SPARRING_TEST_DEVICE"
 """Names a device on which device tests run, besides the CPU and the emulator."""
 
 
-def named_device() -> str:
+def get_test_device() -> str:
     """The device that the environment names; the emulator where it names none."""
     return os.environ.get(DEVICE_VARIABLE, "emulated")
 
 
-def table_devices() -> list[str]:
+def list_test_devices() -> list[str]:
     """Names of devices: ``cpu``, ``emulated``, and the one that the environment names."""
-    return list(dict.fromkeys(["cpu", "emulated", named_device()]))
+    return list(dict.fromkeys(["cpu", "emulated", get_test_device()]))
 
 
 def why_unavailable(device: str) -> str | None:

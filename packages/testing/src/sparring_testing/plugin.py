@@ -11,7 +11,7 @@ import pkgutil
 import pytest
 
 import sparring_testing as testing
-from sparring_testing.devices import table_devices, why_unavailable
+from sparring_testing.devices import list_test_devices, why_unavailable
 
 # By name, because the package itself, this module and what it imports are imported already.
 pytest.register_assert_rewrite(
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(params=table_devices())
+@pytest.fixture(params=list_test_devices())
 def table_device(request: pytest.FixtureRequest) -> str:
     """The device of the tables of a test; see `sparring_testing.devices`."""
     device: str = request.param

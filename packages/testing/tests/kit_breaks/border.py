@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.storage.native import export_storage
 
@@ -44,7 +44,7 @@ class _CutsColumns(MemoryStorage):
 
 
 class _DropsEvicted(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         super()._upsert_impl(keys, rows, scores)
         return self._nothing_evicted()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import EvictedRows, Keys, Rows, Scores
 from sparring.errors import CapacityError
 from sparring.storage.memory import MemoryStorage
 
@@ -30,7 +30,7 @@ class EvictsEarly(MemoryStorage):
 
 @caught_by("test_every_upserted_key_is_held_or_was_handed_back_once")
 class EvictsInSilence(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         super()._upsert_impl(keys, rows, scores)
         return self._nothing_evicted()
 
@@ -39,14 +39,14 @@ class EvictsInSilence(MemoryStorage):
 class HandsBackOldRows(MemoryStorage):
     """Makes room before it updates, so that a key of the call itself may leave with its old row."""
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         if self.capacity is None or not self.capabilities.evicts:
             return super()._upsert_impl(keys, rows, scores)
         is_new = ~self.find(keys).found
         room = self.capacity - len(self._entries)
         first = super()._evict_impl(max(0, int(is_new.sum()) - room))
         second = super()._upsert_impl(keys, rows, scores)
-        return Evicted(
+        return EvictedRows(
             np.concatenate([first.keys, second.keys]),
             np.concatenate([first.rows, second.rows]),
             np.concatenate([first.scores, second.scores]),
@@ -55,7 +55,7 @@ class HandsBackOldRows(MemoryStorage):
 
 @caught_by("test_rows_with_the_lowest_scores_leave")
 class EvictsTheHighest(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         surplus = max(0, self._count_surplus(dict.fromkeys(keys.tolist())))
         by_score = sorted(self._entries, key=lambda key: self._entries[key].score)
         leaving = [key for key in by_score if key not in set(keys.tolist())][-surplus:]
@@ -67,7 +67,7 @@ class EvictsTheHighest(MemoryStorage):
 
 @caught_by("test_evict_removes_the_lowest_scores_first")
 class EvictTakesAnyRows(MemoryStorage):
-    def _evict_impl(self, count: int) -> Evicted:
+    def _evict_impl(self, count: int) -> EvictedRows:
         keys = list(self._entries)[::-1][:count]
         evicted = self._evicted(self._entries, keys)
         self._erase_impl(np.array(keys, np.int64))
@@ -76,7 +76,7 @@ class EvictTakesAnyRows(MemoryStorage):
 
 @caught_by("test_new_row_that_scores_lowest_is_handed_back")
 class NewRowsAlwaysStay(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         if scores is not None and scores.max() == 1:
             scores = scores + np.uint64(10_000)
         return super()._upsert_impl(keys, rows, scores)
@@ -110,13 +110,13 @@ class TouchInserts(MemoryStorage):
 
 @caught_by("test_given_scores_are_kept")
 class ForgetsGivenScores(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return super()._upsert_impl(keys, rows, None)
 
 
 @caught_by("test_full_storage_that_may_not_evict_refuses_and_is_unchanged")
 class RefusesHalfway(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         try:
             return super()._upsert_impl(keys, rows, scores)
         except CapacityError:
@@ -152,14 +152,14 @@ class HandsBackErasedRows(MemoryStorage):
         self._erased = self._evicted(self._entries, keys[self.find(keys).found].tolist())
         return super()._erase_impl(keys)
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         evicted = super()._upsert_impl(keys, rows, scores)
         return getattr(self, "_erased", evicted) if len(evicted) else evicted
 
 
 @caught_by("test_evict_of_more_than_there_is_empties_the_storage")
 class EvictLeavesOneRow(MemoryStorage):
-    def _evict_impl(self, count: int) -> Evicted:
+    def _evict_impl(self, count: int) -> EvictedRows:
         return super()._evict_impl(min(count, len(self._entries) - 1))
 
 
@@ -184,7 +184,7 @@ class BucketsEvictAnyRow(MemoryStorage):
         super().__init__(*parts)
         self.capabilities = replace(self.capabilities, eviction_scope="bucket")
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         surplus = max(0, self._count_surplus(dict.fromkeys(keys.tolist())))
         others = sorted(self._entries.keys() - set(keys.tolist()), key=lambda key: hash((key, 1)))
         evicted = self._evicted(self._entries, others[:surplus])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import write_note
 from sparring.errors import ClosedError
 from sparring.storage.memory import MemoryStorage
@@ -54,7 +54,7 @@ class ClearSparesTheDisk(MemoryStorage):
         self.capabilities = replace(self.capabilities, persistent=True)
         self.disk: dict[int, Any] = {}
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         evicted = super()._upsert_impl(keys, rows, scores)
         self.disk.update(self._entries)
         return evicted

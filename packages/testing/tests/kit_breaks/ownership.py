@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, FindResult, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, FindResult, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, KeepsArrays, caught_by, put
@@ -32,7 +32,7 @@ class FindGivesItsOwnRows(KeepsArrays):
 
 @caught_by("test_arrays_passed_in_are_not_written_to")
 class UpsertSortsTheCallersKeys(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         order = np.argsort(keys)
         evicted = put(self, keys[order], rows[order])
         keys.flags.writeable = True
@@ -58,7 +58,7 @@ class CloseTakesArraysBack(MemoryStorage):
 class EvictedArraysAreReused(MemoryStorage):
     _buffer: Keys | None = None
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         evicted = super()._upsert_impl(keys, rows, scores)
         if self._buffer is None:
             self._buffer = np.empty(100_000, np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.storage.capabilities import Capabilities
-from sparring.contracts.storage.results import Columns, Evicted, FindResult, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, FindResult, Rows, ScanChunk, Scores
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
@@ -19,14 +19,14 @@ from .registry import caught_by
 
 @caught_by("test_bad_keys_are_refused_and_change_nothing")
 class RoundsFloatKeys(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, *parts: Any) -> EvictedRows:
         array = np.asarray(keys)
         return super().upsert(array.astype(np.int64) if array.dtype.kind == "f" else array, *parts)
 
 
 @caught_by("test_duplicate_keys_are_refused_and_change_nothing")
 class WritesBeforeItChecks(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         if np.ndim(keys) == 1 and np.shape(rows) == (np.size(keys), self.table.width):
             for key, row in zip(np.asarray(keys), np.asarray(rows), strict=True):
                 super().upsert([key], [row], *parts)
@@ -35,13 +35,13 @@ class WritesBeforeItChecks(MemoryStorage):
 
 @caught_by("test_rows_of_wrong_dtype_are_refused_and_change_nothing")
 class ConvertsRows(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.asarray(rows, self.table.numpy_dtype), *parts)
 
 
 @caught_by("test_rows_of_16_bits_take_no_others")
 class TakesAnyTwoBytes(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         array = np.asarray(rows)
         same_size = array.itemsize == self.table.numpy_dtype.itemsize
         return super().upsert(
@@ -57,7 +57,7 @@ class TouchesInSecret(MemoryStorage):
 
 @caught_by("test_scores_that_are_not_taken_are_refused")
 class IgnoresScores(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, rows)
 
 
@@ -85,7 +85,7 @@ class EstimatesRowsOnly(MemoryStorage):
 
 @caught_by("test_rows_of_wrong_shape_are_refused_and_change_nothing")
 class FitsRows(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.resize(rows, (np.size(keys), self.table.width)), *parts)
 
 
@@ -99,7 +99,7 @@ class CutsColumns(MemoryStorage):
 
 @caught_by("test_ragged_keys_and_rows_are_refused_and_change_nothing")
 class FailsOnRaggedRows(MemoryStorage):
-    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> Evicted:
+    def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.asarray(rows), *parts)
 
 
@@ -119,7 +119,7 @@ class RoundsChunks(MemoryStorage):
 
 @caught_by("test_evict_of_no_whole_number_is_refused_and_removes_nothing")
 class RoundsWhatItEvicts(MemoryStorage):
-    def evict(self, count: int) -> Evicted:
+    def evict(self, count: int) -> EvictedRows:
         return super().evict(int(count))
 
 
@@ -150,13 +150,13 @@ class TakesBadScores(MemoryStorage):
 
 @caught_by("test_evict_of_a_negative_count_is_refused")
 class EvictTakesNegativeCounts(MemoryStorage):
-    def evict(self, count: int) -> Evicted:
+    def evict(self, count: int) -> EvictedRows:
         return super().evict(max(0, count))
 
 
 @caught_by("test_evict_that_is_not_declared_is_refused")
 class EvictsInSecret(MemoryStorage):
-    def evict(self, count: int) -> Evicted:
+    def evict(self, count: int) -> EvictedRows:
         self._check_open()
         return self._evict_impl(count)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 from sparring.contracts.tables.table import TableConfig
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 
@@ -28,7 +28,7 @@ def caught_by(test: str) -> Callable[[Broken], Broken]:
     return enter
 
 
-def put(storage: MemoryStorage, keys: Keys, rows: Rows) -> Evicted:
+def put(storage: MemoryStorage, keys: Keys, rows: Rows) -> EvictedRows:
     """The intact upsert, for breaks that alter what they pass on."""
     return MemoryStorage._upsert_impl(storage, keys, np.ascontiguousarray(rows), None)
 
@@ -40,7 +40,7 @@ class KeepsArrays(MemoryStorage):
         super().__init__(table, options)
         self._arrays: dict[int, Rows] = {}
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._arrays.update(zip(keys.tolist(), self._keep(rows), strict=True))
         return self._nothing_evicted()
 

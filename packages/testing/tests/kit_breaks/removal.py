@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparring.contracts.storage.results import Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import EvictedRows, Keys, Rows, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.storage.memory import MemoryStorage
 
@@ -35,7 +35,7 @@ class EraseIsForEver(MemoryStorage):
         self._gone = getattr(self, "_gone", set()) | set(keys.tolist())
         return super()._erase_impl(keys)
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         gone = getattr(self, "_gone", set())
         stays = np.array([key not in gone for key in keys.tolist()])
         return put(self, keys[stays], rows[stays])
@@ -53,7 +53,7 @@ class ClearLeavesARow(MemoryStorage):
 class SizeCountsUpserts(MemoryStorage):
     _num_upserted = 0
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._num_upserted += len(keys)
         return put(self, keys, rows)
 

@@ -18,7 +18,7 @@ from sparring_testing.native.storage_abi import (
     CStorage,
     CUpdate,
     CVisit,
-    struct_of,
+    read_struct,
 )
 
 from .registry import caught_by
@@ -42,7 +42,7 @@ class KeepsHandles(MemoryStorage):
         self._check_open()
         if self._exported is None:
             inner = export_storage(self)
-            struct = CStorage.from_buffer_copy(struct_of(inner))
+            struct = CStorage.from_buffer_copy(read_struct(inner))
             fields = dict(CStorage._fields_)
             # A copy: the attribute is a view of the struct, which changes below.
             report = fields["stat"](ctypes.cast(struct.stat, ctypes.c_void_p).value)

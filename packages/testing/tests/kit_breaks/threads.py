@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 
 from .registry import Found, KeepsArrays, caught_by
@@ -16,7 +16,7 @@ _WHILE = 0.002  # seconds in which another thread surely looks
 
 @caught_by("test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture")
 class WritesRowsInTwoHalves(KeepsArrays):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         half = self.table.width // 2
         for part in (slice(0, half), slice(half, None)):
             for key, row in zip(keys.tolist(), rows, strict=True):
@@ -27,7 +27,7 @@ class WritesRowsInTwoHalves(KeepsArrays):
 
 @caught_by("test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture")
 class ReplacesByRemovingFirst(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._erase_impl(keys)
         time.sleep(_WHILE)
         return super()._upsert_impl(keys, rows, scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 from sparring.storage.memory import MemoryStorage
 from sparring.storage.native import export_storage
 
@@ -23,12 +23,12 @@ class _ExportsAnother(MemoryStorage):
 
 
 class _ForgetsTheLastKey(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return super()._upsert_impl(keys[:-1], rows[:-1], scores)
 
 
 class _ChangesManyTwice(MemoryStorage):
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         if len(keys) > 100:
             rows = 2 * rows - self.find(keys).rows
         return super()._upsert_impl(keys, rows, scores)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from sparring_train.config.run import CollectiveConfig, RendezvousConfig, RunConfig
     from sparring_train.config.sections.kinds import DataSection, ModelSection, Ranking
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
-    from sparring_train.data.table.strings import strings_of
+    from sparring_train.data.table.strings import find_strings
     from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
-    from sparring_train.loop.saved_model import evaluated
+    from sparring_train.loop.saved_model import evaluate_model
     from sparring_train.metrics_files.writer import MetricsWriter
-    from sparring_train.registered_kinds import trainer_of
+    from sparring_train.registered_kinds import find_trainer
     from sparring_train.run.result import TrainResult
-    from sparring_train.run.saved_run import opened_run
+    from sparring_train.run.saved_run import open_run
 
 __all__ = [
     "CollectiveConfig",
@@ -46,12 +46,12 @@ __all__ = [
     "Schema",
     "TrainResult",
     "config_as_yaml",
-    "evaluated",
+    "evaluate_model",
     "load_config",
-    "opened_run",
+    "open_run",
     "parse_config",
-    "strings_of",
-    "trainer_of",
+    "find_strings",
+    "find_trainer",
 ]
 
 _HOMES = {
@@ -74,12 +74,12 @@ _HOMES = {
     "Schema": "columns",
     "TrainResult": "run.result",
     "config_as_yaml": "config.reading.printer",
-    "evaluated": "loop.saved_model",
+    "evaluate_model": "loop.saved_model",
     "load_config": "config.reading.loader",
-    "opened_run": "run.saved_run",
+    "open_run": "run.saved_run",
     "parse_config": "config.reading.loader",
-    "strings_of": "data.table.strings",
-    "trainer_of": "registered_kinds",
+    "find_strings": "data.table.strings",
+    "find_trainer": "registered_kinds",
 }
 
 

@@ -14,10 +14,10 @@ from sparring_train.registered_kinds import model_kinds
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["built_model"]
+__all__ = ["build_model"]
 
 
-def built_model(
+def build_model(
     framework: str,
     base: type,
     embeddings: Callable[[ModelRequest], Any],

@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import ConfigError
 
-__all__ = ["accepts", "create", "find_class", "name_of_class"]
+__all__ = ["accepts_option", "create", "find_class", "find_class_name"]
 
 _Base = TypeVar("_Base")
 
@@ -58,10 +58,10 @@ def find_class(
             ]
             raise _refusal(
                 setting,
-                f"{name} cannot be found: {module_name} has no {path!r}; {suggestion(part, known)}",
+                f"{name} cannot be found: {module_name} has no {path!r}; {format_suggestion(part, known)}",
             )
         found = getattr(found, part)
-    expected = "a class" if base is None else f"a class derived from {name_of_class(base)}"
+    expected = "a class" if base is None else f"a class derived from {find_class_name(base)}"
     if not isinstance(found, type) or (base is not None and not issubclass(found, base)):
         kind = "class" if isinstance(found, type) else type(found).__name__
         raise _refusal(setting, f"{name} is a {kind}, expected {expected}; name another one")
@@ -104,7 +104,7 @@ def create(
         ) from error
 
 
-def accepts(made: type, option: str) -> bool:
+def accepts_option(made: type, option: str) -> bool:
     """Whether a class can be called with this option by its name."""
     try:
         parameters = inspect.signature(made).parameters.values()
@@ -113,7 +113,7 @@ def accepts(made: type, option: str) -> bool:
     return any(each.name == option for each in parameters)
 
 
-def name_of_class(found: type) -> str:
+def find_class_name(found: type) -> str:
     """As configurations name it."""
     return f"{found.__module__}:{found.__qualname__}"
 

@@ -8,17 +8,17 @@ from types import ModuleType
 from typing import TypeVar
 
 from sparring import PluginManager
-from sparring.adapter import resolve_method, suggestion
+from sparring.adapter import resolve_method, format_suggestion
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, PluginError
 from sparring_train.named_classes import find_class
 
-__all__ = ["method_or_native", "native_class", "optimizer_classes"]
+__all__ = ["find_update_method", "find_native_class", "list_optimizer_classes"]
 
 _Native = TypeVar("_Native")
 
 
-def optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str, type[_Native]]:
+def list_optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str, type[_Native]]:
     """The optimizers of a framework's module by their names in lower case.
 
     Args:
@@ -32,7 +32,7 @@ def optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str, type
     }
 
 
-def native_class(name: str, module: ModuleType, base: type[_Native], setting: str) -> type[_Native]:
+def find_native_class(name: str, module: ModuleType, base: type[_Native], setting: str) -> type[_Native]:
     """The class that a configuration names.
 
     Args:
@@ -46,17 +46,17 @@ def native_class(name: str, module: ModuleType, base: type[_Native], setting: st
     """
     if ":" in name:
         return find_class(name, setting, base)
-    known, short = optimizer_classes(module, base), name.lower()
+    known, short = list_optimizer_classes(module, base), name.lower()
     if short not in known:
         raise ConfigError(
-            f"{setting}: {module.__name__} has no optimizer {name!r}; {suggestion(short, known)}, or "
+            f"{setting}: {module.__name__} has no optimizer {name!r}; {format_suggestion(short, known)}, or "
             "name a class as package.module:Class",
             setting=setting,
         )
     return known[short]
 
 
-def method_or_native(
+def find_update_method(
     name: str, plugin_manager: PluginManager, make_native: Callable[[], _Native]
 ) -> UpdateMethod | _Native:
     """The update method or optimizer that a configuration names for the rows of tables.
@@ -84,6 +84,6 @@ def method_or_native(
         return make_native()
     except ConfigError as error:
         raise ConfigError(
-            f"{error}; or choose an update method: {suggestion(name, methods)}",
+            f"{error}; or choose an update method: {format_suggestion(name, methods)}",
             setting=error.details["setting"],
         ) from error

@@ -11,10 +11,10 @@ from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDes
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["data_kinds", "model_kinds", "trainer_names", "trainer_of"]
+__all__ = ["data_kinds", "model_kinds", "trainer_names", "find_trainer"]
 
 
-def trainer_of(framework: str, manager: PluginManager) -> TrainerDescriptor:
+def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
     """The trainer of a framework.
 
     Raises:

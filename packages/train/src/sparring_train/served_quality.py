@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import UnsupportedError
-from sparring_serve import Quality
+from sparring_serve import MetricValue
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import StorageConfig
 from sparring_train.config.sections.kinds import METRICS
 from sparring_train.hookspecs import SavedModel
-from sparring_train.loop.saved_model import evaluated
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.loop.saved_model import evaluate_model
+from sparring_train.registered_kinds import find_trainer
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -22,7 +22,7 @@ __all__ = ["served_quality"]
 
 def served_quality(
     config_path: str, snapshot_url: str, storage: Mapping[str, Any], manager: PluginManager
-) -> Quality:
+) -> MetricValue:
     """The first metric of the model's loss: AUC, RMSE, recall; see `EvaluatorDescriptor`.
 
     Raises:
@@ -31,7 +31,7 @@ def served_quality(
         SparringError: its data or the snapshot cannot be read, or do not fit.
     """
     config = load_config(config_path, plugin_manager=manager)
-    open_model = trainer_of(config.framework, manager).open
+    open_model = find_trainer(config.framework, manager).open
     if open_model is None:
         raise UnsupportedError(
             f"{config_path}: the trainer of framework {config.framework!r} does not evaluate "
@@ -41,6 +41,6 @@ def served_quality(
     rows = StorageConfig(backend=storage["backend"], options=options)
     chosen = config.model_copy(update={"storage": rows})
     with open_model(chosen, manager, SavedModel(snapshot_url, "storage")) as model:
-        metrics = evaluated(model)
+        metrics = evaluate_model(model)
     metric = METRICS[config.model.loss][0]
-    return Quality(metric, metrics[metric], is_higher_better=metric != "rmse")
+    return MetricValue(metric, metrics[metric], is_higher_better=metric != "rmse")

@@ -20,12 +20,12 @@ from pyarrow import parquet
 
 from sparring import hash_strings
 from sparring_cli.application import main
-from sparring_train.cli.erase_search import SearchedFile, Wanted, search_files
+from sparring_train.cli.erase_search import SearchedFile, SearchedIds, search_files
 
 EMAIL = "søren+ads&co@example.org"
 KEY = int(hash_strings([EMAIL])[0])
 OTHER = "soren@example.org"
-WANTED = Wanted({EMAIL: [KEY], "ann": [int(hash_strings(["ann"])[0])]})
+WANTED = SearchedIds({EMAIL: [KEY], "ann": [int(hash_strings(["ann"])[0])]})
 
 
 def parquet_of(compression: str, **columns: object) -> bytes:
@@ -128,7 +128,7 @@ def test_what_cannot_be_decoded_is_reported(damaged: bytes, tmp_path: Path) -> N
 
 def test_numbers_are_found_if_they_are_long_enough_to_mean_one_id(tmp_path: Path) -> None:
     long, short = 4_915_123_456_789, 7
-    wanted = Wanted({str(long): [long, 1 << 62], str(short): [short, 1 << 61]})
+    wanted = SearchedIds({str(long): [long, 1 << 62], str(short): [short, 1 << 61]})
     (tmp_path / "log").write_text(f"user {long}, item {short}")
     (tmp_path / "ids").write_bytes(np.array([long, short], np.int64).tobytes())
     assert [each.num_ids for each in search_files([str(tmp_path)], wanted)] == [1, 1]

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.table import look as looking
+from sparring_train.data.table import summary as looking
 from sparring_train.data.table import sample as sampling
 from sparring_train.data.table import sample_csv
 
@@ -171,7 +171,7 @@ def test_all_files_are_looked_at(
     for name in ("_MIN_BLOCK_BYTES", "_MAX_BLOCK_BYTES"):
         monkeypatch.setattr(sample_csv, name, 1 << 15)
     text, said = written(capsys, f"*.{end}")
-    looked = looking.look_at(f"*.{end}")
+    looked = looking.summarize_table(f"*.{end}")
     assert f"# It looked at {looked.num_sampled:,} of" in text
     assert 8000 <= looked.num_sampled < 30_000
     assert abs(looked.num_rows - 80_000) < (1 if end == "parquet" else 1500)
@@ -198,9 +198,9 @@ def test_the_estimated_number_of_rows_is_never_below_those_seen(
     monkeypatch.setattr(sampling, "SAMPLE_ROWS", 2500)
     for name in ("_MIN_BLOCK_BYTES", "_MAX_BLOCK_BYTES"):
         monkeypatch.setattr(sample_csv, name, 1 << 14)
-    look = looking.look_at("log.csv")
-    assert look.num_rows >= look.num_sampled >= 2500
-    assert not look.sample.is_exact
+    summary = looking.summarize_table("log.csv")
+    assert summary.num_rows >= summary.num_sampled >= 2500
+    assert not summary.sample.is_exact
 
 
 def test_parquet_files_of_different_types(capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,7 +343,7 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("bad_row=skip", "key of data, such as bad_rows=skip.*did you mean bad_rows?"),
+        ("make_bad_row_error=skip", "key of data, such as bad_rows=skip.*did you mean bad_rows?"),
         ("bad_rows=skipp", "bad_rows.*'refuse' or 'skip'|bad_rows.*refuse"),
         ("delimiter=;;", "data.delimiter.*at most 1 char"),
         ("path=x.csv", "expected ROLE=COLUMN"),

@@ -15,7 +15,7 @@ pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring import hash_strings, latest_snapshot, make_plugin_manager
 from sparring_cli.application import main
-from sparring_train.run.saved_run import opened_run
+from sparring_train.run.saved_run import open_run
 
 BASE = """
 seed: 1
@@ -187,7 +187,7 @@ def test_features_of_a_tower_are_those_of_the_training_rows(ask: Any) -> None:
     compared = 0
     newest = latest_snapshot("towers")
     assert newest is not None
-    with opened_run(newest, (), make_plugin_manager()) as (_, model):
+    with open_run(newest, (), make_plugin_manager()) as (_, model):
         for batch in model.source.data.test_batches():
             queries, items = model.predict(batch)
             for place in np.flatnonzero(batch.ids["user_id"].ids == hash_strings(["user 5"])):

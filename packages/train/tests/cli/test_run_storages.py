@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from sparring import hash_strings
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring_cli.application import main
@@ -68,7 +68,7 @@ def has_bytes(folder: str, pattern: bytes) -> bool:
 def row_of(key: int) -> Any:
     newest = latest_snapshot("runs")
     assert newest is not None
-    chunks = list(merged_chunks(newest, "user"))
+    chunks = list(scan_rows(newest, "user"))
     keys = np.concatenate([chunk.keys for chunk in chunks])
     return np.concatenate([chunk.rows for chunk in chunks])[keys == key]
 

@@ -18,7 +18,7 @@ pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 from sparring import Snapshot, hash_strings, latest_snapshot, make_plugin_manager
 from sparring_cli.application import main
 from sparring_train.recommend import item_index
-from sparring_train.run.saved_run import opened_run, run_of
+from sparring_train.run.saved_run import open_run, read_run_config
 
 CLICKS = """
 seed: 1
@@ -118,7 +118,7 @@ def test_a_saved_model_has_the_metrics_that_its_run_told(
 def test_a_saved_model_needs_no_storage_but_memory(ask: Any, folder: Path) -> None:
     newest = latest_snapshot(folder / "ratings")
     assert newest is not None
-    assert run_of(newest, (), make_plugin_manager()).storage.backend == "memory"
+    assert read_run_config(newest, (), make_plugin_manager()).storage.backend == "memory"
 
 
 def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
@@ -341,7 +341,7 @@ def test_items_of_several_features_have_those_of_the_training_data(ask: Any) -> 
     assert len(ask(*asked, "-k", "100")["items"]) == 12
     # The score of an item is that of its examples, which have all its features.
     scores = {each["item"]: each["score"] for each in found["items"]}
-    with opened_run(_newest("towers"), (), make_plugin_manager()) as (_, model):
+    with open_run(_newest("towers"), (), make_plugin_manager()) as (_, model):
         batch = next(iter(model.source.data.test_batches()))
         vectors = model.predict(batch)
         of_user = batch.ids["user"].ids == hash_strings(["user-4"])

@@ -25,20 +25,20 @@ from sparring.contracts.hookspecs import hookimpl
 from sparring.contracts.options import Options
 from sparring.contracts.ranks.collective import Collective, Work
 from sparring.contracts.ranks.rendezvous import Membership
-from sparring.contracts.settings import fields_of
+from sparring.contracts.settings import get_fields
 from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import make_plugin_manager
 from sparring.runtime import pool as execution
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.retention import latest_snapshot
-from sparring_cli import shape_of
+from sparring_cli import find_shape
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.hookspecs import TrainerDescriptor
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..data.visits import VisitsPlugin
@@ -92,7 +92,7 @@ class Ran(SilentProgress):
     result: TrainResult | None = None
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    evaluated: list[int] = field(default_factory=list)
+    evaluate_model: list[int] = field(default_factory=list)
     validated: list[int] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     threads: set[tuple[int, int]] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Ran(SilentProgress):
         self.threads.add((execution.num_threads(), torch.get_num_threads()))
 
     def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
-        (self.evaluated if part == "test" else self.validated).append(step)
+        (self.evaluate_model if part == "test" else self.validated).append(step)
 
     def on_message(self, message: str) -> None:
         self.messages.append(message)
@@ -258,7 +258,7 @@ class Runs:
     def train(self, config: RunConfig) -> Ran:
         """As `sparring train` does."""
         ran = Ran()
-        ran.result = trainer_of(config.framework, self.manager).train(config, self.manager, ran)
+        ran.result = find_trainer(config.framework, self.manager).train(config, self.manager, ran)
         return ran
 
     def snapshot(self, folder: str) -> Snapshot:
@@ -275,7 +275,7 @@ class Runs:
         found = self.snapshot(folder)
         return {
             name: np.concatenate(
-                [chunk.rows[:, : table.dim] for chunk in merged_chunks(found, name)]
+                [chunk.rows[:, : table.dim] for chunk in scan_rows(found, name)]
             )
             for name, table in found.tables.items()
         }
@@ -332,15 +332,15 @@ def is_of_ranking(key: str) -> bool:
 
 
 def _keys_below(prefix: str, model: type[Any], known: set[type[Any]]) -> Iterator[str]:
-    for name, each in fields_of(model).items():
+    for name, each in get_fields(model).items():
         yield from _keys_at(f"{prefix}{name}", each.annotation, known)
     if issubclass(model, BaseModel) and model.model_config.get("extra") == "allow":
         yield f"{prefix}*"
 
 
 def _keys_at(path: str, annotation: Any, known: set[type[Any]]) -> Iterator[str]:
-    shape = shape_of(annotation)
-    if shape.items is not None and shape_of(shape.items).models:
+    shape = find_shape(annotation)
+    if shape.items is not None and find_shape(shape.items).models:
         yield from _keys_at(f"{path}.<name>", shape.items, known)
         return
     new = {kind: model for kind, model in shape.models.items() if model not in known}

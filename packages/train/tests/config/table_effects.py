@@ -13,7 +13,7 @@ from pyarrow import csv, parquet
 
 from sparring import hash_strings
 from sparring.errors import ConfigError, DataError
-from sparring_train import strings_of
+from sparring_train import find_strings
 
 from .config_runs import Effects, Ran, Runs
 
@@ -290,7 +290,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
             _ran(runs, "data.dictionary=true")
         _ran(runs, "data.dictionary=true", "snapshots.url=named")
         last = runs.snapshot("named").url
-        assert strings_of(last, "item", hash_strings(["i3", "i99"])) == ["i3", None]
+        assert find_strings(last, "item", hash_strings(["i3", "i99"])) == ["i3", None]
 
     @effects.of("data:table.bad_rows")
     def _(runs: Runs) -> None:

@@ -119,8 +119,8 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("training.evaluation_interval_steps")
 def _(runs: Runs) -> None:
-    assert runs.ratings("training.evaluation_interval_steps=3").evaluated == [3, 4]
-    assert runs.ratings().evaluated == [4]
+    assert runs.ratings("training.evaluation_interval_steps=3").evaluate_model == [3, 4]
+    assert runs.ratings().evaluate_model == [4]
 
 
 @EFFECTS.of("training.non_finite_gradients")

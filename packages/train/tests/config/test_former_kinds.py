@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sparring.errors import ConfigError
-from sparring_train.config.reading.former_kinds import current_sections
+from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run_type import run_type
-from sparring_train.run.same_run import described_run
+from sparring_train.run.same_run import describe_run
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 FORMER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,27 +35,27 @@ def former(name: str, now: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FORMER)
 def test_a_stored_section_becomes_that_of_the_configuration(name: str) -> None:
-    now = described_run(load_config(CONFIGS / f"{name}.yaml"))
-    sections = current_sections(former(name, now))
+    now = describe_run(load_config(CONFIGS / f"{name}.yaml"))
+    sections = upgrade_sections(former(name, now))
     config = run_type().model_validate(
         {key: sections[key] for key in ("seed", "data", "model", "tables", "optimizer")}
     )
-    assert described_run(config) == now
-    assert current_sections(now) == now
+    assert describe_run(config) == now
+    assert upgrade_sections(now) == now
 
 
 @pytest.mark.parametrize("name", ["criteo", "movielens"])
 def test_validation_by_chance_is_kept(name: str) -> None:
-    now = described_run(load_config(CONFIGS / f"{name}.yaml"))
-    sections = current_sections(former(name, now, validation_fraction=0.2))
+    now = describe_run(load_config(CONFIGS / f"{name}.yaml"))
+    sections = upgrade_sections(former(name, now, validation_fraction=0.2))
     way = "fraction" if name == "criteo" else "exact_fraction"
     assert sections["data"]["validation"] == {way: 0.2}
 
 
 @pytest.mark.parametrize("key", ["test_path", "validation_path"])
 def test_files_for_another_part_are_refused_with_the_new_form(key: str) -> None:
-    now = described_run(load_config(CONFIGS / "criteo.yaml"))
+    now = describe_run(load_config(CONFIGS / "criteo.yaml"))
     with pytest.raises(
         ConfigError, match=rf"data\.{key}: day_23.*configs/criteo\.yaml.*files: NAME"
     ):
-        current_sections(former("criteo", now, **{key: "day_23"}))
+        upgrade_sections(former("criteo", now, **{key: "day_23"}))

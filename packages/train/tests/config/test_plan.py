@@ -94,8 +94,8 @@ def test_columns_are_where_the_file_says(runs: Runs) -> None:
 def test_auto_makes_a_plan_and_says_it(runs: Runs) -> None:
     first, second = runs.ranks("plan=auto", "tables.memory_bytes=1 GiB")
     assert not second.messages
-    assumed, table = first.messages
-    assert assumed.startswith("plan auto: tables user, item: no size is given")
+    assumptions, table = first.messages
+    assert assumptions.startswith("plan auto: tables user, item: no size is given")
     assert table.startswith("plan auto: 2 tables on 2 ranks, 1 a node; batches of 8 samples a rank")
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
     # One rank has nothing to plan.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sparring.contracts import fields_of
-from sparring_cli import shape_of
+from sparring.contracts import get_fields
+from sparring_cli import find_shape
 from sparring_train.config.reading.loader import load_config
-from sparring_train.config.reference import reference_page
+from sparring_train.config.reference import render_reference_page
 from sparring_train.config.run_type import run_type
 
 REPOSITORY = Path(__file__).parents[4]
@@ -24,7 +24,7 @@ CONFIGS = sorted(
 
 def test_the_reference_page_is_up_to_date() -> None:
     page = REPOSITORY / "docs/reference/config.md"
-    assert page.read_text() == reference_page(), (
+    assert page.read_text() == render_reference_page(), (
         f"run: python -m sparring_train.config.reference > {page.relative_to(REPOSITORY)}"
     )
 
@@ -33,12 +33,12 @@ def test_every_key_is_described() -> None:
     waiting: list[type[Any]] = [run_type()]
     while waiting:
         model = waiting.pop()
-        for name, field in fields_of(model).items():
+        for name, field in get_fields(model).items():
             assert field.description or name == "kind", f"{model.__name__}.{name}"
-            shape = shape_of(field.annotation)
+            shape = find_shape(field.annotation)
             waiting += shape.models.values()
             if shape.items is not None:
-                waiting += shape_of(shape.items).models.values()
+                waiting += find_shape(shape.items).models.values()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

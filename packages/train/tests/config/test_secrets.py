@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring.runtime.secrets import secrets_in
+from sparring.runtime.secrets import find_secrets
 from sparring.storage.open import open_storage
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import load_config
@@ -151,4 +151,4 @@ def test_what_says_where_a_secret_is_stays() -> None:
         "tls_key_file": "key.pem",
         "tiers": ["hkv", {"backend": "redis", "options": {"url": "redis://cache:6379"}}],
     }
-    assert not list(secrets_in(options))
+    assert not list(find_secrets(options))

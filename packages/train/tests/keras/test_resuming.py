@@ -15,11 +15,11 @@ tf = pytest.importorskip(
 import keras
 
 import sparring_tf
-from sparring import StepContainer, make_plugin_manager, merged_chunks
+from sparring import StepContainer, make_plugin_manager, scan_rows
 from sparring.errors import InvalidArgumentError
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import SilentProgress, TrainResult
 
 CLICKS: dict[str, Any] = {
@@ -75,7 +75,7 @@ def train(
     }
     manager = make_plugin_manager()
     config = run_type().model_validate(settings)
-    return trainer_of(framework, manager).train(config, manager, progress or SilentProgress())
+    return find_trainer(framework, manager).train(config, manager, progress or SilentProgress())
 
 
 def contents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,7 +85,7 @@ def contents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     rows = {
         (table, int(key)): row.tobytes()
         for table in snapshot.tables
-        for chunk in merged_chunks(snapshot, table)
+        for chunk in scan_rows(snapshot, table)
         for key, row in zip(chunk.keys, chunk.rows, strict=True)
     }
     arrays = snapshot.state("tensorflow").arrays

@@ -22,7 +22,7 @@ from sparring.errors import ConfigError, InvalidArgumentError, NonFiniteGradient
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.keras.tasks import ColumnTask
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import SilentProgress, TrainResult
 
@@ -47,7 +47,7 @@ def config(**sections: Any) -> dict[str, Any]:
 def trained(settings: dict[str, Any]) -> TrainResult:
     manager = make_plugin_manager()
     run = run_type().model_validate(settings)
-    return trainer_of("tensorflow", manager).train(run, manager, SilentProgress())
+    return find_trainer("tensorflow", manager).train(run, manager, SilentProgress())
 
 
 def test_clicks_are_learnt() -> None:

@@ -12,7 +12,7 @@ from sparring.contracts.storage.tiers import TierCounters
 from sparring.engine.checkpoint.save_manager import SaveCounters
 from sparring.engine.lookup.prefetch_thread import PrefetchCounters
 from sparring.engine.state import StepCounters
-from sparring.exchange.link import ExchangeCounters, WireBytes
+from sparring.exchange.messenger import ExchangeCounters, WireBytes
 from sparring_train.quality import predictions as metrics
 from sparring_train.run.result import TrainResult
 

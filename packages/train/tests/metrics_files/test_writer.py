@@ -35,17 +35,17 @@ from sparring.errors import (
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import hyper_from, resolve_method
+from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_launchers import importing
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_tiered import TieredStorage
 from sparring_train.config.sections.metrics import MetricsConfig
-from sparring_train.loop.run_metrics import metrics_written
+from sparring_train.loop.run_metrics import metrics_output
 from sparring_train.metrics_files.json_lines import JsonLines
 from sparring_train.metrics_files.writer import MetricsWriter
 
 METHOD = resolve_method("sgd")
-HYPER = hyper_from(METHOD, {"lr": 1.0})
+HYPER = parse_hyper(METHOD, {"lr": 1.0})
 ALWAYS = 1e-9
 NEVER = 1e9
 
@@ -379,7 +379,7 @@ def test_each_rank_has_its_own_file_and_one_file_is_that_of_rank_0(
     def body(collective: Collective) -> None:
         chosen = MetricsConfig(path=str(tmp_path / name), every_seconds=NEVER)
         container = make(collective)
-        with container, metrics_written(container, chosen):
+        with container, metrics_output(container, chosen):
             for number in range(3):
                 step(container, number)
 
@@ -404,7 +404,7 @@ def test_all_ranks_refuse_what_one_of_them_cannot_write(tmp_path: Path) -> None:
     def body(collective: Collective) -> str:
         chosen = MetricsConfig(path=str(tmp_path / "{rank}" / "metrics.jsonl"))
         container = make(collective)
-        with container, pytest.raises(StorageIOError) as caught, metrics_written(container, chosen):
+        with container, pytest.raises(StorageIOError) as caught, metrics_output(container, chosen):
             raise AssertionError("the run began")
         return str(caught.value)
 
@@ -424,7 +424,7 @@ def test_a_disk_that_fails_one_rank_ends_the_next_step_on_all_and_no_later_one(
     def body(collective: Collective) -> tuple[str, int]:
         chosen = MetricsConfig(path=str(tmp_path / "{rank}.jsonl"), every_seconds=ALWAYS)
         container = make(collective)
-        with container, metrics_written(container, chosen):
+        with container, metrics_output(container, chosen):
             step(container, 0)
             container.events.drain()
             with pytest.raises(SparringError) as caught:

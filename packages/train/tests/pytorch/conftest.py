@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sparring_testing.devices import table_devices, why_unavailable
+from sparring_testing.devices import list_test_devices, why_unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Place:
     name: str
 
 
-@pytest.fixture(params=[each for each in table_devices() if each != "cpu"])
+@pytest.fixture(params=[each for each in list_test_devices() if each != "cpu"])
 def device_place(request: pytest.FixtureRequest) -> Place:
     """The emulator, and the GPU that the environment names."""
     reason = why_unavailable(request.param)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import make_plugin_manager, merged_chunks
+from sparring import make_plugin_manager, scan_rows
 from sparring.snapshot.retention import latest_snapshot
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
@@ -90,7 +90,7 @@ def saved(folder: Path) -> dict[str, dict[int, np.ndarray[Any, Any]]]:
     return {
         name: {
             int(key): row.copy()
-            for chunk in merged_chunks(snapshot, name)
+            for chunk in scan_rows(snapshot, name)
             for key, row in zip(chunk.keys, chunk.rows, strict=True)
         }
         for name in snapshot.tables

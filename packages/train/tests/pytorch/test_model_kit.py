@@ -13,7 +13,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring_testing import ModelKindTests
-from sparring_testing.frameworks.model_kind_tests import Trainings
+from sparring_testing.frameworks.model_kind_tests import TrainingRuns
 
 OPTIMIZER = {"sparse": {"name": "sgd", "lr": 1.0}, "dense": {"name": "sgd", "lr": 0.1}}
 
@@ -113,9 +113,9 @@ def test_the_kit_finds_a_broken_promise(
     if test is None:
         for each in {each for _, each in BREAKS} - {"test_two_ranks_train_as_one"}:
             (tmp_path / each).mkdir()
-            getattr(_Kit(), each)(Trainings(tmp_path / each, sections))
+            getattr(_Kit(), each)(TrainingRuns(tmp_path / each, sections))
         return
     # Ranks that do not start would raise, too.
     found = "Mismatched elements" if test == "test_two_ranks_train_as_one" else ""
     with pytest.raises(AssertionError, match=found):
-        getattr(_Kit(), test)(Trainings(tmp_path, sections))
+        getattr(_Kit(), test)(TrainingRuns(tmp_path, sections))

@@ -24,7 +24,7 @@ from sparring import (
     StepContainer,
     list_snapshots,
     make_plugin_manager,
-    merged_chunks,
+    scan_rows,
     open_snapshot,
 )
 from sparring.adapter import restore
@@ -117,7 +117,7 @@ def everything(folder: Path) -> dict[str, Any]:
     for name in snapshot.tables:
         rows = {
             int(key): (row.tobytes(), int(score))
-            for chunk in merged_chunks(snapshot, name)
+            for chunk in scan_rows(snapshot, name)
             for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
         }
         found[name] = rows

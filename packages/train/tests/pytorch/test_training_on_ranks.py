@@ -22,7 +22,7 @@ from sparring import make_plugin_manager
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
 from sparring_train.config.reading.loader import load_config
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.report.run_data import read_report
 from sparring_train.run.result import SilentProgress, TrainResult
 
@@ -107,7 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, TrainResult]
     reached = {}
     for name in METRICS:
         config = load_config(folder / name, more if name == "ratings.yaml" else ())
-        reached[name] = trainer_of("torch", manager).train(config, manager, SilentProgress())
+        reached[name] = find_trainer("torch", manager).train(config, manager, SilentProgress())
     return reached
 
 

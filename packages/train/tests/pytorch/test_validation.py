@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, make_plugin_manager, merged_chunks, open_snapshot
+from sparring import list_snapshots, make_plugin_manager, scan_rows, open_snapshot
 from sparring.errors import DataError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import SilentProgress, TrainResult
-from sparring_train.run.saved_run import opened_run
+from sparring_train.run.saved_run import open_run
 
 CLICKS: dict[str, Any] = {
     "seed": 1,
@@ -82,7 +82,7 @@ def rows_in(url: str) -> dict[tuple[str, int], bytes]:
     return {
         (name, int(key)): row.tobytes()
         for name in snapshot.tables
-        for chunk in merged_chunks(snapshot, name)
+        for chunk in scan_rows(snapshot, name)
         for key, row in zip(chunk.keys, chunk.rows, strict=True)
     }
 
@@ -108,7 +108,7 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     at_best = next(each for each in urls if open_snapshot(each).step == best)
     assert rows_in(urls[-1]) == rows_in(at_best)
     # The saved model is that of the best step, too.
-    with opened_run(open_snapshot(urls[-1]), (), make_plugin_manager()) as (_, model):
+    with open_run(open_snapshot(urls[-1]), (), make_plugin_manager()) as (_, model):
         ranks = Ranks(model.source.container.collective)
         found = model.source.evaluate(model.predict, ranks, part="validation")
     assert found == pytest.approx(result.validation, rel=1e-6)

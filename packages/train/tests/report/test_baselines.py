@@ -11,7 +11,7 @@ import pytest
 from sparring.contracts.ranks.collective import Collective
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_train.columns import Column, ColumnBatch
-from sparring_train.quality.predictions import NumberQuality
+from sparring_train.quality.predictions import RegressionMetrics
 from sparring_train.report.baselines import Baselines
 from sparring_train.report.page import write_report
 from sparring_train.report.run_data import Baseline, Points, RunData, read_report
@@ -61,7 +61,7 @@ def expected(feature: str) -> float:
 
 
 def measured(ranks: Ranks, *, are_parts: bool, max_ids: int = 1 << 20) -> list[Baseline]:
-    baselines = Baselines(["user", "item"], NumberQuality, ranks, max_ids=max_ids)
+    baselines = Baselines(["user", "item"], RegressionMetrics, ranks, max_ids=max_ids)
     for batch in TRAINING:
         baselines.on_training_batch(ranks.part(batch) if are_parts else batch)
     baselines.begin()

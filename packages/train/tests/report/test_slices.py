@@ -12,9 +12,9 @@ import pytest
 from sparring.contracts.ranks.collective import Collective
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_train.columns import Column, ColumnBatch
-from sparring_train.quality.predictions import BinaryQuality, NumberQuality, auc, log_loss, rmse
+from sparring_train.quality.predictions import BinaryMetrics, RegressionMetrics, auc, log_loss, rmse
 from sparring_train.report.run_data import Slice
-from sparring_train.report.slices import SliceQuality
+from sparring_train.report.slices import SliceMetrics
 from sparring_train.run.ranks import Ranks
 
 NAMES = ["new ids", "known ids", "rare ids", "ids in between", "frequent ids"]
@@ -54,7 +54,7 @@ def sliced(
     """Slices; the label of a test sample is its number."""
     if ranks is None:
         return run_ranks(1, lambda one: sliced(training, tests, features, Ranks(one), **options))[0]
-    slices = SliceQuality(features, Listed, ranks, **options)
+    slices = SliceMetrics(features, Listed, ranks, **options)
     for batch in training:
         slices.on_training_batch(batch)
     assert not slices.is_measured
@@ -146,7 +146,7 @@ def test_ranks_measure_what_one_process_measures(world_size: int, are_parts: boo
 def test_slices_are_measured_as_all_samples_are() -> None:
     random = np.random.default_rng(5)
     predictions, labels = random.random(100), random.integers(0, 2, 100).astype(np.float32)
-    clicks, numbers = BinaryQuality(), NumberQuality()
+    clicks, numbers = BinaryMetrics(), RegressionMetrics()
     for part in (slice(0, 30), slice(30, 100)):
         clicks.update(predictions[part], labels[part])
         numbers.update(predictions[part], labels[part])

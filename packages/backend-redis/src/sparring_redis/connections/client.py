@@ -26,10 +26,10 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sparring.errors import DeadlineError, StorageIOError
-from sparring_redis.connections.connection import Link
+from sparring_redis.connections.connection import RedisConnection
 from sparring_redis.connections.deadline import Deadline
-from sparring_redis.connections.place import Address
-from sparring_redis.connections.refusals import NOT_RUN, RefusedError, begins, is_lasting
+from sparring_redis.connections.location import Address
+from sparring_redis.connections.refusals import RETRYABLE_CODES, RejectedError, has_error_code, is_permanent
 from sparring_redis.connections.server import Server
 from sparring_redis.connections.topology import Topology
 
@@ -103,22 +103,22 @@ class Client:
                 call.failure = before
             refusals = [each for each in call.replies if isinstance(each, ResponseError)]
             if refusals and not may_be_refused:
-                raise self._refused(call, refusals)
+                raise self._rejected_error(call, refusals)
             if call.is_answered:
                 return call.replies
             if call.may_have_run and not is_repeatable:
-                raise self._lost(call)
-            if is_lasting(call.failure):
-                raise self._refused(call, [call.failure])
+                raise self._connection_error(call)
+            if is_permanent(call.failure):
+                raise self._rejected_error(call, [call.failure])
             if deadline.is_over:
-                raise self._too_late(call)
+                raise self._deadline_error(call)
             try:
                 time.sleep(min(wait, deadline.remaining()))
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
                 self.topology.refresh(deadline)
             except (RedisError, OSError) as error:
-                if is_lasting(error):
-                    raise self._refused(call, [error]) from error
+                if is_permanent(error):
+                    raise self._rejected_error(call, [error]) from error
                 call.failure = call.failure or error
 
     def close(self) -> None:
@@ -129,90 +129,90 @@ class Client:
     def _attempt(self, call: _Call) -> None:
         """Sends what has no reply yet, then reads; raises the first failure after all servers."""
         call.failure = None
-        under_way: list[_UnderWay] = []
+        under_way: list[_PendingRequest] = []
         try:
             for server, places in self._rounds(call).items():
                 try:
-                    link = server.acquire(call.deadline, is_write=call.is_write)
+                    connection = server.acquire(call.deadline, is_write=call.is_write)
                 except (RedisError, OSError) as error:
                     call.failure = error
                     continue
-                under_way.append(_UnderWay(server, link, places))
+                under_way.append(_PendingRequest(server, connection, places))
                 try:
-                    link.send(b"".join([call.commands[place].data for place in places]))
+                    connection.send(b"".join([call.commands[place].data for place in places]))
                 except (RedisError, OSError) as error:
                     self._fail(call, under_way.pop(), error)
             while under_way:
-                server, link, places = under_way[0]
+                server, connection, places = under_way[0]
                 try:
                     for place in places:
-                        call.replies[place] = link.receive()
+                        call.replies[place] = connection.receive()
                 except (RedisError, OSError) as error:
                     self._fail(call, under_way.pop(0), error)
                     continue
                 under_way.pop(0)
-                server.release(link)
+                server.release(connection)
         except BaseException:
             # Interrupted: replies are still to come, which must not be taken for others.
-            for server, link, _ in under_way:
-                server.discard(link, has_writes=call.is_write)
+            for server, connection, _ in under_way:
+                server.discard(connection, has_writes=call.is_write)
             raise
-        self._sort_out(call)
+        self._handle_replies(call)
 
     def _rounds(self, call: _Call) -> dict[Server, list[int]]:
         rounds: dict[Server, list[int]] = {}
         pending = [i for i, reply in enumerate(call.replies) if reply is _PENDING]
-        if any(self.topology.server_of(call.commands[place].slot) is None for place in pending):
+        if any(self.topology.find_server(call.commands[place].slot) is None for place in pending):
             self.topology.refresh(call.deadline)
         for place in pending:
-            server = self.topology.server_of(call.commands[place].slot)
+            server = self.topology.find_server(call.commands[place].slot)
             if server is None:
                 call.failure = RedisError(f"no server answers for slot {call.commands[place].slot}")
             else:
                 rounds.setdefault(server, []).append(place)
         return rounds
 
-    def _fail(self, call: _Call, failed: _UnderWay, error: Exception) -> None:
-        failed.server.discard(failed.link, has_writes=call.is_write)
+    def _fail(self, call: _Call, failed: _PendingRequest, error: Exception) -> None:
+        failed.server.discard(failed.connection, has_writes=call.is_write)
         # A server that is still loading, or rejects the login, has run nothing.
         if not isinstance(error, (AuthenticationError, BusyLoadingError)):
             call.may_have_run = True
         call.failure = error
 
-    def _sort_out(self, call: _Call) -> None:
+    def _handle_replies(self, call: _Call) -> None:
         """Takes back replies that say that the command did not run."""
         for place, reply in enumerate(call.replies):
-            if begins(reply, NOT_RUN):
+            if has_error_code(reply, RETRYABLE_CODES):
                 call.failure = reply
                 call.replies[place] = _PENDING
-                if begins(reply, ("ASK",)):
-                    call.replies[place] = self._ask_elsewhere(call, place, str(reply))
+                if has_error_code(reply, ("ASK",)):
+                    call.replies[place] = self._follow_redirection(call, place, str(reply))
 
-    def _ask_elsewhere(self, call: _Call, place: int, reply: str) -> Any:
+    def _follow_redirection(self, call: _Call, place: int, reply: str) -> Any:
         """Runs a command whose slot is on its way to another server, there."""
         target = reply.rsplit(maxsplit=1)[-1]
         host, _, port = target.rpartition(":")
         server = self.topology.server(Address(host, int(port)))
-        link = server.acquire(call.deadline, is_write=call.is_write)
+        connection = server.acquire(call.deadline, is_write=call.is_write)
         try:
-            link.send(b"*1\r\n$6\r\nASKING\r\n" + call.commands[place].data)
-            link.receive()
-            found = link.receive()
+            connection.send(b"*1\r\n$6\r\nASKING\r\n" + call.commands[place].data)
+            connection.receive()
+            found = connection.receive()
         except (RedisError, OSError) as error:
-            self._fail(call, _UnderWay(server, link, [place]), error)
+            self._fail(call, _PendingRequest(server, connection, [place]), error)
             return _PENDING
         except BaseException:
-            server.discard(link, has_writes=call.is_write)
+            server.discard(connection, has_writes=call.is_write)
             raise
-        server.release(link)
-        return _PENDING if begins(found, NOT_RUN) else found
+        server.release(connection)
+        return _PENDING if has_error_code(found, RETRYABLE_CODES) else found
 
     # -- what is said when it fails ----------------------------------------------
 
-    def _asked(self, call: _Call) -> str:
+    def _describe_call(self, call: _Call) -> str:
         return f"{call.operation} of {self._what}, {self.topology.place}"
 
-    def _outcome(self, call: _Call) -> str:
+    def _describe_outcome(self, call: _Call) -> str:
         if not call.is_write:
             return ""
         return (
@@ -220,50 +220,50 @@ class Client:
             "others may have. The same call again sets that right."
         )
 
-    def _refused(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:
-        if isinstance(refusals[0], RefusedError):
+    def _rejected_error(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:
+        if isinstance(refusals[0], RejectedError):
             return StorageIOError(
-                f"{self._asked(call)}: {refusals[0]}; mend that there, or the "
-                f"options.{self._outcome(call)}",
+                f"{self._describe_call(call)}: {refusals[0]}; mend that there, or the "
+                f"options.{self._describe_outcome(call)}",
                 operation=call.operation,
             )
         return StorageIOError(
-            f"{self._asked(call)}: {len(refusals)} of {len(call.commands)} commands were refused, "
+            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were refused, "
             f"the first with: {refusals[0]}; mend that on the server, or the user's "
-            f"permissions.{self._outcome(call)}",
+            f"permissions.{self._describe_outcome(call)}",
             operation=call.operation,
         )
 
-    def _lost(self, call: _Call) -> StorageIOError:
+    def _connection_error(self, call: _Call) -> StorageIOError:
         return StorageIOError(
-            f"{self._asked(call)}: the connection failed before all replies came "
+            f"{self._describe_call(call)}: the connection failed before all replies came "
             f"({call.failure}), and what counts changes is not sent twice; see whether the server "
-            f"runs, then call again.{self._outcome(call)}",
+            f"runs, then call again.{self._describe_outcome(call)}",
             operation=call.operation,
         )
 
-    def _too_late(self, call: _Call) -> DeadlineError | StorageIOError:
+    def _deadline_error(self, call: _Call) -> DeadlineError | StorageIOError:
         seconds = f"{call.deadline.seconds:g} s"
         details = {"operation": call.operation, "deadline_seconds": call.deadline.seconds}
         if call.may_have_run or _is_timeout(call.failure):
             return DeadlineError(
-                f"{self._asked(call)}: no complete answer within {seconds} (last: {call.failure}); "
+                f"{self._describe_call(call)}: no complete answer within {seconds} (last: {call.failure}); "
                 "see whether the server is stopped, overloaded or far away, or raise "
-                f"deadline_seconds.{self._outcome(call)}",
+                f"deadline_seconds.{self._describe_outcome(call)}",
                 **details,
             )
         return StorageIOError(
-            f"{self._asked(call)}: cannot be reached for {seconds} (last: {call.failure}); see "
-            f"whether the server runs there.{self._outcome(call)}",
+            f"{self._describe_call(call)}: cannot be reached for {seconds} (last: {call.failure}); see "
+            f"whether the server runs there.{self._describe_outcome(call)}",
             **details,
         )
 
 
-class _UnderWay(NamedTuple):
+class _PendingRequest(NamedTuple):
     """Commands that were sent, and where their replies will come from."""
 
     server: Server
-    link: Link
+    connection: RedisConnection
     places: list[int]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparring_redis.connections.client import Client
 from sparring_redis.connections.connection import Access
-from sparring_redis.connections.encryption import tls_context
+from sparring_redis.connections.encryption import create_tls_context
 from sparring_redis.connections.topology import (
     ClusterTopology,
     SentinelTopology,
@@ -27,7 +27,7 @@ def open_client(options: RedisServerOptions, what: str) -> Client:
         InvalidArgumentError: a password, or a file for TLS, cannot be read.
     """
     place = options.place()
-    context = tls_context(options) if place.is_encrypted else None
+    context = create_tls_context(options) if place.is_encrypted else None
     access = Access(
         username=options.username,
         password=options.password(),

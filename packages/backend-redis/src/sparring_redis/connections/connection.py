@@ -16,10 +16,10 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from sparring_redis.connections.deadline import BoundedSocket, Deadline
-from sparring_redis.connections.place import Address
-from sparring_redis.connections.refusals import refusals_of
+from sparring_redis.connections.location import Address
+from sparring_redis.connections.refusals import raise_lasting_errors
 
-__all__ = ["Access", "Link", "packed"]
+__all__ = ["Access", "RedisConnection", "encode_command"]
 
 _READ_BYTES = 1 << 18
 
@@ -68,7 +68,7 @@ class _Unix(_Bounded, UnixDomainSocketConnection):
     pass
 
 
-class Link:
+class RedisConnection:
     """One connection: connected once, used by one call at a time, and thrown away when it fails.
 
     Args:
@@ -77,7 +77,7 @@ class Link:
         deadline: of the call that opens it.
 
     Raises:
-        RefusedError: it does not let us in.
+        RejectedError: it does not let us in.
         redis.exceptions.RedisError: it cannot be reached.
     """
 
@@ -105,7 +105,7 @@ class Link:
         self._connection = kind(**options)
         self._connection.deadline = deadline
         self._connection.context = access.context
-        with refusals_of(f"{access.what} at {address}"):
+        with raise_lasting_errors(f"{access.what} at {address}"):
             self._connection.connect()
         self.identity: tuple[bytes, ...] | None = None
 
@@ -137,7 +137,7 @@ class Link:
         Raises:
             redis.exceptions.ResponseError: the server refused it.
         """
-        self.send(packed(words))
+        self.send(encode_command(words))
         return self._connection.read_response()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Link:
             self._connection.disconnect()
 
 
-def packed(words: Sequence[bytes | str | int]) -> bytes:
+def encode_command(words: Sequence[bytes | str | int]) -> bytes:
     """A command as Redis reads it."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:

@@ -8,10 +8,10 @@ from pathlib import Path
 from sparring.errors import InvalidArgumentError
 from sparring_redis.options import RedisServerOptions
 
-__all__ = ["tls_context"]
+__all__ = ["create_tls_context"]
 
 
-def tls_context(options: RedisServerOptions) -> ssl.SSLContext:
+def create_tls_context(options: RedisServerOptions) -> ssl.SSLContext:
     """How to encrypt. The files are read now, and not again.
 
     Raises:

@@ -8,31 +8,31 @@ from contextlib import contextmanager
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-__all__ = ["NOT_RUN", "RefusedError", "begins", "is_lasting", "refusals_of"]
+__all__ = ["RETRYABLE_CODES", "RejectedError", "has_error_code", "is_permanent", "raise_lasting_errors"]
 
-NOT_RUN = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY")
+RETRYABLE_CODES = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY")
 """The server says so before it has run anything, and may answer otherwise the next time."""
 
 
-class RefusedError(RedisError):
+class RejectedError(RedisError):
     """A server was reached, said no, and will say so the next time."""
 
 
-def begins(error: object, words: Sequence[str]) -> bool:
+def has_error_code(error: object, words: Sequence[str]) -> bool:
     """Whether it is a refusal of one of these kinds."""
-    return isinstance(error, RedisError) and _kind_of(error) in words
+    return isinstance(error, RedisError) and _error_code(error) in words
 
 
-def is_lasting(error: object) -> bool:
+def is_permanent(error: object) -> bool:
     """Whether trying again is in vain."""
-    if isinstance(error, (AuthenticationError, RefusedError)):
+    if isinstance(error, (AuthenticationError, RejectedError)):
         return True
-    return isinstance(error, ResponseError) and not begins(error, NOT_RUN)
+    return isinstance(error, ResponseError) and not has_error_code(error, RETRYABLE_CODES)
 
 
 @contextmanager
-def refusals_of(who: str, advice: str = "") -> Iterator[None]:
-    """Raises what is lasting as `RefusedError`, naming who said so.
+def raise_lasting_errors(who: str, advice: str = "") -> Iterator[None]:
+    """Raises what is lasting as `RejectedError`, naming who said so.
 
     Args:
         who: the server, as ``sentinel at 10.0.0.7:26379``.
@@ -40,13 +40,13 @@ def refusals_of(who: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except RefusedError:
+    except RejectedError:
         raise
     except (RedisError, OSError) as error:
-        reason = str(error) if is_lasting(error) else _tls_reason(error)
+        reason = str(error) if is_permanent(error) else _tls_reason(error)
         if reason is None:
             raise
-        raise RefusedError(f"{who} said: {reason}{advice and f'; {advice}'}") from error
+        raise RejectedError(f"{who} said: {reason}{advice and f'; {advice}'}") from error
 
 
 def _tls_reason(error: BaseException) -> str | None:
@@ -69,7 +69,7 @@ def _tls_reason(error: BaseException) -> str | None:
     return None
 
 
-def _kind_of(error: RedisError) -> str:
+def _error_code(error: RedisError) -> str:
     """redis-py takes the first word of some away and says it by the class instead."""
     status = getattr(error, "status_code", None)
     if isinstance(status, str):

@@ -14,13 +14,13 @@ import threading
 
 from redis.exceptions import ResponseError
 
-from sparring_redis.connections.connection import Access, Link
+from sparring_redis.connections.connection import Access, RedisConnection
 from sparring_redis.connections.deadline import Deadline
-from sparring_redis.connections.place import Address
+from sparring_redis.connections.location import Address
 
 __all__ = ["Server"]
 
-_MOST_IDLE = 8
+_MAX_IDLE = 8
 
 
 class Server:
@@ -30,50 +30,50 @@ class Server:
         self.address = address
         self._access = access
         self._lock = threading.Lock()
-        self._idle: list[Link] = []
+        self._idle: list[RedisConnection] = []
         self._condemned: list[tuple[bytes, ...]] = []
         self._process = os.getpid()
 
-    def acquire(self, deadline: Deadline, *, is_write: bool) -> Link:
+    def acquire(self, deadline: Deadline, *, is_write: bool) -> RedisConnection:
         """A connection for one call; one for writes only after no older write can come late.
 
         Raises:
             redis.exceptions.RedisError, OSError: the server cannot be reached, or does not answer.
         """
-        link = self._take() or Link(self.address, self._access, deadline)
-        link.use(deadline)
+        connection = self._take() or RedisConnection(self.address, self._access, deadline)
+        connection.use(deadline)
         try:
             if is_write:
-                self._drop_condemned(link)
-                if link.identity is None:
-                    link.identity = _identity_of(link)
+                self._kill_condemned(connection)
+                if connection.identity is None:
+                    connection.identity = _read_identity(connection)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
-    def release(self, link: Link) -> None:
+    def release(self, connection: RedisConnection) -> None:
         """Takes back a connection on which nothing is under way."""
         with self._lock:
-            if len(self._idle) < _MOST_IDLE and self._process == os.getpid():
-                self._idle.append(link)
+            if len(self._idle) < _MAX_IDLE and self._process == os.getpid():
+                self._idle.append(connection)
                 return
-        link.close()
+        connection.close()
 
-    def discard(self, link: Link, *, has_writes: bool) -> None:
+    def discard(self, connection: RedisConnection, *, has_writes: bool) -> None:
         """Closes a connection that failed."""
-        link.close()
-        if has_writes and link.identity is not None:
+        connection.close()
+        if has_writes and connection.identity is not None:
             with self._lock:
-                self._condemned.append(link.identity)
+                self._condemned.append(connection.identity)
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for link in idle:
-            link.close()
+        for connection in idle:
+            connection.close()
 
-    def _take(self) -> Link | None:
+    def _take(self) -> RedisConnection | None:
         while True:
             with self._lock:
                 if self._process != os.getpid():
@@ -81,29 +81,29 @@ class Server:
                     self._idle, self._process = [], os.getpid()
                 if not self._idle:
                     return None
-                link = self._idle.pop()
-            if not link.is_stale:
-                return link
-            link.close()
+                connection = self._idle.pop()
+            if not connection.is_stale:
+                return connection
+            connection.close()
 
-    def _drop_condemned(self, link: Link) -> None:
+    def _kill_condemned(self, connection: RedisConnection) -> None:
         with self._lock:
             condemned = list(self._condemned)
         for identity in condemned:
             number, address = identity
             # By number and address: after a restart another client may have the number.
-            link.ask("CLIENT", "KILL", "ID", number, "ADDR", address)
+            connection.ask("CLIENT", "KILL", "ID", number, "ADDR", address)
             with self._lock:
                 if identity in self._condemned:
                     self._condemned.remove(identity)
 
 
-def _identity_of(link: Link) -> tuple[bytes, ...]:
+def _read_identity(connection: RedisConnection) -> tuple[bytes, ...]:
     """The number and the address by which the server knows this connection."""
-    reply = link.ask("CLIENT", "INFO")
+    reply = connection.ask("CLIENT", "INFO")
     fields = dict(each.partition(b"=")[::2] for each in bytes(reply).split())
     if b"id" not in fields or b"addr" not in fields:
         raise ResponseError(f"CLIENT INFO says neither id nor addr: {reply[:200]!r}")
     # No client has this number. A user without the permission should learn it before it is needed.
-    link.ask("CLIENT", "KILL", "ID", 2**63 - 1, "ADDR", fields[b"addr"])
+    connection.ask("CLIENT", "KILL", "ID", 2**63 - 1, "ADDR", fields[b"addr"])
     return fields[b"id"], fields[b"addr"]

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from sparring_redis.connections.connection import Access, Link
+from sparring_redis.connections.connection import Access, RedisConnection
 from sparring_redis.connections.deadline import Deadline
-from sparring_redis.connections.place import Address, Place
-from sparring_redis.connections.refusals import RefusedError, refusals_of
+from sparring_redis.connections.location import Address, Location
+from sparring_redis.connections.refusals import RejectedError, raise_lasting_errors
 from sparring_redis.connections.server import Server
 
 __all__ = ["ClusterTopology", "SentinelTopology", "StandaloneTopology", "Topology"]
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class Topology(ABC):
     """Finds servers, and keeps what it knows of each as long as it lives. Any thread may ask."""
 
-    def __init__(self, place: Place, access: Access) -> None:
+    def __init__(self, place: Location, access: Access) -> None:
         self.place = place
         self._access = access
         self._lock = threading.RLock()
@@ -39,7 +39,7 @@ class Topology(ABC):
             return self._servers[address]
 
     @abstractmethod
-    def server_of(self, slot: int) -> Server | None:
+    def find_server(self, slot: int) -> Server | None:
         """Server that answers for `slot`; None: none, as far as is known."""
 
     def slots(self) -> list[int]:
@@ -63,7 +63,7 @@ class Topology(ABC):
 class StandaloneTopology(Topology):
     """One server."""
 
-    def server_of(self, slot: int) -> Server | None:
+    def find_server(self, slot: int) -> Server | None:
         return self.server(self.place.addresses[0])
 
     def refresh(self, deadline: Deadline) -> None:
@@ -73,24 +73,24 @@ class StandaloneTopology(Topology):
 class SentinelTopology(Topology):
     """The master of a service; the sentinels know which one that is now."""
 
-    def __init__(self, place: Place, access: Access, sentinel_access: Access) -> None:
+    def __init__(self, place: Location, access: Access, sentinel_access: Access) -> None:
         super().__init__(place, access)
-        self._sentinels = _Guides(
+        self._sentinels = _Directory(
             place.addresses, sentinel_access, "see whether a sentinel answers there"
         )
         self._master: Address | None = None
 
-    def server_of(self, slot: int) -> Server | None:
+    def find_server(self, slot: int) -> Server | None:
         return None if self._master is None else self.server(self._master)
 
     def refresh(self, deadline: Deadline) -> None:
         self._master = self._sentinels.ask(self._master_of, deadline)
 
-    def _master_of(self, link: Link) -> Address:
-        found = link.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.place.service)
+    def _master_of(self, connection: RedisConnection) -> Address:
+        found = connection.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.place.service)
         if found is None:
-            raise RefusedError(
-                f"sentinel at {link.address} knows no master {self.place.service!r}; name one "
+            raise RejectedError(
+                f"sentinel at {connection.address} knows no master {self.place.service!r}; name one "
                 "that it watches, option service"
             )
         return Address(found[0].decode(), int(found[1]))
@@ -99,14 +99,14 @@ class SentinelTopology(Topology):
 class ClusterTopology(Topology):
     """The master of each slot."""
 
-    def __init__(self, place: Place, access: Access) -> None:
+    def __init__(self, place: Location, access: Access) -> None:
         super().__init__(place, access)
         self._owners: list[Server | None] = [None] * NUM_SLOTS
-        self._nodes = _Guides(
+        self._nodes = _Directory(
             place.addresses, access, "see whether a node of a cluster answers there"
         )
 
-    def server_of(self, slot: int) -> Server | None:
+    def find_server(self, slot: int) -> Server | None:
         return self._owners[slot]
 
     def slots(self) -> list[int]:
@@ -116,15 +116,15 @@ class ClusterTopology(Topology):
         return [slot for server, slot in slot_of.items() if server is not None]
 
     def refresh(self, deadline: Deadline) -> None:
-        self._nodes.ask(self._take_over, deadline)
+        self._nodes.ask(self._update_slots, deadline)
 
-    def _take_over(self, link: Link) -> None:
-        ranges = link.ask("CLUSTER", "SLOTS")
+    def _update_slots(self, connection: RedisConnection) -> None:
+        ranges = connection.ask("CLUSTER", "SLOTS")
         owners: list[Server | None] = [None] * NUM_SLOTS
         masters: list[Address] = []
         for first, last, master, *_ in ranges:
             # A node that does not know its own name is the one that was asked.
-            host = master[0].decode() if master[0] else link.address.host
+            host = master[0].decode() if master[0] else connection.address.host
             address = Address(host, int(master[1]))
             masters.append(address)
             owners[first : last + 1] = [self.server(address)] * (last + 1 - first)
@@ -133,7 +133,7 @@ class ClusterTopology(Topology):
         self._nodes.learn([*masters, *self.place.addresses])
 
 
-class _Guides:
+class _Directory:
     """Servers any of which can say who answers for what. Any thread may ask."""
 
     def __init__(self, addresses: Sequence[Address], access: Access, advice: str) -> None:
@@ -147,11 +147,11 @@ class _Guides:
         with self._lock:
             self._addresses = list(dict.fromkeys(addresses))
 
-    def ask(self, question: Callable[[Link], _T], deadline: Deadline) -> _T:
+    def ask(self, question: Callable[[RedisConnection], _T], deadline: Deadline) -> _T:
         """The first answer; who gave it is asked first the next time.
 
         Raises:
-            RefusedError: all said no.
+            RejectedError: all said no.
             redis.exceptions.RedisError, OSError: no server answered.
         """
         failures: list[Exception] = []
@@ -161,10 +161,10 @@ class _Guides:
             who = f"{self._access.what} at {address}"
             try:
                 with (
-                    _visit(address, self._access, self._part(deadline, addresses)) as link,
-                    refusals_of(who, self._advice),
+                    _open_connection(address, self._access, self._part(deadline, addresses)) as connection,
+                    raise_lasting_errors(who, self._advice),
                 ):
-                    answer = question(link)
+                    answer = question(connection)
             except (RedisError, OSError) as error:
                 failures.append(error)
                 if deadline.is_over:
@@ -179,8 +179,8 @@ class _Guides:
 
     def _worst(self, failures: Sequence[Exception]) -> Exception:
         """Error for the whole; lasting only if no other server may still answer."""
-        refused = [each for each in failures if isinstance(each, RefusedError)]
-        others = [each for each in failures if not isinstance(each, RefusedError)]
+        refused = [each for each in failures if isinstance(each, RejectedError)]
+        others = [each for each in failures if not isinstance(each, RejectedError)]
         if refused and others:
             return RedisError(f"{others[-1]}, and {refused[0]}")
         return (refused or others)[-1]
@@ -192,10 +192,10 @@ class _Guides:
 
 
 @contextmanager
-def _visit(address: Address, access: Access, deadline: Deadline) -> Iterator[Link]:
+def _open_connection(address: Address, access: Access, deadline: Deadline) -> Iterator[RedisConnection]:
     """A connection for one question."""
-    link = Link(address, access, deadline)
+    connection = RedisConnection(address, access, deadline)
     try:
-        yield link
+        yield connection
     finally:
-        link.close()
+        connection.close()

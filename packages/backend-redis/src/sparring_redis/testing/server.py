@@ -17,14 +17,14 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from sparring.contracts import Closable
-from sparring_redis.connections.connection import Access, Link
+from sparring_redis.connections.connection import Access, RedisConnection
 from sparring_redis.connections.deadline import Deadline
-from sparring_redis.connections.place import Address
+from sparring_redis.connections.location import Address
 
 __all__ = ["RedisServer", "free_port", "redis_server_missing"]
 
 _START_SECONDS = 15.0
-_MOST_ATTEMPTS = 5
+_MAX_ATTEMPTS = 5
 
 
 def redis_server_missing() -> str | None:
@@ -73,7 +73,7 @@ class RedisServer(Closable):
         self.access = access or Access()
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
-        for num_left in reversed(range(_MOST_ATTEMPTS)):
+        for num_left in reversed(range(_MAX_ATTEMPTS)):
             self.folder = Path(tempfile.mkdtemp(prefix="sparring-redis-"))
             try:
                 self._prepare(settings or {})
@@ -148,7 +148,7 @@ class RedisServer(Closable):
 
     def ask(self, *words: Any, seconds: float = 5.0) -> Any:
         """One command over a connection of its own."""
-        link = Link(self.address, self.access, Deadline(seconds))
+        link = RedisConnection(self.address, self.access, Deadline(seconds))
         try:
             return link.ask(*words)
         finally:

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import typer
 
 from sparring import PluginManager, TableConfig, open_storage
-from sparring.adapter import copy_embeddings, hyper_from, resolve_method
+from sparring.adapter import copy_embeddings, parse_hyper, resolve_method
 from sparring.errors import InvalidArgumentError
-from sparring_cli.context import context_of
+from sparring_cli.context import get_command_context
 
 __all__ = ["add_convert"]
 
@@ -42,7 +42,7 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     ] = None,
 ) -> None:
     """Copy a table's embeddings into another storage, with another optimizer's initial state."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     plain = TableConfig(table, dim, dtype)
     old = _with_state(plain, source, {}, manager)[0]
     new, state = _with_state(plain, target, _pairs(hyper or []), manager)
@@ -72,7 +72,7 @@ def _with_state(
         made = table.with_state(width)
         return made, np.zeros(width, made.computing_dtype)
     method = resolve_method(name, manager)
-    checked = hyper_from(method, hyper)
+    checked = parse_hyper(method, hyper)
     made = table.with_state(method.state_width(table.dim), method.name)
     return made, method.initial_state(table.dim, checked, made.computing_dtype)
 

@@ -15,14 +15,14 @@ from sparring import PluginManager
 from sparring.adapter import native_failure
 from sparring.contracts import Descriptor
 from sparring_cli.commands.plugins import plugins_as_json, print_plugins
-from sparring_cli.context import context_of
+from sparring_cli.context import get_command_context
 from sparring_cli.gpus import Gpus, inspect_gpus
 from sparring_cli.machine import (
     Machine,
     Native,
     inspect_machine,
     inspect_native,
-    installed_versions,
+    list_installed_versions,
 )
 from sparring_cli.output import make_console, print_json
 
@@ -38,9 +38,9 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Report on this installation and this machine: versions, plugins, processor, memory, GPUs."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     problems = [failure for failure in (native_failure(),) if failure is not None]
-    versions = installed_versions()
+    versions = list_installed_versions()
     native = None if problems else inspect_native()
     machine = inspect_machine()
     gpus = inspect_gpus()

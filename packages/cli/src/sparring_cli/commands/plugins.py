@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring import PluginManager
-from sparring_cli.context import context_of
+from sparring_cli.context import get_command_context
 from sparring_cli.output import make_console, print_json
 
 __all__ = ["add_plugins", "plugins_as_json", "print_plugins"]
@@ -25,7 +25,7 @@ def plugins(
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """List what core and plugins register, and which plugins were rejected and why."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     if json:
         print_json(plugins_as_json(manager))
     else:

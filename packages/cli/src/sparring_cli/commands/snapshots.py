@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring import Snapshot, latest_snapshot, list_snapshots, open_snapshot, unreadable_snapshots
+from sparring import Snapshot, latest_snapshot, list_snapshots, open_snapshot, list_unreadable_snapshots
 from sparring.adapter import compact
 from sparring.errors import SnapshotError
 from sparring_cli.output import make_console, print_error, print_json, print_warning
@@ -53,7 +53,7 @@ def snapshots(
 ) -> None:
     """List the committed snapshots in a folder."""
     found = [open_snapshot(url) for url in list_snapshots(root)]
-    for url, error in unreadable_snapshots(root).items():
+    for url, error in list_unreadable_snapshots(root).items():
         print_warning(f"{url} cannot be read, and is not listed: {error}")
     if as_json:
         print_json([_facts(snapshot) for snapshot in found])
@@ -68,7 +68,7 @@ def snapshots(
             "full" if snapshot.base is None else f"delta over {snapshot.base.name}",
             f"{snapshot.world_size:,}",
             f"{len(snapshot.tables):,}",
-            _bytes(_own_bytes(snapshot)),
+            _bytes(_count_own_bytes(snapshot)),
         )
     console = make_console()
     console.print(table if found else Text(f"no snapshots in {root}", style="dim"))
@@ -142,7 +142,7 @@ def import_embeddings(
     """Write embeddings from elsewhere as a snapshot with one table, which container.load reads."""
     made = import_table(source, into, table, kind=kind, ids=ids, dtype=dtype)
     rows = sum(entry.num_keys for entry in made.files(table, "rows"))
-    typer.echo(f"{made.url}: {_count(rows, 'row')} of table {table!r}, {_bytes(_own_bytes(made))}")
+    typer.echo(f"{made.url}: {_count(rows, 'row')} of table {table!r}, {_bytes(_count_own_bytes(made))}")
 
 
 def compact_chain(
@@ -151,7 +151,7 @@ def compact_chain(
 ) -> None:
     """Write the rows of a chain of deltas as one full snapshot."""
     made = compact(url, into)
-    typer.echo(f"{made.url}: step {made.step:,}, {_bytes(_own_bytes(made))}")
+    typer.echo(f"{made.url}: step {made.step:,}, {_bytes(_count_own_bytes(made))}")
 
 
 def _print(snapshot: Snapshot, summaries: list[TableSummary], report: VerifyReport | None) -> None:
@@ -164,12 +164,12 @@ def _print(snapshot: Snapshot, summaries: list[TableSummary], report: VerifyRepo
     )
     console.print(head)
     if snapshot.base is None:
-        console.print(f"full, {_bytes(_own_bytes(snapshot))}")
+        console.print(f"full, {_bytes(_count_own_bytes(snapshot))}")
     for place, each in enumerate(snapshot.chain if snapshot.base else ()):
         kind = "full" if each.base is None else "delta"
         console.print(
             Text(
-                f"{'  ' * place}{kind} {each.name}, step {each.step:,}, {_bytes(_own_bytes(each))}"
+                f"{'  ' * place}{kind} {each.name}, step {each.step:,}, {_bytes(_count_own_bytes(each))}"
             )
         )
     if summaries:
@@ -222,7 +222,7 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "world_size": snapshot.world_size,
         "manifest_hash": snapshot.manifest_hash,
         "chain": [each.url for each in snapshot.chain],
-        "size_bytes": sum(map(_own_bytes, snapshot.chain)),
+        "size_bytes": sum(map(_count_own_bytes, snapshot.chain)),
     }
 
 
@@ -261,7 +261,7 @@ def _details(
     return found
 
 
-def _own_bytes(snapshot: Snapshot) -> int:
+def _count_own_bytes(snapshot: Snapshot) -> int:
     return sum(entry.size_bytes for entry in snapshot.files())
 
 

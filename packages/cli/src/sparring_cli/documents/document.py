@@ -7,11 +7,11 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparring_cli.documents.explanations import explain
+from sparring_cli.documents.explanations import explain_error
 from sparring_cli.documents.overrides import apply_override
 from sparring_cli.documents.paths import resolve_path, with_paths
 from sparring_cli.documents.problems import ConfigPath, Problem, raise_problems
-from sparring_cli.documents.reader import DATA_LIMITS, parse_yaml, place_in, read_text
+from sparring_cli.documents.reader import DATA_LIMITS, parse_yaml, make_locator, read_text
 
 __all__ = ["Document", "DocumentModel", "read_document"]
 
@@ -36,7 +36,7 @@ class Document:
 
     def __init__(self, source: str, text: str) -> None:
         self.source = source
-        self._parsed = parse_yaml(text, place_in(source), DATA_LIMITS)
+        self._parsed = parse_yaml(text, make_locator(source), DATA_LIMITS)
         self._value = self._parsed.mapping()
         if not self._parsed.is_readable:
             raise_problems(self._parsed.problems)
@@ -48,17 +48,17 @@ class Document:
             raise_problems(self._parsed.problems)
         return self._value
 
-    def place(self, path: ConfigPath) -> str:
+    def location(self, path: ConfigPath) -> str:
         """``file:line:column`` of the key at `path`, or of the section that lacks it."""
-        return str(self._parsed.places.of_key(path))
+        return str(self._parsed.locations.of_key(path))
 
-    def refuse(self, path: ConfigPath, message: str) -> NoReturn:
-        raise_problems([Problem(self._parsed.places.of_key(path), message, path)])
+    def raise_problem(self, path: ConfigPath, message: str) -> NoReturn:
+        raise_problems([Problem(self._parsed.locations.of_key(path), message, path)])
 
     def override(self, text: str) -> None:
         """Sets one value: ``dotted.key=value``, the value in YAML. Missing sections are created."""
-        places = self._parsed.places
-        self._parsed.problems += apply_override(text, self._value, places, DATA_LIMITS)
+        locations = self._parsed.locations
+        self._parsed.problems += apply_override(text, self._value, locations, DATA_LIMITS)
 
     def as_model(self, model: type[_Model]) -> _Model:
         """The value as `model`; relative paths of the file start at its folder, those of overrides at
@@ -67,12 +67,12 @@ class Document:
         Raises:
             ConfigError: the text, an override or the value is wrong; a line for each problem.
         """
-        places, problems = self._parsed.places, list(self._parsed.problems)
+        locations, problems = self._parsed.locations, list(self._parsed.problems)
         told = {each.path for each in problems}
         try:
             checked = model.model_validate(self._value)
         except ValidationError as error:
-            found = explain(error, self._value, places, model=model)
+            found = explain_error(error, self._value, locations, model=model)
             problems += [each for each in found if each.path not in told]
         if problems:
             raise_problems(problems)
@@ -80,7 +80,7 @@ class Document:
         return with_paths(
             checked,
             lambda at, text: (
-                text if places.of_value(at).is_override else resolve_path(text, folder)
+                text if locations.of_value(at).is_override else resolve_path(text, folder)
             ),
         )
 

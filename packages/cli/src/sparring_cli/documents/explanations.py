@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sparring.adapter import closest_name
-from sparring.contracts import SECRET_GIVEN
-from sparring_cli.documents.places import Places
-from sparring_cli.documents.problems import ConfigPath, Problem, describe_value, dotted
-from sparring_cli.documents.schema import UNKNOWN_KEY, known_keys, path_of
+from sparring.adapter import find_closest_name
+from sparring.contracts import SECRET_IN_CONFIG
+from sparring_cli.documents.locations import Locations
+from sparring_cli.documents.problems import ConfigPath, Problem, describe_value, format_path
+from sparring_cli.documents.schema import UNKNOWN_KEY, known_keys, find_path
 
-__all__ = ["explain"]
+__all__ = ["explain_error"]
 
 _MAPPING_ERRORS = {"dict_type", "model_attributes_type", "model_type", "dataclass_type"}
 
@@ -46,10 +46,10 @@ _EXPECTED = {
 """Type of a pydantic error → expected value; names in braces come from the context of the error."""
 
 
-def explain(
+def explain_error(
     error: ValidationError,
     value: Any,
-    places: Places,
+    locations: Locations,
     *,
     model: type[BaseModel],
     at: ConfigPath = (),
@@ -64,61 +64,61 @@ def explain(
         at: path of `value` in the configuration.
     """
     return [
-        _explain_one(details, value, places, model, at)
+        _explain_one(details, value, locations, model, at)
         for details in error.errors(include_url=False)
     ]
 
 
 def _explain_one(
-    details: ErrorDetails, value: Any, places: Places, model: type[BaseModel], at: ConfigPath
+    details: ErrorDetails, value: Any, locations: Locations, model: type[BaseModel], at: ConfigPath
 ) -> Problem:
-    inner = path_of(model, details["loc"])
+    inner = find_path(model, details["loc"])
     path = (*at, *inner)
     context = details.get("ctx", {})
     found = describe_value(details["input"])
     kind = details["type"]
-    name = dotted(path) or "the configuration"
+    name = format_path(path) or "the configuration"
 
     if kind in UNKNOWN_KEY:
         known = known_keys(model, inner[:-1], value)
-        section = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
-        suggestion = closest_name(str(path[-1]), known)
+        section = f" in {format_path(path[:-1])}" if len(path) > 1 else ""
+        suggestion = find_closest_name(str(path[-1]), known)
         return Problem(
-            places.of_key(path),
+            locations.of_key(path),
             f"unknown key {str(path[-1])!r}{section}",
             path,
             expected=None if suggestion else _one_of(known),
             suggestion=suggestion,
         )
-    if kind == SECRET_GIVEN:
+    if kind == SECRET_IN_CONFIG:
         # Only the reason: the message contains the name already.
         path = (*path, *context.get("path", ()))
         reason = context.get("reason", details["msg"])
-        return Problem(places.of_value(path), f"{dotted(path)}: {reason}", path)
+        return Problem(locations.of_value(path), f"{format_path(path)}: {reason}", path)
     if kind == "missing":
-        return Problem(places.of_key(path), f"{name} is missing", path)
+        return Problem(locations.of_key(path), f"{name} is missing", path)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _explain_kind(kind, context, places, path)
+        return _explain_kind(kind, context, locations, path)
     if "path" in context:
         path = (*at, *context["path"])
         return Problem(
-            places.of_key(path) if context.get("is_key") else places.of_value(path),
-            f"{dotted(path)}: {details['msg']}",
+            locations.of_key(path) if context.get("is_key") else locations.of_value(path),
+            f"{format_path(path)}: {details['msg']}",
             path,
             found=context.get("found"),
             expected=context.get("expected"),
             suggestion=context.get("suggestion"),
         )
     if kind == "value_error":
-        return Problem(places.of_value(path), f"{name}: {context['error']}", path)
+        return Problem(locations.of_value(path), f"{name}: {context['error']}", path)
     if kind in _MAPPING_ERRORS:
-        return Problem(places.of_value(path), f"{name} is wrong", path, found, "a mapping")
+        return Problem(locations.of_value(path), f"{name} is wrong", path, found, "a mapping")
     if kind in _EXPECTED:
         suggestion = None
         if kind in ("enum", "literal_error") and isinstance(details["input"], str):
-            suggestion = closest_name(details["input"], _quoted(context["expected"]))
+            suggestion = find_closest_name(details["input"], _quoted(context["expected"]))
         return Problem(
-            places.of_value(path),
+            locations.of_value(path),
             f"{name} is wrong",
             path,
             found,
@@ -126,26 +126,26 @@ def _explain_one(
             suggestion,
         )
     message = details["msg"][:1].lower() + details["msg"][1:]
-    return Problem(places.of_value(path), f"{name}: {message}", path, found=found)
+    return Problem(locations.of_value(path), f"{name}: {message}", path, found=found)
 
 
 def _explain_kind(
-    kind: str, context: Mapping[str, Any], places: Places, path: ConfigPath
+    kind: str, context: Mapping[str, Any], locations: Locations, path: ConfigPath
 ) -> Problem:
     """Describes a discriminator of a union that is missing or unknown."""
     below = (*path, "kind")
     if kind == "union_tag_not_found":
-        return Problem(places.of_key(below), f"{dotted(below)} is missing", below)
+        return Problem(locations.of_key(below), f"{format_path(below)} is missing", below)
     tags = _quoted(context["expected_tags"])
     # An initializer may be given only by its name; then there is no key `kind`.
-    at = below if places.is_known(below) else path
+    at = below if locations.is_known(below) else path
     return Problem(
-        places.of_value(at),
-        f"{dotted(at)} is wrong",
+        locations.of_value(at),
+        f"{format_path(at)} is wrong",
         at,
         found=repr(context["tag"]),
         expected=_one_of(tags),
-        suggestion=closest_name(str(context["tag"]), tags),
+        suggestion=find_closest_name(str(context["tag"]), tags),
     )
 
 

@@ -6,35 +6,35 @@ import sys
 from typing import Any
 
 from sparring.adapter import may_show_secret
-from sparring_cli.documents.places import Places
-from sparring_cli.documents.problems import ConfigPath, Place, Problem, describe_value, dotted
+from sparring_cli.documents.locations import Locations
+from sparring_cli.documents.problems import ConfigPath, Location, Problem, describe_value, format_path
 from sparring_cli.documents.reader import CONFIG_LIMITS, Limits, parse_yaml
 
 __all__ = ["apply_override"]
 
-_LONGEST_SHOWN = 80
+_MAX_SHOWN_CHARS = 80
 
 
 def apply_override(
-    override: str, value: dict[str, Any], places: Places, limits: Limits = CONFIG_LIMITS
+    override: str, value: dict[str, Any], locations: Locations, limits: Limits = CONFIG_LIMITS
 ) -> list[Problem]:
     """Sets one value in `value`, in place, and notes in `places` where it came from.
 
     The text behind ``=`` is read as YAML: ``training.epochs=3``, ``data={kind: movielens, …}``.
     Sections that the file does not give are made. What is wrong is returned.
     """
-    shown = override if len(override) <= _LONGEST_SHOWN else override[:_LONGEST_SHOWN] + "…"
+    shown = override if len(override) <= _MAX_SHOWN_CHARS else override[:_MAX_SHOWN_CHARS] + "…"
     key, equals, text = override.partition("=")
     if may_show_secret(override):
         shown = key if equals and "@" not in key else "…"
-    place = Place(sys.maxsize, 0, f"override {shown}")
+    location = Location(sys.maxsize, 0, f"override {shown}")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        return [Problem(place, "an override has the form dotted.key=value")]
-    parsed = parse_yaml(text, lambda _line, _column: place, limits)
+        return [Problem(location, "an override has the form dotted.key=value")]
+    parsed = parse_yaml(text, lambda _line, _column: location, limits)
     if parsed.problems:
         hint = "put the value in quotes if it is meant as text"
-        return [Problem(place, f"{problem.message}; {hint}") for problem in parsed.problems]
+        return [Problem(location, f"{problem.message}; {hint}") for problem in parsed.problems]
 
     path: ConfigPath = ()
     target: Any = value
@@ -42,7 +42,7 @@ def apply_override(
         is_last = i == len(parts) - 1
         if isinstance(target, list):
             if not part.isascii() or not part.isdigit() or int(part) >= len(target):
-                return [_no_such_item(place, path, part, target)]
+                return [_no_such_item(location, path, part, target)]
             index: Any = int(part)
             is_new = False
         elif isinstance(target, dict):
@@ -51,8 +51,8 @@ def apply_override(
         else:
             return [
                 Problem(
-                    place,
-                    f"{dotted(path)} cannot have a key {part!r}; override {dotted(path)} itself",
+                    location,
+                    f"{format_path(path)} cannot have a key {part!r}; override {format_path(path)} itself",
                     path,
                     found=describe_value(target),
                     expected="a mapping or a list",
@@ -61,18 +61,18 @@ def apply_override(
         path = (*path, index)
         if is_last:
             target[index] = parsed.value
-            places.replace(path, place)
+            locations.replace(path, location)
         elif is_new:
             target[index] = {}
-            places.replace(path, place)
+            locations.replace(path, location)
         target = target[index]
     return []
 
 
-def _no_such_item(place: Place, path: ConfigPath, part: str, target: list[Any]) -> Problem:
+def _no_such_item(location: Location, path: ConfigPath, part: str, target: list[Any]) -> Problem:
     return Problem(
-        place,
-        f"{dotted(path)} has no item {part!r}",
+        location,
+        f"{format_path(path)} has no item {part!r}",
         path,
         found=f"{len(target)} items",
         expected=f"an index from 0 to {len(target) - 1}" if target else "the whole list",

@@ -10,17 +10,17 @@ from typing import NoReturn
 from sparring.adapter import may_show_secret
 from sparring.errors import ConfigError
 
-__all__ = ["Place", "ConfigPath", "Problem", "describe_value", "dotted", "raise_problems"]
+__all__ = ["Location", "ConfigPath", "Problem", "describe_value", "format_path", "raise_problems"]
 
 ConfigPath = tuple[str | int, ...]
 """Keys and list indexes from the top of a configuration to one value."""
 
-_LONGEST_VALUE = 60
-_MOST_SHOWN = 100
+_MAX_VALUE_CHARS = 60
+_MAX_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Location:
     """A place as messages name it; places sort in the order of the file, overrides last."""
 
     line: int
@@ -49,7 +49,7 @@ class Problem:
         suggestion: what was probably meant.
     """
 
-    place: Place
+    location: Location
     message: str
     path: ConfigPath = ()
     found: str | None = None
@@ -70,7 +70,7 @@ class Problem:
         )
         question = f"did you mean {self.suggestion}?" if self.suggestion else ""
         remarks = "; ".join(part for part in (facts, question) if part)
-        return f"{self.place}: {self.message}" + (f" ({remarks})" if remarks else "")
+        return f"{self.location}: {self.message}" + (f" ({remarks})" if remarks else "")
 
 
 def raise_problems(problems: Sequence[Problem]) -> NoReturn:
@@ -78,14 +78,14 @@ def raise_problems(problems: Sequence[Problem]) -> NoReturn:
 
     They are the attribute ``problems`` of the error. What two checks found is given once.
     """
-    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place)
-    lines = [str(problem) for problem in ordered[:_MOST_SHOWN]]
-    if len(ordered) > _MOST_SHOWN:
-        lines.append(f"… and {len(ordered) - _MOST_SHOWN:,} more")
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.location)
+    lines = [str(problem) for problem in ordered[:_MAX_SHOWN]]
+    if len(ordered) > _MAX_SHOWN:
+        lines.append(f"… and {len(ordered) - _MAX_SHOWN:,} more")
     raise ConfigError("\n".join(lines), problems=tuple(ordered))
 
 
-def dotted(path: ConfigPath) -> str:
+def format_path(path: ConfigPath) -> str:
     """The path as users write it in an override: ``model.bottom_mlp.0``."""
     return ".".join(str(part) for part in path)
 
@@ -98,10 +98,10 @@ def describe_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         shown = repr(value)
-        return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
+        return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
     shown = str(value)
-    return shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
+    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"

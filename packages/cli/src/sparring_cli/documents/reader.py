@@ -17,10 +17,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from sparring_cli.documents.places import Places
+from sparring_cli.documents.locations import Locations
 from sparring_cli.documents.problems import (
     ConfigPath,
-    Place,
+    Location,
     Problem,
     describe_value,
     raise_problems,
@@ -32,7 +32,7 @@ __all__ = [
     "Limits",
     "ParsedText",
     "parse_yaml",
-    "place_in",
+    "make_locator",
     "read_text",
 ]
 
@@ -43,7 +43,7 @@ _QUOTED = re.compile(r" '[^'<\\][^']+'")
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {"bool", "float", "int", "null", "str"}
 
-PlaceOf = Callable[[int, int], Place]
+Locator = Callable[[int, int], Location]
 """(line, column), both from 0 → how messages name that place."""
 
 
@@ -75,7 +75,7 @@ class ParsedText:
     """Parsed text. `value` leaves out what `problems` complain about."""
 
     value: Any
-    places: Places
+    locations: Locations
     problems: list[Problem] = field(default_factory=list)
     is_readable: bool = True
     """False where the text is no YAML at all."""
@@ -87,7 +87,7 @@ class ParsedText:
         if self.value is not None:
             self.problems.append(
                 Problem(
-                    self.places.of_value(()),
+                    self.locations.of_value(()),
                     "the file must hold a mapping of keys to values",
                     found=describe_value(self.value),
                 )
@@ -117,25 +117,25 @@ def read_text(source: str, limits: Limits) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start]
-        place = place_in(source)(before.count(b"\n"), len(before) - before.rfind(b"\n") - 1)
+        location = make_locator(source)(before.count(b"\n"), len(before) - before.rfind(b"\n") - 1)
         found = f"byte 0x{content[error.start]:02X}"
         message = "the file is not UTF-8; save it as UTF-8"
-        raise_problems([Problem(place, message, found=found)])
+        raise_problems([Problem(location, message, found=found)])
 
 
 def _refuse(source: str, limits: Limits, found: str) -> NoReturn:
     expected = f"a YAML file of at most {limits.max_bytes:,} bytes"
-    raise_problems([Problem(Place(0, 0, source), "cannot read the file", (), found, expected)])
+    raise_problems([Problem(Location(0, 0, source), "cannot read the file", (), found, expected)])
 
 
-def place_in(source: str) -> PlaceOf:
+def make_locator(source: str) -> Locator:
     """Names places in a file: ``file:line:column``, both counted from 1."""
-    return lambda line, column: Place(line + 1, column + 1, f"{source}:{line + 1}:{column + 1}")
+    return lambda line, column: Location(line + 1, column + 1, f"{source}:{line + 1}:{column + 1}")
 
 
-def parse_yaml(text: str, place_of: PlaceOf, limits: Limits = CONFIG_LIMITS) -> ParsedText:
+def parse_yaml(text: str, locator: Locator, limits: Limits = CONFIG_LIMITS) -> ParsedText:
     """Reads one YAML document; what is wrong with it lands in `ParsedText.problems`."""
-    parsed = ParsedText(None, Places(place_of(0, 0)))
+    parsed = ParsedText(None, Locations(locator(0, 0)))
     loader = YAML(typ="safe", pure=True)
     try:
         node = loader.compose(text)
@@ -145,53 +145,53 @@ def parse_yaml(text: str, place_of: PlaceOf, limits: Limits = CONFIG_LIMITS) -> 
         character = f"U+{ord(text[error.position]):04X}"
         parsed.problems.append(
             Problem(
-                place_of(before.count("\n"), column),
+                locator(before.count("\n"), column),
                 f"YAML: the character {character} is not allowed; remove it",
             )
         )
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = place_of(mark.line, mark.column) if mark else place_of(0, 0)
+        location = locator(mark.line, mark.column) if mark else locator(0, 0)
         parts = (str(part) for part in (error.context, error.problem) if part)
         reason = _QUOTED.sub("", " ".join(parts))
-        parsed.problems.append(Problem(place, f"YAML: {reason}"))
+        parsed.problems.append(Problem(location, f"YAML: {reason}"))
     except RecursionError:
-        parsed.problems.append(Problem(place_of(0, 0), "YAML: nested too deep"))
+        parsed.problems.append(Problem(locator(0, 0), "YAML: nested too deep"))
     except YAMLError as error:
-        parsed.problems.append(Problem(place_of(0, 0), f"YAML: {error}"))
+        parsed.problems.append(Problem(locator(0, 0), f"YAML: {error}"))
     else:
         if node is not None:
             try:
-                parsed.value = _Reader(loader, parsed, place_of, limits).read(node, ())
-            except _TooMuchError as error:
-                parsed.problems.append(Problem(place_of(0, 0), f"YAML: {error}"))
+                parsed.value = _Reader(loader, parsed, locator, limits).read(node, ())
+            except _LimitError as error:
+                parsed.problems.append(Problem(locator(0, 0), f"YAML: {error}"))
                 parsed.is_readable = False
         return parsed
     parsed.is_readable = False
     return parsed
 
 
-class _TooMuchError(Exception):
+class _LimitError(Exception):
     """A bound was met; a few aliases in one another can stand for billions of values."""
 
 
 class _Reader:
     """Turns the node tree of one text into plain values."""
 
-    def __init__(self, loader: YAML, parsed: ParsedText, place_of: PlaceOf, limits: Limits) -> None:
+    def __init__(self, loader: YAML, parsed: ParsedText, locator: Locator, limits: Limits) -> None:
         self._limits = limits
         self._constructor = loader.constructor
         self._parsed = parsed
-        self._place_of = place_of
+        self._place_of = locator
         self._num_values = 0
 
     def read(self, node: Node, path: ConfigPath) -> Any:
         self._num_values += 1
         if self._num_values > self._limits.max_values:
             most = self._limits.max_values
-            raise _TooMuchError(f"more than {most:,} values, aliases counted each time")
+            raise _LimitError(f"more than {most:,} values, aliases counted each time")
         if len(path) > _MAX_DEPTH:
-            raise _TooMuchError(f"nested more than {_MAX_DEPTH} levels deep")
+            raise _LimitError(f"nested more than {_MAX_DEPTH} levels deep")
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return self._read_mapping(node, path)
         if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
@@ -209,13 +209,13 @@ class _Reader:
                 self._complain(key_node, path, "a key must be text; put it in quotes", shown)
                 continue
             if key in mapping:
-                first = self._parsed.places.of_key((*path, key))
+                first = self._parsed.locations.of_key((*path, key))
                 self._complain(
                     key_node, (*path, key), f"key {key!r} is given twice, first at {first}"
                 )
                 continue
             below = (*path, key)
-            self._parsed.places.add(below, key=self._at(key_node), value=self._at(value_node))
+            self._parsed.locations.add(below, key=self._at(key_node), value=self._at(value_node))
             mapping[key] = self.read(value_node, below)
         return mapping
 
@@ -225,7 +225,7 @@ class _Reader:
         return str(node.value) if self._limits.text_keys else self._read_scalar(node, path)
 
     def _read_item(self, node: Node, path: ConfigPath) -> Any:
-        self._parsed.places.add(path, key=self._at(node), value=self._at(node))
+        self._parsed.locations.add(path, key=self._at(node), value=self._at(node))
         return self.read(node, path)
 
     def _read_scalar(self, node: ScalarNode, path: ConfigPath) -> Any:
@@ -254,5 +254,5 @@ class _Reader:
             Problem(self._at(node), f"YAML: {message}", path=path, found=found)
         )
 
-    def _at(self, node: Node) -> Place:
+    def _at(self, node: Node) -> Location:
         return self._place_of(node.start_mark.line, node.start_mark.column)

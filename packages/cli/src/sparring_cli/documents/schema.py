@@ -10,10 +10,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag
 
-from sparring.contracts import fields_of
+from sparring.contracts import get_fields
 from sparring_cli.documents.problems import ConfigPath
 
-__all__ = ["UNKNOWN_KEY", "Shape", "known_keys", "path_of", "shape_of"]
+__all__ = ["UNKNOWN_KEY", "Shape", "known_keys", "find_path", "find_shape"]
 
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 """Types of the error for an unknown key, in a model and in a setting."""
@@ -36,7 +36,7 @@ class Shape:
     items: Any = None
 
 
-def shape_of(annotation: Any) -> Shape:
+def find_shape(annotation: Any) -> Shape:
     """The shape behind an annotation, without `Annotated` and `None`."""
     while get_origin(annotation) is typing.Annotated:
         annotation = get_args(annotation)[0]
@@ -46,7 +46,7 @@ def shape_of(annotation: Any) -> Shape:
     if origin in (Union, types.UnionType):
         parts = [part for part in get_args(annotation) if part is not type(None)]
         if len(parts) == 1:
-            return shape_of(parts[0])
+            return find_shape(parts[0])
         members = dict(map(_member, parts))
         models = {tag: part for tag, part in members.items() if _is_model(part)}
         if models:
@@ -56,7 +56,7 @@ def shape_of(annotation: Any) -> Shape:
     return Shape({})
 
 
-def path_of(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
+def find_path(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
     """pydantic's location of an error, without the names of union members in it."""
     shape = Shape({"": top})
     path: list[str | int] = []
@@ -78,11 +78,11 @@ def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str,
         path: the mapping.
         value: the whole, as it was read; it decides which member of a union is meant.
     """
-    shape = _chosen(Shape({"": top}), value)
+    shape = _choose_member(Shape({"": top}), value)
     for part in path:
         value = _item(value, part)
-        shape = _chosen(_below(shape, part), value)
-    return tuple(key for model in shape.models.values() for key in fields_of(model))
+        shape = _choose_member(_below(shape, part), value)
+    return tuple(key for model in shape.models.values() for key in get_fields(model))
 
 
 def _is_model(annotation: Any) -> bool:
@@ -93,12 +93,12 @@ def _is_model(annotation: Any) -> bool:
 
 def _below(shape: Shape, part: str | int) -> Shape:
     model = shape.models.get("")
-    if model is not None and part in fields_of(model):
-        return shape_of(fields_of(model)[str(part)].annotation)
-    return shape_of(shape.items)
+    if model is not None and part in get_fields(model):
+        return find_shape(get_fields(model)[str(part)].annotation)
+    return find_shape(shape.items)
 
 
-def _chosen(shape: Shape, value: Any) -> Shape:
+def _choose_member(shape: Shape, value: Any) -> Shape:
     if shape.discriminator is None:
         return shape
     kind = value.get(shape.discriminator) if isinstance(value, dict) else None
@@ -123,8 +123,8 @@ def _member(part: Any) -> tuple[str, Any]:
         return tags[0], model
     if not _is_model(part):
         return str(getattr(part, "__name__", part)), part
-    if "kind" not in fields_of(part):
+    if "kind" not in get_fields(part):
         return part.__name__, part
-    annotation = fields_of(part)["kind"].annotation
+    annotation = get_fields(part)["kind"].annotation
     assert get_origin(annotation) is Literal
     return str(get_args(annotation)[0]), part

@@ -68,7 +68,7 @@ class _Metric:
         if not labels and self.kind != "gauge":
             self._values[()] = 0.0  # shown before anything was counted
 
-    def _place(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+    def _label_values(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         try:
             if len(labels) == len(self.labels):
                 return tuple([labels[each] for each in self.labels])
@@ -92,9 +92,9 @@ class MetricCounter(_Metric):
     kind = "counter"
 
     def add(self, amount: float = 1, **labels: str) -> None:
-        place = self._place(labels)
+        label_values = self._label_values(labels)
         with self._lock:
-            self._values[place] = self._values.get(place, 0) + amount
+            self._values[label_values] = self._values.get(label_values, 0) + amount
 
 
 class MetricGauge(_Metric):
@@ -103,9 +103,9 @@ class MetricGauge(_Metric):
     kind = "gauge"
 
     def set(self, value: float, **labels: str) -> None:
-        place = self._place(labels)
+        label_values = self._label_values(labels)
         with self._lock:
-            self._values[place] = value
+            self._values[label_values] = value
 
 
 class MetricHistogram(_Metric):
@@ -123,27 +123,27 @@ class MetricHistogram(_Metric):
         super().__init__(name, meaning, labels)
 
     def observe(self, value: float, **labels: str) -> None:
-        place = self._place(labels)
+        label_values = self._label_values(labels)
         bucket = bisect_left(self._bounds, value)
         with self._lock:
-            self._values[place] = self._values.get(place, 0.0) + value
-            if place not in self._counts:
-                self._counts[place] = [0] * len(self._bounds)
-            self._counts[place][bucket] += 1
+            self._values[label_values] = self._values.get(label_values, 0.0) + value
+            if label_values not in self._counts:
+                self._counts[label_values] = [0] * len(self._bounds)
+            self._counts[label_values][bucket] += 1
 
     def samples(self) -> list[MetricSample]:
         with self._lock:
             found = [
-                (place, value, list(self._counts[place]))
-                for place, value in sorted(self._values.items())
+                (label_values, value, list(self._counts[label_values]))
+                for label_values, value in sorted(self._values.items())
             ]
         return [
             MetricSample(
-                dict(zip(self.labels, place, strict=True)),
+                dict(zip(self.labels, label_values, strict=True)),
                 value,
                 dict(zip(self._bounds, counts, strict=True)),
             )
-            for place, value, counts in found
+            for label_values, value, counts in found
         ]
 
 

@@ -19,11 +19,11 @@ from sparring import (
     Snapshot,
     TableDescription,
     count_rows,
-    merged_chunks,
+    scan_rows,
 )
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnsupportedError
 
-__all__ = ["embedding_parts", "export_tables"]
+__all__ = ["read_embedding_parts", "export_tables"]
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -135,7 +135,7 @@ class _Table:
         self.snapshot, self.name = snapshot, name
         self.described: TableDescription = snapshot.tables[name]
         self.has_state = with_state and self.described.state_width > 0
-        self.parts = embedding_parts(snapshot, name, self.described.dim)
+        self.parts = read_embedding_parts(snapshot, name, self.described.dim)
 
     @property
     def columns(self) -> Columns:
@@ -145,7 +145,7 @@ class _Table:
         return self._columns_of(ScanChunk(nothing, empty, nothing.astype(np.uint64)))
 
     def chunks(self) -> Iterator[Columns]:
-        for chunk in merged_chunks(self.snapshot, self.name):
+        for chunk in scan_rows(self.snapshot, self.name):
             yield self._columns_of(chunk)
 
     def _columns_of(self, chunk: ScanChunk) -> Columns:
@@ -162,7 +162,7 @@ class _Table:
         return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 
 
-def embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]:
+def read_embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]:
     """Where the parts of an embedding are; ``embedding`` comes first."""
     if EMBEDDING_PARTS not in snapshot.state_names(0):
         return {"embedding": slice(0, dim)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparring import Snapshot, TableConfig, TableDescription, merged_chunks
+from sparring import Snapshot, TableConfig, TableDescription, scan_rows
 from sparring.contracts import Rows
 
 __all__ = ["TableSummary", "summarize"]
@@ -50,7 +50,7 @@ def summarize(snapshot: Snapshot, table: str) -> TableSummary:
     files = [entry for each in snapshot.chain for entry in each.files(table)]
     num_rows = num_finite = 0
     least, most, total = np.inf, 0.0, 0.0
-    for chunk in merged_chunks(snapshot, table):
+    for chunk in scan_rows(snapshot, table):
         norms = _norms(config, chunk.rows)
         finite = norms[np.isfinite(norms)]
         num_rows += len(chunk)

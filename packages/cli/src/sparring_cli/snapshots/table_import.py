@@ -15,7 +15,7 @@ from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 __all__ = ["import_table"]
 
 _CHUNK_ROWS = 65_536
-_MOST_KEY = np.iinfo(np.int64).max
+_MAX_KEY = np.iinfo(np.int64).max
 
 Chunks = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -68,7 +68,7 @@ def _rows(
     chunks: Chunks, table: TableConfig, source: str, seen: list[npt.NDArray[np.int64]]
 ) -> Iterator[ScanChunk]:
     for keys, embeddings in chunks:
-        if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > _MOST_KEY).any():
+        if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > _MAX_KEY).any():
             raise DataError(
                 f"{source}: keys must be int64, found {keys.dtype}; convert them so that no two become "
                 "one"
@@ -86,13 +86,13 @@ def _rows(
 
 
 def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:
-    embeddings = _mapped(source)
+    embeddings = _map_file(source)
     if embeddings.ndim != 2 or embeddings.dtype.kind not in "fiu":
         raise DataError(
             f"{source}: expected numbers of shape (n, dim), found shape {embeddings.shape} of "
             f"{embeddings.dtype}"
         )
-    keys = np.arange(len(embeddings)) if ids is None else _mapped(ids)
+    keys = np.arange(len(embeddings)) if ids is None else _map_file(ids)
     if keys.shape != (len(embeddings),):
         raise DataError(
             f"{ids}: expected one id for each of {len(embeddings)} embeddings, found shape {keys.shape}"
@@ -102,7 +102,7 @@ def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:
     return embeddings.shape[1], ((keys[part], embeddings[part]) for part in parts)
 
 
-def _mapped(path: str) -> npt.NDArray[Any]:
+def _map_file(path: str) -> npt.NDArray[Any]:
     try:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:

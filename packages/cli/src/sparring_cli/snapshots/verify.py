@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sparring import Snapshot, merged_chunks
+from sparring import Snapshot, scan_rows
 from sparring.errors import SnapshotError
 
 __all__ = ["SnapshotProblem", "VerifyReport", "verify_snapshot"]
 
-_MOST_PROBLEMS = 100
+_MAX_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
                 read = partial(snapshot.state, name, rank)
                 _note(problems, snapshot.url, f"state {name!r}", read)
     return VerifyReport(
-        len(snapshot.chain), num_files, num_bytes, num_rows, tuple(problems[:_MOST_PROBLEMS])
+        len(snapshot.chain), num_files, num_bytes, num_rows, tuple(problems[:_MAX_PROBLEMS])
     )
 
 
@@ -115,4 +115,4 @@ def _note_unlisted(problems: list[SnapshotProblem], snapshot: Snapshot) -> None:
 
 
 def _count(snapshot: Snapshot, table: str, num_rows: dict[str, int]) -> None:
-    num_rows[table] = sum(map(len, merged_chunks(snapshot, table)))
+    num_rows[table] = sum(map(len, scan_rows(snapshot, table)))

@@ -21,7 +21,7 @@ import pytest
 from sparring_nccl.collective import NcclCollective
 from sparring_nccl.libraries import CudaDriver, NcclLibrary
 
-__all__ = ["FakeGpus", "GpuArray", "NcclCollective", "open_fake"]
+__all__ = ["FakeGpus", "GpuArray", "NcclCollective", "open_fake_nccl"]
 
 
 class GpuArray(np.ndarray[Any, Any]):
@@ -74,7 +74,7 @@ class FakeGpus:
 
 
 @functools.cache
-def open_fake() -> FakeGpus:
+def open_fake_nccl() -> FakeGpus:
     """Compiles and opens the imitation; skips the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

@@ -8,6 +8,6 @@ Each name is imported from its module when it is first used. ``__init__.pyi`` li
 
 from __future__ import annotations
 
-from sparring._lazy import names_from
+from sparring._lazy import attach_stub
 
-__getattr__, __all__ = names_from(__file__, globals())
+__getattr__, __all__ = attach_stub(__file__, globals())

@@ -13,8 +13,8 @@ __all__ = [
     "ModuleReport",
     "Outcome",
     "check_choices",
-    "own_methods",
-    "why_no_weight",
+    "describe_added_methods",
+    "explain_missing_weight",
 ]
 
 
@@ -23,7 +23,7 @@ class Outcome(Enum):
 
     REPLACED = "replaced"
     KEPT = "kept"
-    REFUSED = "refused"
+    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class DistributionReport:
         return self._of(Outcome.KEPT)
 
     @property
-    def refused(self) -> tuple[ModuleReport, ...]:
+    def unsupported(self) -> tuple[ModuleReport, ...]:
         """The modules, or the optimizer, for which `distribute` raises."""
-        return self._of(Outcome.REFUSED)
+        return self._of(Outcome.UNSUPPORTED)
 
     def check(self) -> None:
         """Refuses a program of which something is refused.
@@ -70,10 +70,10 @@ class DistributionReport:
         Raises:
             UnsupportedError: with all such lines; its attribute `report` is this.
         """
-        if self.refused:
+        if self.unsupported:
             raise UnsupportedError(
-                f"distribute: {len(self.refused)} of {len(self.modules)} parts are refused, and nothing "
-                f"was changed\n{DistributionReport(self.refused)}",
+                f"distribute: {len(self.unsupported)} of {len(self.modules)} parts are refused, and nothing "
+                f"was changed\n{DistributionReport(self.unsupported)}",
                 report=self,
             )
 
@@ -100,7 +100,7 @@ def check_choices(semantics: str, keep: Collection[str]) -> None:
         raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
 
 
-def own_methods(kind: type, base: type, known: Collection[str]) -> str:
+def describe_added_methods(kind: type, base: type, known: Collection[str]) -> str:
     """Refusal of a class for methods that it adds to those of `base`, but for `known`; empty: none."""
     found = {
         name
@@ -111,7 +111,7 @@ def own_methods(kind: type, base: type, known: Collection[str]) -> str:
     return f"its class {kind.__name__} defines {', '.join(sorted(found))}" if found else ""
 
 
-def why_no_weight(path: str, table: str) -> str:
+def explain_missing_weight(path: str, table: str) -> str:
     """Text for a use of the weight of a module or layer, which `distribute` put into a table."""
     return (
         f"{path}: distribute put its weight into table {table}, which is no matrix. Call it with ids, "

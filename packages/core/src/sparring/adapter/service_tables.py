@@ -14,12 +14,12 @@ from sparring.engine.job.automatic_plan import PlanLike
 from sparring.engine.tables.group import StorageLike
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.rendezvous.environment import EnvironmentOptions, membership_from
+from sparring.rendezvous.environment import EnvironmentOptions, read_membership
 
-__all__ = ["fill_service", "service_storage", "write_rows"]
+__all__ = ["fill_service", "choose_service_storage", "write_rows"]
 
 
-def service_storage(
+def choose_service_storage(
     config: str | os.PathLike[str], plan: PlanLike, storage: StorageLike
 ) -> StorageChoice:
     """The storage of the service of a file; pushes wait until they are applied.
@@ -39,7 +39,7 @@ def service_storage(
 
 def _check_alone() -> None:
     try:
-        size = membership_from(os.environ, EnvironmentOptions()).world_size
+        size = read_membership(os.environ, EnvironmentOptions()).world_size
     except InvalidArgumentError:
         return  # no launcher started it
     if size > 1:

@@ -35,7 +35,7 @@ _HEARTBEAT_SECONDS = 2.0
 _ABORT_SECONDS = 5.0
 
 
-class _Standing(IntEnum):
+class _RankState(IntEnum):
     WORKING = 0
     DONE = 1
     FAILED = 2
@@ -70,7 +70,7 @@ class Coordinator:
         """
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is None:
-            self._vote(_Standing.DONE if error is None else _Standing.FAILED, error)
+            self._vote(_RankState.DONE if error is None else _RankState.FAILED, error)
             return
         self._error = error
         self._has_ended.set()
@@ -93,7 +93,7 @@ class Coordinator:
         """
         every = self.gather(mine)
         for rank, theirs in enumerate(every):
-            for name, first, other in _differences(every[0], theirs):
+            for name, first, other in _find_differences(every[0], theirs):
                 raise InvalidArgumentError(
                     f"{problem}: {name} is {first} on rank 0 and {other} on rank {rank}; {remedy}",
                     setting=name,
@@ -128,7 +128,7 @@ class Coordinator:
             BaseException: `error`.
             SparringError: the error of the first rank that has one, of its class, naming that rank.
         """
-        every = self.gather(_described(error))
+        every = self.gather(_describe_error(error))
         if error is not None:
             raise error
         rank = next(rank for rank, each in enumerate(every) if each)
@@ -145,7 +145,7 @@ class Coordinator:
     def start(self) -> None:
         """Begins work of minutes, perhaps; `agree` or `abort` must follow."""
         if self._collective.world_size > 1:
-            self._heartbeat = start_thread(self._beat, "sparring-heartbeat")
+            self._heartbeat = start_thread(self._send_heartbeats, "sparring-heartbeat")
 
     def check(self) -> None:
         """Called between pieces of work.
@@ -168,22 +168,22 @@ class Coordinator:
         if waits and self._heartbeat is not None:
             self._heartbeat.join(_ABORT_SECONDS)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """On the thread."""
         try:
             while True:
                 # In this order: an error is there before it is said that this rank has ended.
                 has_ended, error = self._has_ended.is_set(), self._error
-                mine = _Standing.WORKING
+                mine = _RankState.WORKING
                 if has_ended:
-                    mine = _Standing.DONE if error is None else _Standing.FAILED
+                    mine = _RankState.DONE if error is None else _RankState.FAILED
                 if self._vote(mine, error if has_ended else None):
                     return
                 self._has_ended.wait(0.0 if has_ended else _HEARTBEAT_SECONDS)
         except BaseException as failure:
             self._failure = failure
 
-    def _vote(self, mine: _Standing, error: BaseException | None) -> bool:
+    def _vote(self, mine: _RankState, error: BaseException | None) -> bool:
         """Whether no rank works any more."""
         if self._collective.world_size == 1:
             if error is not None:
@@ -191,12 +191,12 @@ class Coordinator:
             return True
         votes = self._collective.all_gather(np.array([mine], np.uint8))
         standings = [int(each[0]) for each in votes]
-        if _Standing.FAILED in standings:
+        if _RankState.FAILED in standings:
             self.raise_first(error, "failed")
-        return _Standing.WORKING not in standings
+        return _RankState.WORKING not in standings
 
 
-def _described(error: BaseException | None) -> dict[str, Any]:
+def _describe_error(error: BaseException | None) -> dict[str, Any]:
     if error is None:
         return {}
     details = getattr(error, "details", {}) if isinstance(error, SparringError) else {}
@@ -219,13 +219,13 @@ def _error_class(name: str) -> type[SparringError] | None:
     return found if is_ours else None
 
 
-def _differences(first: Any, other: Any, name: str = "") -> list[tuple[str, str, str]]:
+def _find_differences(first: Any, other: Any, name: str = "") -> list[tuple[str, str, str]]:
     """The names under which two values differ, with what each of the two has there."""
     if isinstance(first, Mapping) and isinstance(other, Mapping):
         found = []
         for key in sorted({*first, *other}):
             below = f"{name}.{key}" if name else key
-            found += _differences(first.get(key, _MISSING), other.get(key, _MISSING), below)
+            found += _find_differences(first.get(key, _MISSING), other.get(key, _MISSING), below)
         return found
     # By their text: to Python True is 1, and NaN is not NaN.
     texts = [

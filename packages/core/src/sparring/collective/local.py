@@ -15,11 +15,11 @@ __all__ = ["LocalCollective", "LocalGroup"]
 
 
 @dataclass(slots=True)
-class _Box:
+class _Mailbox:
     """Messages under way from one rank to another with one tag; at most one side is not empty."""
 
     messages: deque[Array] = field(default_factory=deque)
-    waiting: deque[_Receiving] = field(default_factory=deque)
+    waiting: deque[_ReceiveWork] = field(default_factory=deque)
 
 
 class LocalGroup:
@@ -34,7 +34,7 @@ class LocalGroup:
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()
         # (source, destination, tag) -> messages, or receives that wait for them, in their order
-        self.boxes: dict[tuple[int, int, int], _Box] = defaultdict(_Box)
+        self.boxes: dict[tuple[int, int, int], _Mailbox] = defaultdict(_Mailbox)
         # who takes part in nothing more -> why a wait for it is in vain
         self.gone: dict[int, Failure] = {}
         # who waits -> for whom
@@ -45,7 +45,7 @@ class LocalGroup:
         return LocalCollective(self, rank)
 
 
-class _Sent(Work):
+class _SendWork(Work):
     """A message is copied as it is sent, so its buffer is free at once."""
 
     def done(self) -> bool:
@@ -55,7 +55,7 @@ class _Sent(Work):
         return
 
 
-class _Receiving(Work):
+class _ReceiveWork(Work):
     def __init__(self, owner: LocalCollective, buffer: Array, source: int) -> None:
         self._owner = owner
         self._buffer = buffer
@@ -67,13 +67,13 @@ class _Receiving(Work):
 
     def done(self) -> bool:
         with self._owner.group.changed:
-            return self._look()
+            return self._poll()
 
     def wait(self) -> None:
         group = self._owner.group
         with group.changed:
             group.waiting[self._owner.rank] = self._source
-            while not self._look():
+            while not self._poll():
                 group.changed.wait(max(self._remaining(), 0.0))
             del group.waiting[self._owner.rank]
             if self._error is not None:
@@ -90,12 +90,12 @@ class _Receiving(Work):
         self._buffer.reshape(-1)[...] = message.view(self._buffer.dtype)
         self._is_done = True
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Whether the message came, or there is a reason to expect none. Call it under the lock."""
         if self._is_done or self._error is not None:
             return True
         if self._source in self._owner.group.gone:
-            self._fail(self._owner.why_gone(self._source))
+            self._fail(self._owner.find_failure(self._source))
         elif self._remaining() <= 0:
             inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
             for rank, peer in self._owner.group.waiting.items():
@@ -121,9 +121,9 @@ class LocalCollective(Collective):
 
     def close(self) -> None:
         self._is_closed = True
-        self._tell(Failure.left(self.rank))
+        self._report(Failure.left(self.rank))
 
-    def why_gone(self, peer: int) -> Failure:
+    def find_failure(self, peer: int) -> Failure:
         """Why a wait for a rank that is gone is in vain. Call it under the group's lock."""
         failure = self.group.gone[peer]
         # A rank that others take for dead knows better.
@@ -131,13 +131,13 @@ class LocalCollective(Collective):
 
     def failed(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
         """The error for a wait for `peer` that was in vain; the others hear of it."""
-        self._tell(Failure.reported(self.rank, failure.notice()))
+        self._report(Failure.from_report(self.rank, failure.notice()))
         return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 
     def _give_up_impl(self, culprit: int) -> None:
-        self._tell(Failure.reported(self.rank, Failure.own(culprit).notice()))
+        self._report(Failure.from_report(self.rank, Failure.own(culprit).notice()))
 
-    def _tell(self, failure: Failure) -> None:
+    def _report(self, failure: Failure) -> None:
         with self.group.changed:
             self.group.gone.setdefault(self.rank, failure)
             self.group.changed.notify_all()
@@ -145,7 +145,7 @@ class LocalCollective(Collective):
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         with self.group.changed:
             if destination in self.group.gone:
-                raise self.failed(destination, self.why_gone(destination), self.context)
+                raise self.failed(destination, self.find_failure(destination), self.context)
             box = self.group.boxes[(self.rank, destination, tag)]
             message = buffer.reshape(-1).view("uint8")
             if box.waiting:
@@ -153,10 +153,10 @@ class LocalCollective(Collective):
                 self.group.changed.notify_all()
             else:
                 box.messages.append(message.copy())
-        return _Sent()
+        return _SendWork()
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
-        receiving = _Receiving(self, buffer, source)
+        receiving = _ReceiveWork(self, buffer, source)
         with self.group.changed:
             box = self.group.boxes[(source, self.rank, tag)]
             if box.messages:

@@ -17,11 +17,11 @@ from sparring.contracts.settings import SETTINGS, Number, checked
 __all__ = [
     "EMBEDDING_PARTS",
     "UNDO_BYTES",
-    "Loaded",
+    "LoadResult",
     "Retention",
     "SaveOptions",
     "SaveSeconds",
-    "Saved",
+    "SaveResult",
     "State",
 ]
 
@@ -56,7 +56,7 @@ class Retention:
     """URLs of those that stay however old they are, with their bases."""
 
 
-EMBEDDING_PARTS = "embedding_parts"
+EMBEDDING_PARTS = "read_embedding_parts"
 """Name of the state that says what parts an embedding has, for exports: values table → part →
 [begin, end], as ``{"item": {"bias": [0, 1], "embedding": [1, 33]}}``."""
 
@@ -118,7 +118,7 @@ class SaveOptions:
     token: Annotated[
         str | None,
         Field(
-            description="Of ranks that meet in no collective (`Rendezvous.is_apart`): 1 to 64 letters, "
+            description="Of ranks that meet in no collective (`Rendezvous.is_independent`): 1 to 64 letters, "
             "digits, `_` or `-`, the same on all ranks of this save, and of no other save; others give "
             "none."
         ),
@@ -133,7 +133,7 @@ class SaveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """A snapshot that this rank has done its part of; the first rank has committed it."""
 
     url: str
@@ -147,7 +147,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
     """Result of a load."""
 
     url: str

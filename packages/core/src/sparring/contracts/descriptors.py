@@ -16,7 +16,7 @@ from sparring.contracts.options import NoOptions, Options
 if TYPE_CHECKING:
     from sparring.contracts.device.kernel_set import KernelSet
     from sparring.contracts.device.kernels import ArraySource
-    from sparring.contracts.planner import MadePlan, PlanRequest
+    from sparring.contracts.planner import PlanResult, PlanRequest
     from sparring.contracts.ranks.collective import BufferView, Collective
     from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan
     from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
@@ -198,7 +198,7 @@ class PlannerDescriptor(Descriptor):
     tables and ranks of the request. None: this planner has no files.
     """
 
-    factory: Callable[[PlanRequest], MadePlan]
+    factory: Callable[[PlanRequest], PlanResult]
     read: Callable[[str, PlanRequest], ShardingPlan] | None = None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparring.contracts.ranks.layout import ShardingPlan
 from sparring.contracts.tables.table import TableConfig
 
-__all__ = ["FeatureWorkload", "MadePlan", "PlanRequest", "TableWorkload"]
+__all__ = ["FeatureWorkload", "PlanResult", "PlanRequest", "TableWorkload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class TableWorkload:
         rows: the most that its storage may hold, where a user said so; None: unknown.
         method: the update method or native optimizer, ``adagrad``; None: unknown.
         kinds: sharding kinds that it may have; empty: any.
-        may_replicate: every rank may keep all rows: the storage evicts none, each rank has one, and it
+        supports_replication: every rank may keep all rows: the storage evicts none, each rank has one, and it
             was not given open for a part of the rows.
-        may_divide: ranks may keep blocks of its columns: the update method is known and moves each
+        supports_column_split: ranks may keep blocks of its columns: the update method is known and moves each
             element without the others of its row, and storage and admission agree on keys.
         is_in_memory: rows are in the memory of the rank's machine.
-        may_pool: owners may pool its bags: all lookups are of bags, and their modules can.
+        supports_pooling: owners may pool its bags: all lookups are of bags, and their modules can.
     """
 
     table: TableConfig
@@ -52,10 +52,10 @@ class TableWorkload:
     rows: int | None = None
     method: str | None = None
     kinds: tuple[str, ...] = ()
-    may_replicate: bool = True
-    may_divide: bool = False
+    supports_replication: bool = True
+    supports_column_split: bool = False
     is_in_memory: bool = True
-    may_pool: bool = False
+    supports_pooling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class MadePlan:
+class PlanResult:
     """A planner's answer.
 
     Args:
@@ -93,4 +93,4 @@ class MadePlan:
 
     sharding: ShardingPlan
     summary: str = ""
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()

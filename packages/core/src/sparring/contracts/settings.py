@@ -30,16 +30,16 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from sparring.errors import InvalidArgumentError
-from sparring.runtime.suggestions import closest_name
+from sparring.runtime.suggestions import find_closest_name
 
 __all__ = [
     "SETTINGS",
     "Number",
     "checked",
-    "choice_of",
-    "fields_of",
+    "choice_type",
+    "get_fields",
     "kind_of",
-    "setting_from",
+    "parse_setting",
 ]
 
 SETTINGS = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
@@ -88,7 +88,7 @@ def checked(what: str) -> Callable[[_Class], _Class]:
     return decorate
 
 
-def fields_of(model: Any) -> Mapping[str, FieldInfo]:
+def get_fields(model: Any) -> Mapping[str, FieldInfo]:
     """The fields of a pydantic model or a setting, `kind` included."""
     if hasattr(model, "model_fields"):
         fields: Mapping[str, FieldInfo] = model.model_fields
@@ -104,7 +104,7 @@ def kind_of(value: Any) -> str | None:
     return None if kind is None else str(kind)
 
 
-def choice_of(kinds: Mapping[str, type], choose: Callable[[Any], str | None] = kind_of) -> Any:
+def choice_type(kinds: Mapping[str, type], choose: Callable[[Any], str | None] = kind_of) -> Any:
     """The type of a field that contains one of several settings.
 
     A file gives it as a mapping with `kind` and the fields of that setting, or as the name of the kind.
@@ -119,7 +119,7 @@ def choice_of(kinds: Mapping[str, type], choose: Callable[[Any], str | None] = k
     ]
 
 
-def setting_from(what: str, kinds: Mapping[str, type[Any]], value: str | Mapping[str, Any]) -> Any:
+def parse_setting(what: str, kinds: Mapping[str, type[Any]], value: str | Mapping[str, Any]) -> Any:
     """A setting from the name of its kind, or from ``{"kind": name, parameter: value}``.
 
     Raises:
@@ -164,7 +164,7 @@ def _as_argument_error(cls: type, what: str, error: ValidationError) -> InvalidA
     takes = f"it takes {', '.join(known) or 'none'}"
     name = known[place] if isinstance(place, int) and place < len(known) else place
     if name not in fields:
-        meant = closest_name(str(name), known)
+        meant = find_closest_name(str(name), known)
         hint = f"did you mean {meant!r}? " if meant is not None else ""
         return InvalidArgumentError(f"{what}: unknown parameter {name!r}; {hint}{takes}")
     if details["type"].startswith("missing"):

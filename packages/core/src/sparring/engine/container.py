@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.collective.local import LocalGroup
-from sparring.contracts.checkpoint import Loaded, Saved, SaveOptions, State
+from sparring.contracts.checkpoint import LoadResult, SaveResult, SaveOptions, State
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
@@ -49,10 +49,10 @@ from sparring.engine.job.fingerprint import JobFingerprint
 from sparring.engine.lookup.lookup import Lookup, look_up
 from sparring.engine.lookup.prefetch import Prefetch
 from sparring.engine.lookup.prefetch_thread import PrefetchThread
-from sparring.engine.lookup.transfer import transfer_of
+from sparring.engine.lookup.transfer import find_transfer
 from sparring.engine.optimizer_state import check_state, drop_state, set_state
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import EngineState, NonFinite, Purpose, place_of, quiesce
+from sparring.engine.state import EngineState, NonFinite, Purpose, find_membership, quiesce
 from sparring.engine.step import Step
 from sparring.engine.tables.assign import assign
 from sparring.engine.tables.entry import TableEntry
@@ -66,7 +66,7 @@ from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
 from sparring.runtime.trace import Trace
-from sparring.storage.load import StoragesAtWork
+from sparring.storage.load import BusyStorages
 
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
@@ -116,7 +116,7 @@ class StepContainer:
         collective = collective or LocalGroup(1).join(0)
         rendezvous = rendezvous or SingleRendezvous()
         shards = rendezvous.shard_map()
-        place = place_of(collective, rendezvous)
+        membership = find_membership(collective, rendezvous)
         if reduction is Reduction.MAX:
             raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
         if memory_bytes is not None and memory_bytes < 1:
@@ -124,16 +124,16 @@ class StepContainer:
                 f"container: memory_bytes must be at least 1, or None for no limit, found "
                 f"{memory_bytes}"
             )
-        resources, events, at_work = ResourceManager(), EventLoop(), StoragesAtWork()
+        resources, events, at_work = ResourceManager(), EventLoop(), BusyStorages()
         # Others are told in time that this rank cannot go on.
-        most_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
+        max_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
         fingerprint = JobFingerprint(config or {})
         if not isinstance(plan, ShardingPlan):
             plan = ShardingPlan({} if plan is None else plan)
-        tables = Tables(place, rendezvous, resources, events, plugin_manager, plan)
+        tables = Tables(membership, rendezvous, resources, events, plugin_manager, plan)
         self.state = EngineState(
             collective=collective,
-            place=place,
+            membership=membership,
             shard_map=shards,
             exchange=RingExchange(
                 collective,
@@ -149,7 +149,7 @@ class StepContainer:
             prefetches=PrefetchThread(),
             loads=LoadManager(),
             saves=SaveManager(events),
-            flushes=FlushManager(events, at_work, most_seconds),
+            flushes=FlushManager(events, at_work, max_seconds),
             reduction=reduction,
             non_finite=NonFinite(non_finite_gradients),
             memory_bytes=memory_bytes,
@@ -229,7 +229,7 @@ class StepContainer:
 
     def transfer(self, table: str) -> tuple[Transfer, str]:
         """How bags of a table travel: ``pooled`` by the owners of their rows, or by rows; and why."""
-        return transfer_of(self.state, table)
+        return find_transfer(self.state, table)
 
     def check_plan(self) -> None:
         """Refuses a plan for tables that were not declared, as the first write does.
@@ -352,7 +352,7 @@ class StepContainer:
         requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
         *,
         is_registered: bool = True,
-        refusal: Exception | None = None,
+        own_error: Exception | None = None,
     ) -> list[Lookup]:
         """As `lookup`, for several tables in one exchange between ranks.
 
@@ -365,7 +365,7 @@ class StepContainer:
             Exception: `refusal`, or in its place another rank's, naming that rank.
         """
         self.check_open()
-        lookups = look_up(self.state, requests, is_training=is_registered, refusal=refusal)
+        lookups = look_up(self.state, requests, is_training=is_registered, own_error=own_error)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
                 each.shadow_id = self.resources.register(table, each.keys, each.inverse)
@@ -375,7 +375,7 @@ class StepContainer:
         self,
         requests: Sequence[tuple[str, npt.NDArray[np.int64]]],
         *,
-        refusal: Exception | None = None,
+        own_error: Exception | None = None,
     ) -> Prefetch:
         """Begins a lookup on the prefetch thread; `Prefetch.finish` gives its results.
 
@@ -393,7 +393,7 @@ class StepContainer:
                 latter two and `refusal`, where there are several ranks, by `Prefetch.finish`.
         """
         self.check_open()
-        return Prefetch(self.state, requests, refusal)
+        return Prefetch(self.state, requests, own_error)
 
     def quiesce(self) -> None:
         """Returns when no prefetch and no load runs in the background, so that exchange and collective
@@ -448,7 +448,7 @@ class StepContainer:
         if self.collective.world_size > 1:
             self.exchange.stager(kernels)
         for entry in entries:
-            entry.kernels = None if entry.is_divided else kernels  # blocks join on the host
+            entry.kernels = None if entry.has_column_blocks else kernels  # blocks join on the host
 
     def collection(self, features: Sequence[tuple[str, str]]) -> Any:
         """Features that are looked up together, in one native call for all tables.
@@ -571,7 +571,7 @@ class StepContainer:
         base: str | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
-    ) -> Saved: ...
+    ) -> SaveResult: ...
 
     @overload
     def save(
@@ -582,7 +582,7 @@ class StepContainer:
         base: str | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
-    ) -> Task[Saved]: ...
+    ) -> Task[SaveResult]: ...
 
     @overload
     def save(
@@ -593,7 +593,7 @@ class StepContainer:
         base: str | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
-    ) -> Saved | Task[Saved]: ...
+    ) -> SaveResult | Task[SaveResult]: ...
 
     def save(
         self,
@@ -603,7 +603,7 @@ class StepContainer:
         base: str | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
-    ) -> Saved | Task[Saved]:
+    ) -> SaveResult | Task[SaveResult]:
         """Saves all tables as they are after the last step, and what else a training needs.
 
         All ranks call it after the same step with the same `url`, which they all reach; each writes
@@ -648,7 +648,7 @@ class StepContainer:
         blocking: Literal[True] = True,
         tables: Iterable[str] | None = None,
         is_base: bool = False,
-    ) -> Loaded: ...
+    ) -> LoadResult: ...
 
     @overload
     def load(
@@ -658,7 +658,7 @@ class StepContainer:
         blocking: Literal[False],
         tables: Iterable[str] | None = None,
         is_base: bool = False,
-    ) -> Task[Loaded]: ...
+    ) -> Task[LoadResult]: ...
 
     def load(
         self,
@@ -667,7 +667,7 @@ class StepContainer:
         blocking: bool = True,
         tables: Iterable[str] | None = None,
         is_base: bool = False,
-    ) -> Loaded | Task[Loaded]:
+    ) -> LoadResult | Task[LoadResult]:
         """Takes over a snapshot: rows, with state and scores, counters, admission, steps.
 
         All ranks call it, as many as there are now; each reads the partitions that it owns. What

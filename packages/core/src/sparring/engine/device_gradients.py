@@ -15,7 +15,7 @@ from sparring.contracts.storage.results import Keys, Rows
 __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 
 
-_MOST_WAITING = 8
+_MAX_WAITING = 8
 """Batches of a step that wait as they came. Beyond it they are added up by key."""
 
 
@@ -79,9 +79,9 @@ class DeviceGradients:
     @property
     def is_long(self) -> bool:
         """Whether so many batches wait that their sum takes less memory."""
-        return len(self.batches) >= _MOST_WAITING
+        return len(self.batches) >= _MAX_WAITING
 
-    def added_up(self) -> DeviceGradients:
+    def add_up(self) -> DeviceGradients:
         """The same as one batch: memory for distinct keys only. Waits as `by_key`."""
         summed = self.by_key()
         take = self.kernels.arrays.follow([summed.keys, summed.gradients])

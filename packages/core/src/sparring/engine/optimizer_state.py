@@ -25,8 +25,8 @@ __all__ = [
     "TableState",
     "check_state",
     "drop_state",
-    "give_method_states",
-    "give_states",
+    "set_method_states",
+    "set_states",
     "method_state",
     "set_state",
 ]
@@ -50,7 +50,7 @@ def method_state(method: UpdateMethod, hyper: HyperParameters, table: TableConfi
     return TableState(method.name, initial, why_coupled(method, hyper))
 
 
-def give_states(
+def set_states(
     state: EngineState,
     wanted: Mapping[str, TableState],
     given: Mapping[str, Storage],
@@ -84,23 +84,23 @@ def give_states(
             for part in entry.parts:
                 state.tables.open(part)
         except SparringError:
-            if entry.storage is None and not entry.is_divided:
+            if entry.storage is None and not entry.has_column_blocks:
                 entry.config, entry.whole, entry.initial_state = before
             raise
 
 
-def give_method_states(
+def set_method_states(
     state: EngineState,
     method: UpdateMethod,
     hypers: Mapping[str, HyperParameters],
     given: Mapping[str, Storage],
 ) -> None:
-    """As `give_states`, for an update method with these hyper-parameters by table."""
+    """As `set_states`, for an update method with these hyper-parameters by table."""
     wanted = {
         name: method_state(method, hyper, state.tables.entry(name).config)
         for name, hyper in hypers.items()
     }
-    give_states(state, wanted, given, f"update method {method.name!r}")
+    set_states(state, wanted, given, f"update method {method.name!r}")
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:
@@ -109,7 +109,7 @@ def check_state(entry: TableEntry, state_width: int, method: str) -> None:
     if not ColumnBlock.divides_state(config):
         reason = f"it keeps {state_width} elements of state for a row of {config.dim}"
         check_method(entry, method or "the optimizer", reason)
-    if not entry.is_divided:
+    if not entry.has_column_blocks:
         entry.check_state(config)
         return
     width = state_width // len(entry.parts)
@@ -123,7 +123,7 @@ def set_state(
     """As `StepContainer.set_state`; no work runs in the background."""
     config = entry.config.with_state(len(initial_state), method)
     check_state(entry, len(initial_state), method)
-    if entry.is_divided:
+    if entry.has_column_blocks:
         for part in entry.parts:
             assert part.block is not None
             own = part.block.columns.cut_state(config, np.asarray(initial_state)[None])[0]
@@ -138,7 +138,7 @@ def set_state(
 def drop_state(state: EngineState, entry: TableEntry) -> None:
     """As `StepContainer.drop_state`; no work runs in the background."""
     config = entry.config.with_state(0)
-    if entry.is_divided:
+    if entry.has_column_blocks:
         for part in entry.parts:
             drop_state(state, part)
     elif entry.storage is not None:
@@ -157,7 +157,7 @@ def _replace_storage(
     half_loaded = interrupted_load(old)
     if not old.size and entry.choice is not None and half_loaded is None:
         old.close()
-        entry.hold(None)
+        entry.attach_storage(None)
         return
     if entry.choice is None:
         raise UnsupportedError(
@@ -168,16 +168,16 @@ def _replace_storage(
     if old.capabilities.persistent:
         # Its backend refuses, and knows why: such rows are converted, or read only.
         old.close()
-        entry.hold(None)
+        entry.attach_storage(None)
         try:
-            entry.hold(state.tables.open_storage(entry.choice, config))
+            entry.attach_storage(state.tables.open_storage(entry.choice, config))
         except SparringError:
-            entry.hold(state.tables.open_storage(entry.choice, old.table))
+            entry.attach_storage(state.tables.open_storage(entry.choice, old.table))
             raise
         return
     new = state.tables.open_storage(entry.choice, config)
     copy_embeddings(old, new, initial_state)
-    entry.hold(new)
+    entry.attach_storage(new)
     old.close()
 
 

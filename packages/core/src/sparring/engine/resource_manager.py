@@ -28,10 +28,10 @@ from sparring.contracts.storage.results import Keys, Rows
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.errors import InvalidArgumentError, UnknownTableError
-from sparring.exchange.bags import AskedBags
+from sparring.exchange.bags import RequestedBags
 from sparring.exchange.messages import OwnedGradients
 
-__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager", "alike_in_all_columns"]
+__all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager", "spread_non_finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class BagInput:
     """Bags that the owners of their rows have pooled."""
 
     table: str
-    parts: Sequence[AskedBags]
+    parts: Sequence[RequestedBags]
     """One; or one for each block of the table's columns."""
 
 
@@ -78,7 +78,7 @@ class ResourceManager:
         self._accumulators: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
         self._held: dict[str, _Held] = {}
-        self._bags: dict[int, tuple[AskedBags, Rows]] = {}  # gradients of pools, by number
+        self._bags: dict[int, tuple[RequestedBags, Rows]] = {}  # gradients of pools, by number
         self._blocks: dict[str, Sequence[str]] = {}
         self.summed: dict[str, OwnedGradients] = {}
         """Gradients that were added up over all ranks before the step, which takes them with those that
@@ -115,7 +115,7 @@ class ResourceManager:
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
-    def register_bags(self, table: str, parts: Sequence[AskedBags]) -> int:
+    def register_bags(self, table: str, parts: Sequence[RequestedBags]) -> int:
         """Enters bags that their owners have pooled. Returns their shadow id.
 
         Args:
@@ -204,15 +204,15 @@ class ResourceManager:
         Raises:
             InvalidArgumentError: unknown bags, wrong shape or dtype; nothing is added.
         """
-        divided = self.divided_gradient(shadow_id, gradient)
+        divided = self.split_gradient(shadow_id, gradient)
         with self._lock:
             self.num_gradients += 1
-            for asked, given in divided:
-                known = self._bags.get(asked.number)
+            for requested, given in divided:
+                known = self._bags.get(requested.number)
                 both = given.copy() if known is None else known[1] + given
-                self._bags[asked.number] = asked, both
+                self._bags[requested.number] = requested, both
 
-    def divided_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[AskedBags, Rows]]:
+    def split_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[RequestedBags, Rows]]:
         """The gradient of pools, by blocks of columns where these are divided.
 
         A bag whose gradient is not finite has NaN in all blocks then, so that their owners leave out the
@@ -233,12 +233,12 @@ class ResourceManager:
             )
         if len(bags.parts) == 1:
             return [(bags.parts[0], gradient)]
-        gradient = alike_in_all_columns(gradient)
+        gradient = spread_non_finite(gradient)
         ends = np.cumsum([each.table.dim for each in bags.parts])[:-1]
         blocks = map(np.ascontiguousarray, np.split(gradient, ends, axis=1))
         return list(zip(bags.parts, blocks, strict=True))
 
-    def take_bags(self) -> list[tuple[AskedBags, Rows]]:
+    def take_bags(self) -> list[tuple[RequestedBags, Rows]]:
         """The gradients of all pools, which start from zero again."""
         with self._lock:
             bags, self._bags = self._bags, {}
@@ -256,7 +256,7 @@ class ResourceManager:
         with self._lock:
             self._accumulators[table].add(keys, gradients)
 
-    def give(self, table: str, keys: Keys, gradients: Rows) -> None:
+    def accumulate_by_key(self, table: str, keys: Keys, gradients: Rows) -> None:
         """Takes gradients that came from elsewhere, of keys that this rank owns.
 
         Args:
@@ -274,7 +274,7 @@ class ResourceManager:
             self.num_gradients += 1
             self._hold(table, _Held(sources, None))
 
-    def hold(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
+    def accumulate_sources(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
 
         Args:
@@ -295,7 +295,7 @@ class ResourceManager:
 
     def _hold(self, table: str, held: _Held) -> None:
         waiting = self._held.get(table)
-        joined = None if waiting is None else _joined(waiting, held)
+        joined = None if waiting is None else _join(waiting, held)
         if joined is not None:
             self._held[table] = joined
         elif waiting is not None or self._accumulators[table].size:
@@ -403,9 +403,9 @@ class ResourceManager:
             self._add_up(table, held)
 
     def _add_up(self, table: str, held: _Held) -> None:
-        self._accumulators[table].add(*self._summed(table, held))
+        self._accumulators[table].add(*self._sum_held(table, held))
 
-    def _summed(self, table: str, held: _Held) -> tuple[Keys, Rows]:
+    def _sum_held(self, table: str, held: _Held) -> tuple[Keys, Rows]:
         if held.check is not None:
             held.check()
         keys, gradients = held.sources.summed(self._views[table])
@@ -422,7 +422,7 @@ class ResourceManager:
         return accumulator
 
 
-def alike_in_all_columns(gradients: Rows) -> Rows:
+def spread_non_finite(gradients: Rows) -> Rows:
     """Gradients in which a row that is not finite has NaN in all columns.
 
     So the owners of blocks of columns leave out the same keys, each of which sees its own columns only.
@@ -436,7 +436,7 @@ def alike_in_all_columns(gradients: Rows) -> Rows:
     return np.where(is_good[:, None], gradients, gradients.dtype.type(np.nan))
 
 
-def _joined(waiting: _Held, held: _Held) -> _Held | None:
+def _join(waiting: _Held, held: _Held) -> _Held | None:
     """Both together, where they need not be added up in host memory."""
     if not isinstance(waiting.sources, DeviceGradients):
         return None
@@ -451,5 +451,5 @@ def _joined(waiting: _Held, held: _Held) -> _Held | None:
 
     if sources.is_long:
         check()
-        return _Held(sources.added_up(), None)
+        return _Held(sources.add_up(), None)
     return _Held(sources, check)

@@ -31,7 +31,7 @@ from sparring.errors import ClosedError, InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import ProcessGuard
-from sparring.storage.load import StoragesAtWork
+from sparring.storage.load import BusyStorages
 
 __all__ = [
     "EngineState",
@@ -39,26 +39,26 @@ __all__ = [
     "Purpose",
     "StepCounters",
     "join_prefetch",
-    "place_of",
+    "find_membership",
     "quiesce",
     "try_quiesce",
 ]
 
 
-def place_of(collective: Collective, rendezvous: Rendezvous) -> Membership:
+def find_membership(collective: Collective, rendezvous: Rendezvous) -> Membership:
     """This rank's place among those that share the tables.
 
     Raises:
         InvalidArgumentError: collective and rendezvous are of two jobs.
     """
     found, num_ranks = collective.world_size, rendezvous.shard_map().world_size
-    expected = 1 if rendezvous.is_apart else num_ranks
+    expected = 1 if rendezvous.is_independent else num_ranks
     if found != expected:
         raise InvalidArgumentError(
             f"container: the rendezvous knows {num_ranks} ranks, which need a collective of {expected}, "
             f"found one of {found}; both must come from one job"
         )
-    return rendezvous.membership() if rendezvous.is_apart else Membership(collective.rank, found)
+    return rendezvous.membership() if rendezvous.is_independent else Membership(collective.rank, found)
 
 
 class NonFinite(Enum):
@@ -89,16 +89,16 @@ class EngineState:
     """One rank's tables, exchange, background work, counters and policies."""
 
     collective: Collective
-    place: Membership
+    membership: Membership
     """This rank's, whose shard of each table is here. It is that in the collective, but for ranks
-    that meet in none (`Rendezvous.is_apart`)."""
+    that meet in none (`Rendezvous.is_independent`)."""
     shard_map: ShardMap
     exchange: RingExchange
     tables: Tables
     resources: ResourceManager
     """Batch inputs and gradients of the step under way."""
     events: EventLoop
-    at_work: StoragesAtWork
+    at_work: BusyStorages
     """The storages in which a flush or a load runs."""
     prefetches: PrefetchThread
     loads: LoadManager
@@ -124,7 +124,7 @@ class EngineState:
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Traces the block."""
-        trace = self.exchange.session.link.trace
+        trace = self.exchange.session.messenger.trace
         return nullcontext() if trace is None else trace.span(name, step=self.counters.steps)
 
     def end_step(self) -> None:
@@ -235,21 +235,21 @@ def try_quiesce(
         if purpose.joins_save and state.saves.running is not None:
             state.saves.join(save_seconds)
         if purpose.writes:
-            _make_room(state)
+            _wait_for_space(state)
     except Exception as error:
         return error
     return None
 
 
-def _make_room(state: EngineState) -> None:
+def _wait_for_space(state: EngineState) -> None:
     """Steps 6 to 8."""
     if state.events.first_failed is not None:
         state.events.check()
     for entry in state.tables.entries.values():
         if entry.written_back is not None:
-            entry.written_back.wait_for_room()
+            entry.written_back.wait_for_capacity()
     if state.saves.running is not None:
-        state.saves.wait_for_room()
+        state.saves.wait_for_capacity()
 
 
 def join_prefetch(state: EngineState, running: RunningPrefetch) -> BaseException | None:

@@ -23,12 +23,12 @@ class Step:
 
     def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
         """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
-        refusal, keys = None, np.empty(0, np.int64)
+        own_error, keys = None, np.empty(0, np.int64)
         try:
             keys = check_keys(ids, table, unique=False)
         except Exception as error:
-            refusal = error  # for all ranks: the others have begun this lookup
-        return self._lookup_all([(table, keys)], refusal=refusal)[0]
+            own_error = error  # for all ranks: the others have begun this lookup
+        return self._lookup_all([(table, keys)], own_error=own_error)[0]
 
     def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
         """Adds the gradient of a lookup's rows.

@@ -18,29 +18,29 @@ from sparring.contracts.ranks.exchange_options import WireDtype
 from sparring.contracts.storage.results import Rows
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.answers import Answers, Question, Service
+from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
 from sparring.exchange.bags import (
     STATUS_BYTES,
-    AskedBags,
+    RequestedBags,
     BagRequest,
-    KeptBags,
+    ServedBags,
     OwnerBags,
     bag_bytes,
-    embeddings_of,
+    find_embeddings,
     gradient_bytes,
-    lengths_of,
+    compute_lengths,
     pack_bags,
     pool_bytes,
-    table_groups,
+    group_tables,
     unpack_bags,
 )
-from sparring.exchange.link import Buffers, MessageKind
+from sparring.exchange.messenger import Buffers, MessageKind
 from sparring.exchange.messages import (
     FAILED,
     KEY_BYTES,
     Codec,
-    padded,
-    storage_failed,
+    align_bytes,
+    make_storage_failure,
     write_failure,
 )
 from sparring.exchange.session import ExchangeSession
@@ -53,13 +53,13 @@ __all__ = [
     "PushRound",
     "SharedParts",
     "WeightRound",
-    "divided_gradient",
+    "scale_gradient",
 ]
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
-Gradients = list[tuple[KeptBags, Rows]]
+Gradients = list[tuple[ServedBags, Rows]]
 """Gradients of one rank for one table: bags that this rank has pooled, and ``(b, dim)`` of each."""
 
 AddBags = Callable[[int, TableConfig, Gradients], None]
@@ -80,7 +80,7 @@ class SharedParts:
     session: ExchangeSession
     executor: Callable[[Sequence[Storage | None], int], SerialExecutor]
     buffers: Buffers
-    kept: Sequence[dict[int, KeptBags]]
+    kept: Sequence[dict[int, ServedBags]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class _Round:
         self,
         mine: Counts,
         storages: Sequence[Storage | None],
-        question: Callable[[int, str, list[int]], Question],
-        service: Callable[[int, str, list[int]], Service],
+        question: Callable[[int, str, list[int]], OutgoingRequest],
+        service: Callable[[int, str, list[int]], IncomingRequest],
         own: Callable[[], None],
     ) -> BaseException | None:
         """Drives it to its end; returns what failed on this rank.
@@ -122,17 +122,17 @@ class _Round:
         session, count = self.shared.session, len(self.codecs)
         rank, world_size = session.rank, session.world_size
         num_rows = int(self.coming[:, :count].sum() + mine[rank, :count].sum())
-        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
+        requested = [(rank + hop) % world_size for hop in range(1, world_size)]
         served = [(rank - hop) % world_size for hop in range(1, world_size)]
-        return Answers(
-            session.link,
+        return RequestReplies(
+            session.messenger,
             self.shared.executor(storages, num_rows),
             self.shared.buffers,
             session.options.chunks_in_flight,
             self.kind,
             self.verb,
         ).run(
-            self._made(asked, mine[:, :count], question),
+            self._made(requested, mine[:, :count], question),
             self._made(served, self.coming[:, :count], service),
             own,
         )
@@ -142,7 +142,7 @@ class _Round:
     ) -> Iterator[Any]:
         most = self.shared.session.chunk_rows(self.codecs)
         for hop, peer in enumerate(peers, start=1):
-            for number, group in enumerate(table_groups(counts[peer], most)):
+            for number, group in enumerate(group_tables(counts[peer], most)):
                 yield make(peer, f"hop {hop} chunk {number}", group)
 
 
@@ -184,18 +184,18 @@ class PullRound:
             _add_pools(pools, part, out)
         for request, out in zip(self.requests, self.outputs, strict=True):
             if request.is_mean:
-                np.divide(out, lengths_of(request), out=out)
+                np.divide(out, compute_lengths(request), out=out)
         return self.outputs
 
     def _pool_own(self) -> None:
         for table, request in enumerate(self.requests):
             part = self.parts[table][self.shared.session.rank]
-            if len(part.places):
+            if len(part.positions):
                 offsets = np.zeros(len(part.bags) + 1, np.int64)
                 np.cumsum(part.lengths, out=offsets[1:])
-                weights = None if request.weights is None else request.weights[part.places]
+                weights = None if request.weights is None else request.weights[part.positions]
                 pools = self._pooled(
-                    self.shared.session.rank, table, request.ids[part.places], offsets, weights
+                    self.shared.session.rank, table, request.ids[part.positions], offsets, weights
                 )
                 self.own.append((part, pools, self.outputs[table]))
 
@@ -210,18 +210,18 @@ class PullRound:
     ) -> Rows:
         request = self.requests[table]
         keys, inverse = _native.dedup(ids)
-        rows = embeddings_of(request, keys)
+        rows = find_embeddings(request, keys)
         if self.first_number is not None:
             kept_rows = rows if request.trains_weights else None
-            kept = KeptBags(request.table, keys, inverse, offsets, weights, kept_rows)
+            kept = ServedBags(request.table, keys, inverse, offsets, weights, kept_rows)
             self.shared.kept[asker][self.first_number + table] = kept
         pools: Rows = _native.pool(rows, inverse, offsets, "sum", weights, out)
         return pools
 
-    def _question(self, peer: int, label: str, group: list[int]) -> Question:
+    def _question(self, peer: int, label: str, group: list[int]) -> OutgoingRequest:
         parts = [(self.requests[table], self.parts[table][peer]) for table in group]
-        sizes = [bag_bytes(request, len(part.places), len(part.bags)) for request, part in parts]
-        answer = [
+        sizes = [bag_bytes(request, len(part.positions), len(part.bags)) for request, part in parts]
+        reply_sizes = [
             pool_bytes(self.codecs[table], len(part.bags))
             for table, (_, part) in zip(group, parts, strict=True)
         ]
@@ -235,15 +235,15 @@ class PullRound:
         def take(message: Bytes) -> None:
             _check_answer(message, peer)
             at = 0
-            for table, size, (_, part) in zip(group, answer, parts, strict=True):
+            for table, size, (_, part) in zip(group, reply_sizes, parts, strict=True):
                 codec, count = self.codecs[table], len(part.bags)
                 pools = codec.decode(message[at : at + count * codec.row_bytes], count)
                 _add_pools(pools, part, self.outputs[table])
                 at += size
 
-        return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
+        return OutgoingRequest(peer, label, sum(sizes), pack, sum(reply_sizes) + STATUS_BYTES, take)
 
-    def _service(self, peer: int, label: str, group: list[int]) -> Service:
+    def _service(self, peer: int, label: str, group: list[int]) -> IncomingRequest:
         columns = len(self.requests)
         counts = [
             (int(self.coming[peer, table]), int(self.coming[peer, columns + table]))
@@ -253,7 +253,7 @@ class PullRound:
             bag_bytes(self.requests[table], *each)
             for table, each in zip(group, counts, strict=True)
         ]
-        answer = [
+        reply_sizes = [
             pool_bytes(self.codecs[table], num_bags)
             for table, (_, num_bags) in zip(group, counts, strict=True)
         ]
@@ -261,7 +261,7 @@ class PullRound:
         def serve(message: Bytes, reply: Bytes) -> None:
             at = to = 0
             for table, (num_ids, num_bags), size, room in zip(
-                group, counts, sizes, answer, strict=True
+                group, counts, sizes, reply_sizes, strict=True
             ):
                 codec = self.codecs[table]
                 bags = unpack_bags(message[at : at + size], self.requests[table], num_ids, num_bags)
@@ -274,7 +274,7 @@ class PullRound:
                 at, to = at + size, to + room
             reply[to:] = 0
 
-        return Service(peer, label, sum(sizes), serve, sum(answer) + STATUS_BYTES, write_failure)
+        return IncomingRequest(peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure)
 
 
 class PushRound:
@@ -284,7 +284,7 @@ class PushRound:
         self,
         shared: SharedParts,
         tables: Sequence[TableConfig],
-        given: Sequence[Sequence[tuple[AskedBags, Rows]]],
+        given: Sequence[Sequence[tuple[RequestedBags, Rows]]],
         coming: Counts,
         add: AddBags,
     ) -> None:
@@ -299,21 +299,21 @@ class PushRound:
 
     def _parts(self, table: int, owner: int) -> list[tuple[int, OwnerBags, Rows]]:
         return [
-            (asked.number, asked.parts[owner], gradient)
-            for asked, gradient in self.given[table]
-            if len(asked.parts[owner].bags)
+            (requested.number, requested.parts[owner], gradient)
+            for requested, gradient in self.given[table]
+            if len(requested.parts[owner].bags)
         ]
 
     def _add_own(self) -> None:
         for table, config in enumerate(self.tables):
             found = [
-                (self.shared.kept[self.shared.session.rank][number], _of_bags(gradient, part))
+                (self.shared.kept[self.shared.session.rank][number], _gather_bags(gradient, part))
                 for number, part, gradient in self._parts(table, self.shared.session.rank)
             ]
             if found:
                 self.add(self.shared.session.rank, config, found)
 
-    def _question(self, peer: int, label: str, group: list[int]) -> Question:
+    def _question(self, peer: int, label: str, group: list[int]) -> OutgoingRequest:
         parts = [self._parts(table, peer) for table in group]
         sizes = [
             gradient_bytes(
@@ -335,9 +335,9 @@ class PushRound:
                 begin += size
                 message[at:begin] = 0
 
-        return Question(peer, label, sum(sizes), pack)
+        return OutgoingRequest(peer, label, sum(sizes), pack)
 
-    def _service(self, peer: int, label: str, group: list[int]) -> Service:
+    def _service(self, peer: int, label: str, group: list[int]) -> IncomingRequest:
         count = len(self.tables)
         sizes = [
             gradient_bytes(
@@ -361,7 +361,7 @@ class PushRound:
                 self.add(peer, self.tables[table], found)
                 begin += size
 
-        return Service(peer, label, sum(sizes), serve)
+        return IncomingRequest(peer, label, sum(sizes), serve)
 
 
 class WeightRound:
@@ -370,18 +370,18 @@ class WeightRound:
     def __init__(
         self,
         shared: SharedParts,
-        asked: Sequence[AskedBags],
+        requested: Sequence[RequestedBags],
         gradients: Sequence[Rows | None],
         coming: Counts,
     ) -> None:
-        self.shared, self.coming, self.asked = shared, coming, asked
-        self.tables = [each.table for each in asked]
+        self.shared, self.coming, self.requested = shared, coming, requested
+        self.tables = [each.table for each in requested]
         self.codecs = _codecs(self.tables, shared.session.options.gradient_wire_dtype)
         self.gradients = [
-            None if each is None else divided_gradient(bags, each)
-            for bags, each in zip(asked, gradients, strict=True)
+            None if each is None else scale_gradient(bags, each)
+            for bags, each in zip(requested, gradients, strict=True)
         ]
-        self.outputs = [np.zeros(each.num_ids, each.table.computing_dtype) for each in asked]
+        self.outputs = [np.zeros(each.num_ids, each.table.computing_dtype) for each in requested]
 
     def run(self, mine: Counts) -> list[npt.NDArray[Any]]:
         verb = "gradients of weights"
@@ -393,20 +393,20 @@ class WeightRound:
         return self.outputs
 
     def _take_own(self) -> None:
-        for place, (each, gradient) in enumerate(zip(self.asked, self.gradients, strict=True)):
+        for position, (each, gradient) in enumerate(zip(self.requested, self.gradients, strict=True)):
             part = each.parts[self.shared.session.rank]
             if gradient is not None and len(part.bags):
                 kept = self.shared.kept[self.shared.session.rank][each.number]
-                self.outputs[place][part.places] = kept.of_weights(_of_bags(gradient, part))
+                self.outputs[position][part.positions] = kept.weight_gradient(_gather_bags(gradient, part))
 
-    def _question(self, peer: int, label: str, group: list[int]) -> Question:
-        parts = [self.asked[table].parts[peer] for table in group]
+    def _question(self, peer: int, label: str, group: list[int]) -> OutgoingRequest:
+        parts = [self.requested[table].parts[peer] for table in group]
         sizes = [
             pool_bytes(self.codecs[table], len(part.bags))
             for table, part in zip(group, parts, strict=True)
         ]
-        answer = [
-            padded(len(part.places) * self.tables[table].computing_dtype.itemsize)
+        reply_sizes = [
+            align_bytes(len(part.positions) * self.tables[table].computing_dtype.itemsize)
             for table, part in zip(group, parts, strict=True)
         ]
 
@@ -423,42 +423,42 @@ class WeightRound:
         def take(message: Bytes) -> None:
             _check_answer(message, peer)
             at = 0
-            for table, part, size in zip(group, parts, answer, strict=True):
+            for table, part, size in zip(group, parts, reply_sizes, strict=True):
                 out = self.outputs[table]
-                end = at + len(part.places) * out.itemsize
-                out[part.places] = message[at:end].view(out.dtype)
+                end = at + len(part.positions) * out.itemsize
+                out[part.positions] = message[at:end].view(out.dtype)
                 at += size
 
-        return Question(peer, label, sum(sizes), pack, sum(answer) + STATUS_BYTES, take)
+        return OutgoingRequest(peer, label, sum(sizes), pack, sum(reply_sizes) + STATUS_BYTES, take)
 
-    def _service(self, peer: int, label: str, group: list[int]) -> Service:
-        kept = [self.shared.kept[peer][self.asked[table].number] for table in group]
+    def _service(self, peer: int, label: str, group: list[int]) -> IncomingRequest:
+        kept = [self.shared.kept[peer][self.requested[table].number] for table in group]
         sizes = [
             pool_bytes(self.codecs[table], each.num_bags)
             for table, each in zip(group, kept, strict=True)
         ]
-        answer = [
-            padded(len(each.inverse) * self.tables[table].computing_dtype.itemsize)
+        reply_sizes = [
+            align_bytes(len(each.inverse) * self.tables[table].computing_dtype.itemsize)
             for table, each in zip(group, kept, strict=True)
         ]
 
         def serve(message: Bytes, reply: Bytes) -> None:
             at = to = 0
-            for table, each, size, room in zip(group, kept, sizes, answer, strict=True):
+            for table, each, size, room in zip(group, kept, sizes, reply_sizes, strict=True):
                 codec = self.codecs[table]
                 end = at + each.num_bags * codec.row_bytes
-                found = each.of_weights(codec.decode(message[at:end], each.num_bags))
+                found = each.weight_gradient(codec.decode(message[at:end], each.num_bags))
                 reply[to : to + found.nbytes] = found.view(np.uint8)
                 reply[to + found.nbytes : to + room] = 0
                 at, to = at + size, to + room
             reply[to:] = 0
 
-        return Service(peer, label, sum(sizes), serve, sum(answer) + STATUS_BYTES, write_failure)
+        return IncomingRequest(peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure)
 
 
-def divided_gradient(asked: AskedBags, gradient: Rows) -> Rows:
+def scale_gradient(requested: RequestedBags, gradient: Rows) -> Rows:
     """The gradient of each sum, from that of each pool."""
-    shared: Rows = gradient if asked.shares is None else gradient * asked.shares
+    shared: Rows = gradient if requested.shares is None else gradient * requested.shares
     return shared
 
 
@@ -469,7 +469,7 @@ def _add_pools(pools: Rows, part: OwnerBags, out: Rows) -> None:
         out[part.bags] += pools  # no bag twice
 
 
-def _of_bags(gradient: Rows, part: OwnerBags) -> Rows:
+def _gather_bags(gradient: Rows, part: OwnerBags) -> Rows:
     if len(part.bags) == len(gradient):
         return gradient
     taken: Rows = _native.gather(gradient, part.bags)
@@ -479,11 +479,11 @@ def _of_bags(gradient: Rows, part: OwnerBags) -> Rows:
 def _encode_bags(codec: Codec, gradient: Rows, part: OwnerBags, wire: Bytes) -> None:
     out = codec.view(wire, len(part.bags))
     if out is None:
-        codec.encode(_of_bags(gradient, part), wire)
+        codec.encode(_gather_bags(gradient, part), wire)
     else:
         _native.gather(gradient, part.bags, out)
 
 
 def _check_answer(message: Bytes, owner: int) -> None:
     if message[-1] == FAILED:
-        raise storage_failed(owner)
+        raise make_storage_failure(owner)

@@ -36,25 +36,25 @@ from sparring import _native
 from sparring.contracts.storage.results import Columns, Keys, Rows
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.messages import KEY_BYTES, Codec, find_rows, padded
+from sparring.exchange.messages import KEY_BYTES, Codec, find_rows, align_bytes
 from sparring.kernels.cpu import HOST
 from sparring.kernels.functions import decode
 
 __all__ = [
     "STATUS_BYTES",
-    "AskedBags",
+    "RequestedBags",
     "BagRequest",
-    "KeptBags",
+    "ServedBags",
     "OwnerBags",
     "PooledBags",
     "bag_bytes",
-    "divided",
-    "embeddings_of",
+    "split_by_owner",
+    "find_embeddings",
     "gradient_bytes",
-    "lengths_of",
+    "compute_lengths",
     "pack_bags",
     "pool_bytes",
-    "table_groups",
+    "group_tables",
     "unpack_bags",
 ]
 
@@ -102,7 +102,7 @@ class BagRequest:
 class OwnerBags:
     """The part of some bags whose rows one rank owns."""
 
-    places: Index
+    positions: Index
     """``(n,)``: its ids among those of the request; none where an asker keeps only bags."""
     bags: Index
     """``(b,)``, rising: the bags that have any of them."""
@@ -111,7 +111,7 @@ class OwnerBags:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedBags:
+class RequestedBags:
     """Bags of an asker, as it keeps them until their gradient has gone out.
 
     Args:
@@ -132,7 +132,7 @@ class AskedBags:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBags:
+class ServedBags:
     """Bags that an owner has pooled, as it keeps them until the step is over.
 
     Args:
@@ -162,7 +162,7 @@ class KeptBags:
         )
         return by_key
 
-    def of_weights(self, gradient: Rows) -> npt.NDArray[Any]:
+    def weight_gradient(self, gradient: Rows) -> npt.NDArray[Any]:
         """The gradient of each weight ``(n,)``, from that of each bag."""
         assert self.rows is not None
         found: npt.NDArray[Any] = _native.pool_weight_gradient(
@@ -177,11 +177,11 @@ class PooledBags:
 
     pools: Rows
     """``(b, dim)`` of the computing dtype; zeros where a bag is empty."""
-    asked: AskedBags | None
+    requested: RequestedBags | None
     """None where no gradient will come."""
 
 
-def divided(request: BagRequest, owners: npt.NDArray[np.int32], world_size: int) -> list[OwnerBags]:
+def split_by_owner(request: BagRequest, owners: npt.NDArray[np.int32], world_size: int) -> list[OwnerBags]:
     """The part of each rank, in the order of ranks.
 
     Args:
@@ -202,13 +202,13 @@ def divided(request: BagRequest, owners: npt.NDArray[np.int32], world_size: int)
     return parts
 
 
-def lengths_of(request: BagRequest) -> npt.NDArray[Any]:
+def compute_lengths(request: BagRequest) -> npt.NDArray[Any]:
     """``(b, 1)``: ids of each bag, 1 where there is none, by which means divide."""
     lengths = np.maximum(np.diff(request.offsets), 1)
     return lengths.astype(request.table.computing_dtype)[:, None]
 
 
-def table_groups(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]]:
+def group_tables(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]]:
     """Tables that share a message: neighbours with at most `most` rows together, or one that has more.
 
     Both ends know the counts, and group in the same way.
@@ -231,12 +231,12 @@ def table_groups(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]
 def bag_bytes(request: BagRequest, num_ids: int, num_bags: int) -> int:
     """Bytes of one table's part of a message of bags."""
     weights = 0 if request.weights is None else request.table.computing_dtype.itemsize * num_ids
-    return num_ids * KEY_BYTES + padded(num_bags * _LENGTH_BYTES) + padded(weights)
+    return num_ids * KEY_BYTES + align_bytes(num_bags * _LENGTH_BYTES) + align_bytes(weights)
 
 
 def pool_bytes(codec: Codec, num_bags: int) -> int:
     """Bytes of one table's part of a message of pools."""
-    return padded(num_bags * codec.row_bytes)
+    return align_bytes(num_bags * codec.row_bytes)
 
 
 def gradient_bytes(codec: Codec, num_lookups: int, num_bags: int) -> int:
@@ -246,16 +246,16 @@ def gradient_bytes(codec: Codec, num_lookups: int, num_bags: int) -> int:
 
 def pack_bags(message: Bytes, request: BagRequest, part: OwnerBags) -> None:
     """Writes one table's part of a message of bags, ``(bag_bytes,)``."""
-    middle = len(part.places) * KEY_BYTES
-    _native_take(request.ids, part.places, message[:middle].view(np.int64))
+    middle = len(part.positions) * KEY_BYTES
+    _native_take(request.ids, part.positions, message[:middle].view(np.int64))
     end = middle + len(part.bags) * _LENGTH_BYTES
     message[middle:end].view(np.uint32)[:] = part.lengths
-    begin = middle + padded(end - middle)
+    begin = middle + align_bytes(end - middle)
     message[end:begin] = 0
     if request.weights is not None:
         dtype = request.table.computing_dtype
-        end = begin + len(part.places) * dtype.itemsize
-        _native_take(request.weights, part.places, message[begin:end].view(dtype))
+        end = begin + len(part.positions) * dtype.itemsize
+        _native_take(request.weights, part.positions, message[begin:end].view(dtype))
         message[end:] = 0
 
 
@@ -270,11 +270,11 @@ def unpack_bags(
     np.cumsum(lengths, out=offsets[1:])
     if request.weights is None:
         return ids, offsets, None
-    begin, dtype = middle + padded(num_bags * _LENGTH_BYTES), request.table.computing_dtype
+    begin, dtype = middle + align_bytes(num_bags * _LENGTH_BYTES), request.table.computing_dtype
     return ids, offsets, message[begin : begin + num_ids * dtype.itemsize].view(dtype).copy()
 
 
-def embeddings_of(request: BagRequest, keys: Keys) -> Rows:
+def find_embeddings(request: BagRequest, keys: Keys) -> Rows:
     """Rows ``(u, dim)`` of the computing dtype of this rank's shard, initial ones where there is none."""
     table = request.table
     pulled = find_rows(request.storage, table, keys, Columns(0, table.dim))
@@ -285,5 +285,5 @@ def embeddings_of(request: BagRequest, keys: Keys) -> Rows:
     return decode(pulled.rows) if table.is_16_bit else pulled.rows
 
 
-def _native_take(values: npt.NDArray[Any], places: Index, out: npt.NDArray[Any]) -> None:
-    np.take(values, places, out=out, mode="clip")  # unlike "raise", without a copy
+def _native_take(values: npt.NDArray[Any], positions: Index, out: npt.NDArray[Any]) -> None:
+    np.take(values, positions, out=out, mode="clip")  # unlike "raise", without a copy

@@ -24,12 +24,12 @@ import numpy as np
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import PeerFailure
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
-from sparring.exchange.link import MessageKind
-from sparring.exchange.messages import FAILED, Pulled, PullRequest, storage_failed
+from sparring.exchange.messenger import MessageKind
+from sparring.exchange.messages import FAILED, PullResult, PullRequest, make_storage_failure
 from sparring.exchange.routing import (
     Counts,
     HopTransfers,
-    Routed,
+    RoutedKeys,
     hop_transfers,
     whole_stream,
 )
@@ -49,7 +49,7 @@ class _Found:
 
 
 @dataclass(slots=True)
-class _Travelling:
+class _InFlight:
     planned: HopTransfers
     going: StagedArrays | None
     coming: StagedArrays | None
@@ -71,19 +71,19 @@ class DevicePull:
 
     stager: DeviceStager
     requests: Sequence[PullRequest]
-    routed: Routed
+    routed: RoutedKeys
     served_counts: Counts
     chunk_rows: int
     chunks_in_flight: int
-    _sorted: list[Pulled] = field(default_factory=list)
-    _asked: dict[int, list[DeviceArray]] = field(default_factory=dict)
-    _travelling: deque[_Travelling] = field(default_factory=deque)
+    _sorted: list[PullResult] = field(default_factory=list)
+    _requested_keys: dict[int, list[DeviceArray]] = field(default_factory=dict)
+    _in_flight: deque[_InFlight] = field(default_factory=deque)
     _keys: list[StagedArrays] = field(default_factory=list)
     _error: BaseException | None = None
     was_reported: bool = False
     """Whether other ranks got failure flags in place of rows, so that they know that `run` raises."""
 
-    def run(self) -> list[Pulled]:
+    def run(self) -> list[PullResult]:
         """Returns the rows in the order of each request's keys, for work that is put on the caller's
         stream from now on.
 
@@ -96,9 +96,9 @@ class DevicePull:
         results = []
         for request in self.requests:
             shape = (len(request.keys), request.width)
-            results.append(Pulled(*self._empty(shape[0], shape[1], request.table.dtype)))
-            self._sorted.append(Pulled(*self._empty(shape[0], shape[1], request.table.dtype)))
-        rank, world_size = self._rank, self.stager.link.collective.world_size
+            results.append(PullResult(*self._empty(shape[0], shape[1], request.table.dtype)))
+            self._sorted.append(PullResult(*self._empty(shape[0], shape[1], request.table.dtype)))
+        rank, world_size = self._rank, self.stager.messenger.collective.world_size
         asked = [(rank + hop) % world_size for hop in range(1, world_size)]
         served = [(rank - hop) % world_size for hop in range(1, world_size)]
         transfers = iter(
@@ -113,7 +113,7 @@ class DevicePull:
         own = self._find_own()
         try:
             self._wait_for_keys()
-            self._go_round(transfers)
+            self._run_hops(transfers)
             self.was_reported = self._error is not None
         except PeerFailure:
             # A rank that was told of this failure may have left since; the cause is here.
@@ -135,7 +135,7 @@ class DevicePull:
 
     @property
     def _rank(self) -> int:
-        return self.stager.link.collective.rank
+        return self.stager.messenger.collective.rank
 
     def _empty(self, count: int, width: int, dtype: str) -> tuple[DeviceArray, DeviceArray]:
         arrays = self.stager.kernels.arrays
@@ -157,10 +157,10 @@ class DevicePull:
                 packed[peer] = stager.pack(parts, stager.finding)
         stager.wait(stager.reached(stager.finding))
         for peer in served:
-            self._asked[peer] = [
+            self._requested_keys[peer] = [
                 arrays.empty((int(count),), "int64") for count in self.served_counts[peer]
             ]
-            self._keys.append(stager.receive(self._asked[peer], MessageKind.KEYS, peer, "keys"))
+            self._keys.append(stager.receive(self._requested_keys[peer], MessageKind.KEYS, peer, "keys"))
         for peer, message in packed.items():
             stager.send(message, MessageKind.KEYS, peer, "keys")
             self._keys.append(message)
@@ -173,11 +173,11 @@ class DevicePull:
             left = [each for each in waiting if not self.stager.is_done(each)]
             self._pause(executor, len(left) < len(waiting))
             waiting = left
-        for each in self._keys[: len(self._asked)]:
+        for each in self._keys[: len(self._requested_keys)]:
             self.stager.unpack(each, self.stager.finding)
 
     def _pause(self, executor: InlineExecutor, has_progressed: bool) -> None:
-        self.stager.link.pause(executor, has_progressed=has_progressed)
+        self.stager.messenger.pause(executor, has_progressed=has_progressed)
 
     # -- rows ---------------------------------------------------------------------------
 
@@ -205,14 +205,14 @@ class DevicePull:
             self._error = self._error or error
             found[...] = FAILED
 
-    def _go_round(self, transfers: Iterator[HopTransfers]) -> None:
+    def _run_hops(self, transfers: Iterator[HopTransfers]) -> None:
         executor = InlineExecutor()
         found = self._find_next(transfers)
-        while found is not None or self._travelling:
+        while found is not None or self._in_flight:
             moved = self._retire()
-            is_free = len(self._travelling) < self.chunks_in_flight
+            is_free = len(self._in_flight) < self.chunks_in_flight
             if found is not None and is_free and self.stager.is_reached(found.reached):
-                self._travelling.append(self._exchange(found))
+                self._in_flight.append(self._exchange(found))
                 found = self._find_next(transfers)
                 moved = True
             self._pause(executor, moved)
@@ -223,24 +223,24 @@ class DevicePull:
         if planned is None or planned.outgoing is None:
             return None if planned is None else _Found(planned, None, None)
         stager = self.stager
-        peer = (self._rank - planned.hop) % stager.link.collective.world_size
+        peer = (self._rank - planned.hop) % stager.messenger.collective.world_size
         found_arrays: list[DeviceArray] = []
         begin_ns = time.perf_counter_ns()
         with stager.kernels.arrays.using(stager.finding.handle):
             for part in planned.outgoing.slices:
                 request = self.requests[part.table]
                 rows, found = self._empty(part.count, request.width, request.table.dtype)
-                keys = self._asked[peer][part.table][part.begin : part.end]
+                keys = self._requested_keys[peer][part.table][part.begin : part.end]
                 self._find(part.table, keys, rows, found)
                 found_arrays += [rows, found]
             message = stager.pack(found_arrays, stager.finding)
             task = stager.traced("find", stager.finding, planned.label, begin_ns)
             return _Found(planned, message, task)
 
-    def _exchange(self, found: _Found) -> _Travelling:
+    def _exchange(self, found: _Found) -> _InFlight:
         """Starts the messages of one step, both ways, as one group where the collective makes groups."""
         stager, planned = self.stager, found.planned
-        world_size = stager.link.collective.world_size
+        world_size = stager.messenger.collective.world_size
         coming = None
         if planned.incoming is not None:
             owner = (self._rank + planned.hop) % world_size
@@ -254,12 +254,12 @@ class DevicePull:
             asker = (self._rank - planned.hop) % world_size
             stager.send(found.message, MessageKind.ROWS, asker, planned.label)
         stager.start(coming, found.message)
-        return _Travelling(planned, found.message, coming)
+        return _InFlight(planned, found.message, coming)
 
     def _retire(self) -> bool:
         """Copies received rows to their places, and releases finished messages."""
         moved = False
-        for each in self._travelling:
+        for each in self._in_flight:
             if (
                 each.coming is None
                 or each.placed is not None
@@ -272,8 +272,8 @@ class DevicePull:
                 "place", self.stager.placing, each.planned.label, begin_ns
             )
             moved = True
-        while self._travelling:
-            first = self._travelling[0]
+        while self._in_flight:
+            first = self._in_flight[0]
             is_placed = first.coming is None or (
                 first.placed is not None and self.stager.is_reached(first.placed)
             )
@@ -282,7 +282,7 @@ class DevicePull:
             for staged in (first.going, first.coming):
                 if staged is not None:
                     self.stager.give_back(staged)
-            self._travelling.popleft()
+            self._in_flight.popleft()
             moved = True
         return moved
 
@@ -303,4 +303,4 @@ class DevicePull:
             if len(refused):
                 offsets = np.array(self.routed.offsets[place])
                 owner = int(np.searchsorted(offsets, refused[0], side="right")) - 1
-                raise storage_failed(owner)
+                raise make_storage_failure(owner)

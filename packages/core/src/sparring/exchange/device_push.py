@@ -22,9 +22,9 @@ from functools import partial
 
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
-from sparring.exchange.link import MessageKind
+from sparring.exchange.messenger import MessageKind
 from sparring.exchange.messages import OwnedGradients, PushRequest
-from sparring.exchange.routing import Chunk, Counts, HopTransfers, Routed, hop_transfers
+from sparring.exchange.routing import Chunk, Counts, HopTransfers, RoutedKeys, hop_transfers
 from sparring.runtime.streams import StreamTask
 from sparring.runtime.threads import Job, SerialExecutor
 
@@ -49,7 +49,7 @@ class _Hop:
 
 
 @dataclass(slots=True)
-class _Travelling:
+class _InFlight:
     planned: HopTransfers
     going: StagedArrays | None
     coming: StagedArrays | None
@@ -73,7 +73,7 @@ class DevicePush:
     stager: DeviceStager
     executor: SerialExecutor
     requests: Sequence[PushRequest]
-    routed: Routed
+    routed: RoutedKeys
     coming_counts: Counts
     chunk_rows: int
     chunks_in_flight: int
@@ -91,7 +91,7 @@ class DevicePush:
             DeviceError, DeadlineError: the device failed.
         """
         stager, arrays = self.stager, self.stager.kernels.arrays
-        rank, world_size = stager.link.collective.rank, stager.link.collective.world_size
+        rank, world_size = stager.messenger.collective.rank, stager.messenger.collective.world_size
         owners = [(rank + hop) % world_size for hop in range(1, world_size)]
         senders = [(rank - hop) % world_size for hop in range(1, world_size)]
         transfers = hop_transfers(
@@ -103,7 +103,7 @@ class DevicePush:
             num_coming = sum(
                 planned.hop == hop and planned.incoming is not None for planned in transfers
             )
-            self._hops[hop] = _Hop(self._room(self.coming_counts[peer]), num_coming)
+            self._hops[hop] = _Hop(self._allocate_parts(self.coming_counts[peer]), num_coming)
         stager.begin()
         with arrays.using(stager.finding.handle):
             for request, order in zip(self.requests, self.routed.orders, strict=True):
@@ -116,7 +116,7 @@ class DevicePush:
                 self._sums.append(
                     _GradientsByKey(keys[begin:end], self._gradients[table][begin:end])
                 )
-            self._go_round(deque(transfers))
+            self._run_hops(deque(transfers))
         finally:
             self.executor.finish()
             error = stager.settle([gathered])
@@ -135,7 +135,7 @@ class DevicePush:
         kernels = self.stager.kernels
         return [OwnedGradients(e.keys, e.gradients, kernels, error=error) for e in self._sums]
 
-    def _room(self, counts: Counts) -> list[_GradientsByKey]:
+    def _allocate_parts(self, counts: Counts) -> list[_GradientsByKey]:
         arrays = self.stager.kernels.arrays
         return [
             _GradientsByKey(
@@ -145,15 +145,15 @@ class DevicePush:
             for each, count in zip(self.requests, counts.tolist(), strict=True)
         ]
 
-    def _go_round(self, transfers: deque[HopTransfers]) -> None:
-        travelling: deque[_Travelling] = deque()
+    def _run_hops(self, transfers: deque[HopTransfers]) -> None:
+        in_flight: deque[_InFlight] = deque()
         waiting = deque(self._hops.values())
-        while transfers or travelling or waiting or not all(job.is_done for job in self._jobs):
+        while transfers or in_flight or waiting or not all(job.is_done for job in self._jobs):
             moved = False
-            while transfers and len(travelling) < self.chunks_in_flight:
-                travelling.append(self._exchange(transfers.popleft()))
+            while transfers and len(in_flight) < self.chunks_in_flight:
+                in_flight.append(self._exchange(transfers.popleft()))
                 moved = True
-            for each in travelling:
+            for each in in_flight:
                 if each.coming is None or each.unpacked is not None:
                     continue
                 if self.stager.is_done(each.coming):
@@ -165,14 +165,14 @@ class DevicePush:
             while waiting and waiting[0].num_coming == 0:
                 self._jobs.append(self.executor.submit(partial(self._add_up, waiting.popleft())))
                 moved = True
-            while travelling and self._is_through(travelling[0]):
-                travelling.popleft()
+            while in_flight and self._is_finished(in_flight[0]):
+                in_flight.popleft()
                 moved = True
-            self.stager.link.pause(self.executor, has_progressed=moved)
+            self.stager.messenger.pause(self.executor, has_progressed=moved)
 
-    def _exchange(self, planned: HopTransfers) -> _Travelling:
+    def _exchange(self, planned: HopTransfers) -> _InFlight:
         stager, going, coming = self.stager, None, None
-        rank, world_size = stager.link.collective.rank, stager.link.collective.world_size
+        rank, world_size = stager.messenger.collective.rank, stager.messenger.collective.world_size
         if planned.incoming is not None:
             parts = self._hops[planned.hop].parts
             sender = (rank - planned.hop) % world_size
@@ -192,9 +192,9 @@ class DevicePush:
                 stager.wait(stager.reached(stager.finding))
             stager.send(going, MessageKind.GRADIENTS, owner, planned.label)
         stager.start(coming, going)
-        return _Travelling(planned, going, coming)
+        return _InFlight(planned, going, coming)
 
-    def _is_through(self, each: _Travelling) -> bool:
+    def _is_finished(self, each: _InFlight) -> bool:
         if each.going is not None and not self.stager.is_done(each.going):
             return False
         if each.coming is not None and each.unpacked is None:

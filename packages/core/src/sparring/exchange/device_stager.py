@@ -19,8 +19,8 @@ import numpy.typing as npt
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
-from sparring.exchange.messages import padded
+from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
+from sparring.exchange.messages import align_bytes
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.streams import Stream, StreamTask
 from sparring.runtime.threads import InlineExecutor
@@ -52,12 +52,12 @@ class DeviceStager(Closable):
         InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
     """
 
-    def __init__(self, kernels: KernelSet, link: Link) -> None:
+    def __init__(self, kernels: KernelSet, messenger: Messenger) -> None:
         self.kernels = kernels
-        self.link = link
+        self.messenger = messenger
         self.streams = kernels.streams()
         kind = kernels.device.partition(":")[0]
-        self.is_direct = kind in link.collective.devices
+        self.is_direct = kind in messenger.collective.devices
         """Whether the collective takes the device's memory."""
         self.finding = self._open_stream()
         """The stream that finds rows, and gathers gradients, for other ranks."""
@@ -96,12 +96,12 @@ class DeviceStager(Closable):
 
     def reached(self, stream: Stream) -> StreamTask:
         """A wait for the stream, no longer than the collective's deadline."""
-        return stream.reached(self.link.collective.deadline_seconds)
+        return stream.reached(self.messenger.collective.deadline_seconds)
 
     def traced(self, name: str, stream: Stream, label: str, begin_ns: int) -> StreamTask:
         """A wait for the work put on a stream since `begin_ns`; a trace shows it."""
         task = self.reached(stream)
-        trace = self.link.trace
+        trace = self.messenger.trace
         if trace is not None:
             line = f"stream of {self.kernels.device}: {name}"
             task.when_done(
@@ -132,7 +132,7 @@ class DeviceStager(Closable):
         executor, has_ended = InlineExecutor(), False
         while not has_ended:
             has_ended = task.done()
-            self.link.pause(executor, has_progressed=has_ended)
+            self.messenger.pause(executor, has_progressed=has_ended)
         task.result()
 
     def settle(self, tasks: Sequence[StreamTask]) -> BaseException | None:
@@ -164,15 +164,15 @@ class DeviceStager(Closable):
         staged = StagedArrays(arrays)
         if not self.is_direct:
             staged.buffer = self._buffers.take(_staged_bytes(arrays))
-            for place, array in _places(arrays):
-                at = address_of(staged.buffer) + place
+            for place, array in _find_offsets(arrays):
+                at = find_address(staged.buffer) + place
                 stream.copy(at, self._address(array), array.nbytes)
         return staged
 
     def send(self, staged: StagedArrays, kind: MessageKind, peer: int, label: str) -> None:
         """Starts sending packed arrays. Arrays of no bytes do not travel."""
-        for buffer in self._travelling(staged):
-            sent = self.link.send(kind, buffer, peer, label, stream=self._stream(self.finding))
+        for buffer in self._list_messages(staged):
+            sent = self.messenger.send(kind, buffer, peer, label, stream=self._stream(self.finding))
             staged.transfers.append(sent)
 
     def receive(
@@ -182,8 +182,8 @@ class DeviceStager(Closable):
         staged = StagedArrays(arrays)
         if not self.is_direct:
             staged.buffer = self._buffers.take(_staged_bytes(arrays))
-        for buffer in self._travelling(staged):
-            coming = self.link.receive(kind, buffer, peer, label, stream=self._stream(self.placing))
+        for buffer in self._list_messages(staged):
+            coming = self.messenger.receive(kind, buffer, peer, label, stream=self._stream(self.placing))
             staged.transfers.append(coming)
         return staged
 
@@ -199,15 +199,15 @@ class DeviceStager(Closable):
         Raises:
             PeerFailure: it never will.
         """
-        while staged.transfers and self.link.is_done(staged.transfers[0]):
+        while staged.transfers and self.messenger.is_done(staged.transfers[0]):
             del staged.transfers[0]
         return not staged.transfers
 
     def unpack(self, staged: StagedArrays, stream: Stream) -> None:
         """Copies received data into its arrays, on the stream. Wait for the stream, then `give_back`."""
         if staged.buffer is not None:
-            for place, array in _places(staged.arrays):
-                at = address_of(staged.buffer) + place
+            for place, array in _find_offsets(staged.arrays):
+                at = find_address(staged.buffer) + place
                 stream.copy(self._address(array), at, array.nbytes)
 
     def give_back(self, staged: StagedArrays) -> None:
@@ -220,7 +220,7 @@ class DeviceStager(Closable):
         self.finding.close()
         self.placing.close()
 
-    def _travelling(self, staged: StagedArrays) -> list[Any]:
+    def _list_messages(self, staged: StagedArrays) -> list[Any]:
         if staged.buffer is not None:
             return [staged.buffer] if staged.buffer.nbytes else []
         # As bytes: NumPy, and with it some transports, knows no bfloat16.
@@ -228,13 +228,13 @@ class DeviceStager(Closable):
         return [as_bytes(each, "uint8") for each in staged.arrays if each.nbytes]
 
     def _address(self, array: DeviceArray) -> int:
-        return address_of(self.kernels.arrays.view(array, "uint8"))
+        return find_address(self.kernels.arrays.view(array, "uint8"))
 
     def _stream(self, stream: Stream) -> int | None:
         return stream.handle if self.is_direct else None
 
 
-def address_of(array: DeviceArray) -> int:
+def find_address(array: DeviceArray) -> int:
     """Address of a contiguous array."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
@@ -242,14 +242,14 @@ def address_of(array: DeviceArray) -> int:
     return int(interface["data"][0])
 
 
-def _places(arrays: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray]]:
+def _find_offsets(arrays: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray]]:
     """Offset of each array in pinned memory: a multiple of 8 bytes."""
-    at, places = 0, []
+    at, positions = 0, []
     for array in arrays:
-        places.append((at, array))
-        at += padded(array.nbytes)
-    return places
+        positions.append((at, array))
+        at += align_bytes(array.nbytes)
+    return positions
 
 
 def _staged_bytes(arrays: Sequence[DeviceArray]) -> int:
-    return sum(padded(array.nbytes) for array in arrays)
+    return sum(align_bytes(array.nbytes) for array in arrays)

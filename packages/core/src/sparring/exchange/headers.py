@@ -28,7 +28,7 @@ import numpy.typing as npt
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.ranks.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
-from sparring.exchange.link import Link, MessageKind, tag_of
+from sparring.exchange.messenger import Messenger, MessageKind, find_tag
 
 __all__ = [
     "Header",
@@ -37,20 +37,20 @@ __all__ = [
     "Phase",
     "Settings",
     "check_headers",
-    "digest_of",
+    "compute_digest",
     "exchange_headers",
     "exchange_more_counts",
-    "given_up",
+    "make_peer_failure",
     "header_bytes",
     "raise_on_all",
     "send_shutdown_notice",
-    "steps_text",
+    "format_steps",
 ]
 
 HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
-_NOTICE_SHARE, _MOST_NOTICE_SECONDS = 0.02, 1.0
+_NOTICE_SHARE, _MAX_NOTICE_SECONDS = 0.02, 1.0
 """Share of a deadline, and the most time, that a rank waits for its shutdown notice to leave. Some
 transports keep it until the receiver asks for it, and one that has given up too never does."""
 
@@ -109,7 +109,7 @@ class Header:
     culprit: int = -1
     """The rank because of which this one has ended; -1: none."""
 
-    def packed(self, counts: Counts) -> Counts:
+    def pack(self, counts: Counts) -> Counts:
         message = np.zeros(HEADER_BYTES // 8, np.int64)
         message[:_NUM_FIELDS] = (
             self.phase,
@@ -124,7 +124,7 @@ class Header:
         return message
 
     @classmethod
-    def unpacked(cls, message: Counts) -> Header:
+    def unpack(cls, message: Counts) -> Header:
         phase, step, settings, requests, has_error, num_tables, culprit = message[
             :_NUM_FIELDS
         ].tolist()
@@ -154,46 +154,46 @@ class HeaderInbox:
     it.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
         # What was asked for ahead of its time, and what came of it.
         self._coming: dict[int, tuple[Work, Counts]] = {}
         self._arrived: dict[int, Counts] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raises `PeerFailure` if a rank has given up, or has ended and owes something; keeps the
         headers of ranks that are ahead."""
-        rank, world_size = self._link.collective.rank, self._link.collective.world_size
+        rank, world_size = self._messenger.collective.rank, self._messenger.collective.world_size
         for peer in range(world_size):
             if peer in self._arrived:
-                header = Header.unpacked(self._arrived[peer])
+                header = Header.unpack(self._arrived[peer])
                 # What it sent before it ended may still be on its way.
                 is_over = header.phase is Phase.ENDED
-                if is_over and self._link.silent_seconds(peer) > _ENDED_SECONDS:
-                    raise given_up(self._link.collective, peer, header)
+                if is_over and self._messenger.silent_seconds(peer) > _ENDED_SECONDS:
+                    raise make_peer_failure(self._messenger.collective, peer, header)
                 continue
             if peer == rank:
                 continue
             if peer not in self._coming:
                 buffer = np.empty(HEADER_BYTES // 8, np.int64)
-                work = self._link.collective.receive(buffer, peer, tag_of(MessageKind.HEADERS))
+                work = self._messenger.collective.receive(buffer, peer, find_tag(MessageKind.HEADERS))
                 self._coming[peer] = work, buffer
             work, buffer = self._coming[peer]
             if not work.done():
                 continue
             work.wait()
             del self._coming[peer]
-            self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
+            self._messenger.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
             self._arrived[peer] = buffer
-            header = Header.unpacked(buffer)
+            header = Header.unpack(buffer)
             if header.phase is Phase.ENDED and header.culprit >= 0:
-                raise given_up(self._link.collective, peer, header)
+                raise make_peer_failure(self._messenger.collective, peer, header)
 
-    def shutdown_notice_of(self, peer: int) -> Header | None:
+    def find_shutdown_notice(self, peer: int) -> Header | None:
         """Last header of a rank that ended; None where none has arrived."""
         if peer not in self._arrived:
             return None
-        header = Header.unpacked(self._arrived[peer])
+        header = Header.unpack(self._arrived[peer])
         return header if header.phase is Phase.ENDED else None
 
     def take(self, peer: int) -> Counts:
@@ -208,31 +208,31 @@ class HeaderInbox:
             work, buffer = self._coming[peer]
             work.wait()
             del self._coming[peer]
-            self._link.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
+            self._messenger.counters.wire_bytes_received.add(MessageKind.HEADERS, buffer.nbytes)
             return buffer
         buffer = np.empty(HEADER_BYTES // 8, np.int64)
-        self._link.wait(self._link.receive(MessageKind.HEADERS, buffer, peer, "header"))
+        self._messenger.wait(self._messenger.receive(MessageKind.HEADERS, buffer, peer, "header"))
         return buffer
 
 
-def steps_text(count: int) -> str:
+def format_steps(count: int) -> str:
     """``1 step``, ``2 steps``."""
     return f"{count} step{'' if count == 1 else 's'}"
 
 
-def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
+def make_peer_failure(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
     """Error of a rank that finds another one ended."""
     context = collective.context
     here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
     if theirs.culprit >= 0:
         text = (
             f"rank {theirs.culprit} failed: rank {peer} gave up because of it after "
-            f"{steps_text(theirs.step)}, while {here}; find out what became of rank "
+            f"{format_steps(theirs.step)}, while {here}; find out what became of rank "
             f"{theirs.culprit}, then restart all ranks from the last snapshot"
         )
     else:
         text = (
-            f"rank {peer} ended training after {steps_text(theirs.step)}, while {here}; give all ranks "
+            f"rank {peer} ended training after {format_steps(theirs.step)}, while {here}; give all ranks "
             "the same number of batches, empty ones where a rank has no more samples, or end all "
             "of them together"
         )
@@ -246,7 +246,7 @@ def given_up(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
     )
 
 
-def exchange_headers(link: Link, inbox: HeaderInbox, mine: Header, counts: Counts) -> Headers:
+def exchange_headers(messenger: Messenger, inbox: HeaderInbox, mine: Header, counts: Counts) -> Headers:
     """Tells all ranks where this one is, and learns where they are.
 
     Args:
@@ -256,33 +256,33 @@ def exchange_headers(link: Link, inbox: HeaderInbox, mine: Header, counts: Count
     Raises:
         PeerFailure: a rank is gone or silent.
     """
-    rank, world_size = link.collective.rank, link.collective.world_size
+    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     peers = [(rank + hop) % world_size for hop in range(1, world_size)]
     going = []
     for peer in peers:
-        message = mine.packed(counts[peer, :_NUM_COUNTS])
-        going.append(link.send(MessageKind.HEADERS, message, peer, "header"))
+        message = mine.pack(counts[peer, :_NUM_COUNTS])
+        going.append(messenger.send(MessageKind.HEADERS, message, peer, "header"))
     headers = [mine] * world_size
     theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
     for peer in reversed(peers):
         message = inbox.take(peer)
-        headers[peer] = Header.unpacked(message)
+        headers[peer] = Header.unpack(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
     for transfer in going:
         # Who has ended takes nothing any more.
         if headers[transfer.peer].phase is not Phase.ENDED:
-            link.wait(transfer)
+            messenger.wait(transfer)
     return Headers(headers, theirs)
 
 
-def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
+def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) -> Counts:
     """The counts of all tables: `first`, and those that headers have no room for.
 
     They are no headers, which a rank that gives up sends at any time.
     """
     if counts.shape[1] <= _NUM_COUNTS:
         return first
-    rank, world_size = link.collective.rank, link.collective.world_size
+    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     theirs = np.zeros_like(counts)
     theirs[:, :_NUM_COUNTS] = first
     transfers = []
@@ -290,18 +290,18 @@ def exchange_more_counts(link: Link, counts: Counts, first: Counts) -> Counts:
     for peer in range(world_size):
         if peer == rank:
             continue
-        transfers.append(link.receive(MessageKind.COUNTS, more[peer], peer, "counts"))
+        transfers.append(messenger.receive(MessageKind.COUNTS, more[peer], peer, "counts"))
         mine = np.ascontiguousarray(counts[peer, _NUM_COUNTS:])
-        transfers.append(link.send(MessageKind.COUNTS, mine, peer, "counts"))
+        transfers.append(messenger.send(MessageKind.COUNTS, mine, peer, "counts"))
     for transfer in transfers:
-        link.wait(transfer)
+        messenger.wait(transfer)
     for peer, received in more.items():
         if peer != rank:
             theirs[peer, _NUM_COUNTS:] = received
     return theirs
 
 
-def digest_of(value: Any) -> int:
+def compute_digest(value: Any) -> int:
     """63 bits of a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
@@ -331,7 +331,7 @@ def check_headers(
     if elsewhere:
         # A rank that has ended explains why others are elsewhere.
         peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
-        raise _elsewhere(collective, mine, peer, headers[peer])
+        raise _out_of_step_failure(collective, mine, peer, headers[peer])
     if any(each.has_error for each in headers):
         return  # what a rank refuses may be why it differs: `raise_on_all` says it
     if any(each.settings != mine.settings for each in headers):
@@ -377,10 +377,10 @@ def raise_on_all(
     )
 
 
-def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
+def _out_of_step_failure(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
     is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH, Phase.BACKWARD)
     if theirs.phase is Phase.ENDED or (theirs.phase is Phase.READ and is_training):
-        return given_up(collective, peer, theirs)
+        return make_peer_failure(collective, peer, theirs)
     return PeerFailure(
         f"rank {peer} {theirs.phase.verb}, step {theirs.step}, while rank {collective.rank} "
         f"{mine.phase.verb}, step {mine.step}; all ranks must make the same lookups and steps in "
@@ -393,13 +393,13 @@ def _elsewhere(collective: Collective, mine: Header, peer: int, theirs: Header) 
     )
 
 
-def send_shutdown_notice(link: Link, step: int, culprit: int | None) -> None:
+def send_shutdown_notice(messenger: Messenger, step: int, culprit: int | None) -> None:
     """Tells the others that this rank will take part in nothing more. Waits for no answer.
 
     Args:
         culprit: the rank whose failure is the reason.
     """
-    rank, world_size = link.collective.rank, link.collective.world_size
+    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)
     going = []
     for hop in range(1, world_size):
@@ -407,11 +407,11 @@ def send_shutdown_notice(link: Link, step: int, culprit: int | None) -> None:
         if peer == culprit:
             continue
         try:
-            message = mine.packed(np.empty(0, np.int64))
-            going.append(link.send(MessageKind.HEADERS, message, peer, "shutdown notice"))
+            message = mine.pack(np.empty(0, np.int64))
+            going.append(messenger.send(MessageKind.HEADERS, message, peer, "shutdown notice"))
         except (PeerFailure, ClosedError):
             continue  # a rank that is gone needs no shutdown notice
-    seconds = _NOTICE_SHARE * link.collective.deadline_seconds
-    limit = time.monotonic() + min(_MOST_NOTICE_SECONDS, seconds)
+    seconds = _NOTICE_SHARE * messenger.collective.deadline_seconds
+    limit = time.monotonic() + min(_MAX_NOTICE_SECONDS, seconds)
     while not all(each.work.done() for each in going) and time.monotonic() < limit:
         time.sleep(0.001)

@@ -31,7 +31,7 @@ from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.headers import header_bytes
-from sparring.exchange.routing import Chunk, Routed, chunks_of
+from sparring.exchange.routing import Chunk, RoutedKeys, split_into_chunks
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import Decision
 from sparring.kernels.cpu import HOST
@@ -44,15 +44,15 @@ __all__ = [
     "MessageSizes",
     "OwnedGradients",
     "PullRequest",
-    "Pulled",
+    "PullResult",
     "PushRequest",
     "find_into",
     "find_rows",
     "gradient_bytes",
     "pack_gradients",
-    "padded",
-    "place_reply",
-    "storage_failed",
+    "align_bytes",
+    "unpack_reply",
+    "make_storage_failure",
     "write_failure",
     "reply_bytes",
 ]
@@ -72,7 +72,7 @@ FAILED = 2
 """Stands in place of the found flag where the owner's storage failed."""
 
 
-def padded(num_bytes: int) -> int:
+def align_bytes(num_bytes: int) -> int:
     """`num_bytes` up to the next multiple of 8."""
     return -(-num_bytes // 8) * 8
 
@@ -192,7 +192,7 @@ class PullRequest:
 
 
 @dataclass(slots=True)
-class Pulled:
+class PullResult:
     """Rows of the owners, in the order of the requested keys."""
 
     rows: DeviceArray
@@ -240,7 +240,7 @@ class OwnedGradients:
     """``(u, dim)`` of the computing dtype"""
     kernels: KernelSet = HOST
     """Of the device of these arrays."""
-    found: Pulled | None = None
+    found: PullResult | None = None
     """Whole rows of these keys, if they were prefetched."""
     row_handles: Any = None
     """Native `RowHandles` of these keys, if the plan of their batch has them."""
@@ -254,7 +254,7 @@ class OwnedGradients:
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Bytes of the message that answers a chunk of keys."""
-    return sum(padded(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices)
+    return sum(align_bytes(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices)
 
 
 def find_rows(
@@ -263,18 +263,18 @@ def find_rows(
     keys: Keys,
     columns: Columns,
     out: Rows | None = None,
-) -> Pulled:
+) -> PullResult:
     """Rows of this rank's own shard in host memory, in `out` where that is given."""
     shape = (len(keys), columns.end - columns.begin)
     rows = np.empty(shape, table.numpy_dtype) if out is None else out
     if storage is None:
         rows[...] = 0
-        return Pulled(rows, np.zeros(len(keys), np.bool_))
+        return PullResult(rows, np.zeros(len(keys), np.bool_))
     found = np.empty(len(keys), np.bool_)
     if len(keys):
         # The engine's own path: keys come from `dedup`, so nothing is left to check.
         storage.find_into(keys, columns, rows, found)
-    return Pulled(rows, found)
+    return PullResult(rows, found)
 
 
 def find_into(
@@ -301,7 +301,7 @@ def find_into(
         if out is None:
             codec.encode(result.rows, wire)
         message[end : end + part.count] = result.found
-        at += padded(part.count * (codec.row_bytes + 1))
+        at += align_bytes(part.count * (codec.row_bytes + 1))
         message[end + part.count : at] = 0
 
 
@@ -310,7 +310,7 @@ def write_failure(message: Bytes) -> None:
     message[...] = FAILED
 
 
-def storage_failed(owner: int) -> PeerFailure:
+def make_storage_failure(owner: int) -> PeerFailure:
     """The error of a rank that got failure flags in place of rows."""
     return PeerFailure(
         f"rank {owner} could not read the rows it was asked for: its storage failed, and the error "
@@ -321,13 +321,13 @@ def storage_failed(owner: int) -> PeerFailure:
     )
 
 
-def place_reply(
+def unpack_reply(
     message: Bytes,
     chunk: Chunk,
     owner: int,
-    routed: Routed,
+    routed: RoutedKeys,
     codecs: Sequence[Codec],
-    results: Sequence[Pulled],
+    results: Sequence[PullResult],
 ) -> None:
     """Copies the rows of a reply to the places of their keys in the request.
 
@@ -340,17 +340,17 @@ def place_reply(
         end = at + part.count * codec.row_bytes
         flags = message[end : end + part.count]
         if flags[0] == FAILED:
-            raise storage_failed(owner)
-        places = routed.places(owner, part)
-        _native.place_rows(codec.decode(message[at:end], part.count), places, result.rows)
-        result.found[places] = flags.view(np.bool_)
-        at += padded(part.count * (codec.row_bytes + 1))
+            raise make_storage_failure(owner)
+        positions = routed.positions(owner, part)
+        _native.place_rows(codec.decode(message[at:end], part.count), positions, result.rows)
+        result.found[positions] = flags.view(np.bool_)
+        at += align_bytes(part.count * (codec.row_bytes + 1))
 
 
 def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Bytes of a message of gradients and their keys."""
     return sum(
-        padded(part.count * (KEY_BYTES + codecs[part.table].row_bytes)) for part in chunk.slices
+        align_bytes(part.count * (KEY_BYTES + codecs[part.table].row_bytes)) for part in chunk.slices
     )
 
 
@@ -358,7 +358,7 @@ def pack_gradients(
     message: Bytes,
     chunk: Chunk,
     owner: int,
-    routed: Routed,
+    routed: RoutedKeys,
     requests: Sequence[PushRequest],
     codecs: Sequence[Codec],
 ) -> None:
@@ -376,10 +376,10 @@ def pack_gradients(
         message[at:middle].view(np.int64)[:] = stream[part.at : part.at + part.count]
         wire = message[middle:end]
         out = codec.view(wire, part.count)
-        taken = _native.gather(request.gradients, routed.places(owner, part), out)
+        taken = _native.gather(request.gradients, routed.positions(owner, part), out)
         if out is None:
             codec.encode(taken, wire)
-        at += padded(end - at)
+        at += align_bytes(end - at)
         message[end:at] = 0
 
 
@@ -434,7 +434,7 @@ class MessageSizes:
             counts: ``(tables,)``: number of keys of each table.
             chunk_rows: the most keys of one message; None sends all keys in one message.
         """
-        for chunk in chunks_of(counts, chunk_rows or max(1, int(counts.sum()))):
+        for chunk in split_into_chunks(counts, chunk_rows or max(1, int(counts.sum()))):
             yield ChunkSizes(
                 tuple((part.table, part.count) for part in chunk.slices),
                 chunk.count * KEY_BYTES,

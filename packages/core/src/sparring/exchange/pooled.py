@@ -30,19 +30,19 @@ from sparring.exchange.bag_rounds import (
     PushRound,
     SharedParts,
     WeightRound,
-    divided_gradient,
+    scale_gradient,
 )
 from sparring.exchange.bags import (
-    AskedBags,
+    RequestedBags,
     BagRequest,
-    KeptBags,
+    ServedBags,
     OwnerBags,
     PooledBags,
-    divided,
-    lengths_of,
+    split_by_owner,
+    compute_lengths,
 )
 from sparring.exchange.headers import Phase
-from sparring.exchange.link import Buffers
+from sparring.exchange.messenger import Buffers
 from sparring.exchange.session import ExchangeSession
 from sparring.runtime.threads import SerialExecutor
 
@@ -65,11 +65,11 @@ class OwnerPooling:
         buffers: Buffers,
     ) -> None:
         self._session = session
-        self._kept: list[dict[int, KeptBags]] = [{} for _ in range(session.world_size)]
+        self._kept: list[dict[int, ServedBags]] = [{} for _ in range(session.world_size)]
         self._shared = SharedParts(session, executor, buffers, self._kept)
         self.next_number = 0
         """Of the next lookup in training."""
-        self.told_rows: set[str] = set()
+        self.logged_tables: set[str] = set()
         """Tables of which it was logged that rows are looked up."""
         self.has_lookups = False
         """Whether there was one since `forget`; the same on all ranks."""
@@ -111,19 +111,19 @@ class OwnerPooling:
         if error is None:
             try:
                 parts = [
-                    divided(each, session.owners(each.table), session.world_size)
+                    split_by_owner(each, session.owners(each.table), session.world_size)
                     for each in requests
                 ]
             except Exception as found:
                 error = found
         mine = np.zeros((session.world_size, 2 * count + 1), np.int64)
         for table, by_owner in enumerate(parts):
-            mine[:, table] = [len(each.places) for each in by_owner]
+            mine[:, table] = [len(each.positions) for each in by_owner]
             mine[:, count + table] = [len(each.bags) for each in by_owner]
         mine[:, -1] = self.next_number if first_alive is None else first_alive
         phase = Phase.LOOKUP if is_training else Phase.READ
         with session.guard("pull", [each.table.name for each in requests]):
-            coming = session.agree(phase, mine, list(map(_described, requests)), error)
+            coming = session.agree(phase, mine, list(map(_describe, requests)), error)
             coming[session.rank] = mine[session.rank]
             for kept, alive in zip(self._kept, coming[:, -1].tolist(), strict=True):
                 for number in [each for each in kept if each < alive]:
@@ -134,8 +134,8 @@ class OwnerPooling:
                 self.has_lookups = True
             pools = PullRound(self._shared, requests, parts, coming, first).run(mine)
         return [
-            PooledBags(out, None if first is None else _asked(first + place, request, by_owner))
-            for place, (out, request, by_owner) in enumerate(
+            PooledBags(out, None if first is None else _make_requested_bags(first + position, request, by_owner))
+            for position, (out, request, by_owner) in enumerate(
                 zip(pools, requests, parts, strict=True)
             )
         ]
@@ -143,7 +143,7 @@ class OwnerPooling:
     def push(
         self,
         tables: Sequence[TableConfig],
-        given: Sequence[tuple[AskedBags, Rows]],
+        given: Sequence[tuple[RequestedBags, Rows]],
         add: AddBags,
         error: BaseException | None = None,
     ) -> BaseException | None:
@@ -165,22 +165,22 @@ class OwnerPooling:
             InvalidArgumentError: ranks were set up differently.
         """
         session = self._session
-        by_table: dict[str, list[tuple[AskedBags, Rows]]] = {each.name: [] for each in tables}
-        for asked, gradient in sorted(given, key=lambda each: each[0].number):
-            by_table[asked.table.name].append((asked, divided_gradient(asked, gradient)))
+        by_table: dict[str, list[tuple[RequestedBags, Rows]]] = {each.name: [] for each in tables}
+        for requested, gradient in sorted(given, key=lambda each: each[0].number):
+            by_table[requested.table.name].append((requested, scale_gradient(requested, gradient)))
         mine = np.zeros((session.world_size, 2 * len(tables)), np.int64)
-        for place, table in enumerate(tables):
+        for position, table in enumerate(tables):
             for owner in range(session.world_size):
-                sizes = [len(asked.parts[owner].bags) for asked, _ in by_table[table.name]]
-                mine[owner, place] = sum(sizes)
-                mine[owner, len(tables) + place] = np.count_nonzero(sizes)
+                sizes = [len(requested.parts[owner].bags) for requested, _ in by_table[table.name]]
+                mine[owner, position] = sum(sizes)
+                mine[owner, len(tables) + position] = np.count_nonzero(sizes)
         names = [f"{each.name}, pooled by owners" for each in tables]
         with session.guard("push", [each.name for each in tables]):
             coming = session.agree(Phase.PUSH, mine, names, error)
             return PushRound(self._shared, tables, list(by_table.values()), coming, add).run(mine)
 
     def weight_gradients(
-        self, asked: Sequence[AskedBags], gradients: Sequence[Rows | None]
+        self, requested: Sequence[RequestedBags], gradients: Sequence[Rows | None]
     ) -> list[npt.NDArray[Any]]:
         """Gradients ``(ids,)`` of the weights of each request of one `pull`; all ranks call it.
 
@@ -192,27 +192,27 @@ class OwnerPooling:
             PeerFailure: a rank is gone, silent, elsewhere, or failed.
         """
         session = self._session
-        mine = np.zeros((session.world_size, len(asked)), np.int64)
-        for place, (each, gradient) in enumerate(zip(asked, gradients, strict=True)):
+        mine = np.zeros((session.world_size, len(requested)), np.int64)
+        for position, (each, gradient) in enumerate(zip(requested, gradients, strict=True)):
             if gradient is not None:
-                mine[:, place] = [len(part.bags) for part in each.parts]
-        names = [f"{each.table.name}, gradients of weights" for each in asked]
-        with session.guard("backward", [each.table.name for each in asked]):
+                mine[:, position] = [len(part.bags) for part in each.parts]
+        names = [f"{each.table.name}, gradients of weights" for each in requested]
+        with session.guard("backward", [each.table.name for each in requested]):
             coming = session.agree(Phase.BACKWARD, mine, names)
-            return WeightRound(self._shared, asked, gradients, coming).run(mine)
+            return WeightRound(self._shared, requested, gradients, coming).run(mine)
 
 
-def _described(request: BagRequest) -> str:
+def _describe(request: BagRequest) -> str:
     weights = "" if request.weights is None else ", weighted"
     trained = ", weights are trained" if request.trains_weights else ""
     return f"{request.table.name}, pooled by owners{weights}{trained}"
 
 
-def _asked(number: int, request: BagRequest, parts: Sequence[OwnerBags]) -> AskedBags:
+def _make_requested_bags(number: int, request: BagRequest, parts: Sequence[OwnerBags]) -> RequestedBags:
     shares = None
     if request.is_mean:
-        shares = np.ones(1, request.table.computing_dtype) / lengths_of(request)
+        shares = np.ones(1, request.table.computing_dtype) / compute_lengths(request)
     if not request.trains_weights:  # places of ids are for gradients of weights only
         nothing = np.empty(0, np.int64)
         parts = [OwnerBags(nothing, each.bags, each.lengths) for each in parts]
-    return AskedBags(number, request.table, parts, request.num_bags, shares, len(request.ids))
+    return RequestedBags(number, request.table, parts, request.num_bags, shares, len(request.ids))

@@ -27,19 +27,19 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.storage.results import Keys
 from sparring.errors import PeerFailure
-from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
+from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
-    Pulled,
+    PullResult,
     PullRequest,
     find_into,
     find_rows,
-    place_reply,
+    unpack_reply,
     reply_bytes,
     write_failure,
 )
 from sparring.exchange.refresh import PullRecord
-from sparring.exchange.routing import ChunkTransfer, Routed, chunk_transfers
+from sparring.exchange.routing import ChunkTransfer, RoutedKeys, chunk_transfers
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 
 __all__ = ["MAX_FINDS", "RingPull"]
@@ -50,7 +50,7 @@ MAX_FINDS = 2
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Outgoing:
     planned: ChunkTransfer
     keys_going: Transfer
     rows_coming: Transfer
@@ -59,7 +59,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Served:
+class _Incoming:
     planned: ChunkTransfer
     keys: Keys
     keys_coming: Transfer | None
@@ -85,24 +85,24 @@ class RingPull:
         record: keeps the keys that other ranks request; None: they are not kept.
     """
 
-    link: Link
+    messenger: Messenger
     executor: SerialExecutor
     requests: Sequence[PullRequest]
     codecs: Sequence[Codec]
-    routed: Routed
+    routed: RoutedKeys
     served_counts: npt.NDArray[np.int64]
     chunk_rows: int
     chunks_in_flight: int
     buffers: Buffers = field(default_factory=Buffers)
     record: PullRecord | None = None
-    results: list[Pulled] = field(default_factory=list)
-    _asked: deque[_Asked] = field(default_factory=deque)
-    _served: deque[_Served] = field(default_factory=deque)
+    results: list[PullResult] = field(default_factory=list)
+    _outgoing: deque[_Outgoing] = field(default_factory=deque)
+    _incoming: deque[_Incoming] = field(default_factory=deque)
     _own: list[Job] = field(default_factory=list)
     _num_finding: int = 0
     _error: BaseException | None = None
 
-    def run(self) -> list[Pulled]:
+    def run(self) -> list[PullResult]:
         """Returns the rows in the order of each request's keys.
 
         Raises:
@@ -113,8 +113,8 @@ class RingPull:
         for request in self.requests:
             count, width = len(request.keys), request.columns.end - request.columns.begin
             rows = np.empty((count, width), request.table.numpy_dtype)
-            self.results.append(Pulled(rows, np.empty(count, np.bool_)))
-        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+            self.results.append(PullResult(rows, np.empty(count, np.bool_)))
+        rank, world_size = self.messenger.collective.rank, self.messenger.collective.world_size
         asked = [(rank + hop) % world_size for hop in range(1, world_size)]
         served = [(rank - hop) % world_size for hop in range(1, world_size)]
         to_ask = chunk_transfers(asked, self.routed.counts, self.chunk_rows)
@@ -144,12 +144,12 @@ class RingPull:
         to_find: Iterator[ChunkTransfer],
     ) -> None:
         while True:
-            moved = self._ask(to_ask)
-            moved |= self._serve(to_serve)
+            moved = self._send_requests(to_ask)
+            moved |= self._serve_requests(to_serve)
             moved |= self._find(to_find)
-            if not (moved or self._asked or self._served or self._own):
+            if not (moved or self._outgoing or self._incoming or self._own):
                 return
-            self.link.pause(self.executor, has_progressed=moved)
+            self.messenger.pause(self.executor, has_progressed=moved)
 
     def _run_in_order(
         self,
@@ -163,33 +163,33 @@ class RingPull:
         No rank waits before it has sent all its keys, nor for rows before it has sent all of its
         own.
         """
-        link, going = self.link, []
+        messenger, going = self.messenger, []
         messages = [
             self.buffers.take(reply_bytes(planned.chunk, self.codecs)) for planned in to_ask
         ]
         rows_coming = [
-            link.receive(_ROWS, message, planned.peer, planned.label)
+            messenger.receive(_ROWS, message, planned.peer, planned.label)
             for message, planned in zip(messages, to_ask, strict=True)
         ]
         keys_coming = [
-            link.receive(
+            messenger.receive(
                 _KEYS, np.empty(planned.chunk.count, np.int64), planned.peer, planned.label
             )
             for planned in to_serve
         ]
         for planned in to_ask:
             keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
-            going.append(link.send(_KEYS, keys, planned.peer, planned.label))
+            going.append(messenger.send(_KEYS, keys, planned.peer, planned.label))
         for planned in to_find:
             self._ended(self._submit(partial(self._find_own, planned)), "hop 0")
         lent = []
         for planned, coming in zip(to_serve, keys_coming, strict=True):
-            link.wait(coming)
+            messenger.wait(coming)
             if self.record is not None:
                 self.record.add(planned.peer, coming.buffer)
             message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
             lent.append(message)
-            served = _Served(planned, coming.buffer, None, message)
+            served = _Incoming(planned, coming.buffer, None, message)
             find = partial(
                 find_into, message, planned.chunk, coming.buffer, self.requests, self.codecs
             )
@@ -197,59 +197,59 @@ class RingPull:
             assert served.rows_going is not None
             going.append(served.rows_going)
         for planned, coming in zip(to_ask, rows_coming, strict=True):
-            link.wait(coming)
+            messenger.wait(coming)
             self._place(coming.buffer, planned)
         for transfer in going:
-            link.wait(transfer)
+            messenger.wait(transfer)
         for message in [*messages, *lent]:
             self.buffers.give_back(message)
 
-    def _ask(self, waiting: Iterator[ChunkTransfer]) -> bool:
+    def _send_requests(self, waiting: Iterator[ChunkTransfer]) -> bool:
         """Sends keys, and places received rows."""
         moved = False
-        while len(self._asked) < self.chunks_in_flight:
+        while len(self._outgoing) < self.chunks_in_flight:
             planned = next(waiting, None)
             if planned is None:
                 break
             message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
-            rows_coming = self.link.receive(_ROWS, message, planned.peer, planned.label)
+            rows_coming = self.messenger.receive(_ROWS, message, planned.peer, planned.label)
             keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
-            keys_going = self.link.send(_KEYS, keys, planned.peer, planned.label)
-            self._asked.append(_Asked(planned, keys_going, rows_coming))
+            keys_going = self.messenger.send(_KEYS, keys, planned.peer, planned.label)
+            self._outgoing.append(_Outgoing(planned, keys_going, rows_coming))
             moved = True
         silent: set[int] = set()
-        for asked in self._asked:
-            if not asked.has_sent and self.link.is_done(asked.keys_going):
+        for asked in self._outgoing:
+            if not asked.has_sent and self.messenger.is_done(asked.keys_going):
                 asked.has_sent = moved = True
             # Of one rank's messages only the first is looked at: they come in order.
             if asked.has_placed or asked.planned.peer in silent:
                 continue
-            if self.link.is_done(asked.rows_coming):
+            if self.messenger.is_done(asked.rows_coming):
                 asked.has_placed = moved = True
                 self._place(asked.rows_coming.buffer, asked.planned)
                 self.buffers.give_back(asked.rows_coming.buffer)
             else:
                 silent.add(asked.planned.peer)
-        while self._asked and self._asked[0].has_sent and self._asked[0].has_placed:
-            self._asked.popleft()
+        while self._outgoing and self._outgoing[0].has_sent and self._outgoing[0].has_placed:
+            self._outgoing.popleft()
         return moved
 
-    def _serve(self, waiting: Iterator[ChunkTransfer]) -> bool:
+    def _serve_requests(self, waiting: Iterator[ChunkTransfer]) -> bool:
         """Receives keys, and sends found rows in the order of the requests."""
         moved = False
-        while len(self._served) < self.chunks_in_flight:
+        while len(self._incoming) < self.chunks_in_flight:
             planned = next(waiting, None)
             if planned is None:
                 break
             keys = np.empty(planned.chunk.count, np.int64)
-            keys_coming = self.link.receive(_KEYS, keys, planned.peer, planned.label)
-            self._served.append(_Served(planned, keys, keys_coming))
+            keys_coming = self.messenger.receive(_KEYS, keys, planned.peer, planned.label)
+            self._incoming.append(_Incoming(planned, keys, keys_coming))
             moved = True
         silent: set[int] = set()
         later: set[int] = set()
-        for served in self._served:
+        for served in self._incoming:
             if served.keys_coming is not None and served.planned.peer not in silent:
-                if self.link.is_done(served.keys_coming):
+                if self.messenger.is_done(served.keys_coming):
                     served.keys_coming, moved = None, True
                     if self.record is not None:
                         self.record.add(served.planned.peer, served.keys)
@@ -262,12 +262,12 @@ class RingPull:
                 served.finding, moved = None, True
             if served.rows_going is None:
                 later.add(served.planned.peer)
-        while self._served:
-            rows_going = self._served[0].rows_going
-            if rows_going is None or not self.link.is_done(rows_going):
+        while self._incoming:
+            rows_going = self._incoming[0].rows_going
+            if rows_going is None or not self.messenger.is_done(rows_going):
                 break
             self.buffers.give_back(rows_going.buffer)
-            self._served.popleft()
+            self._incoming.popleft()
             moved = True
         return moved
 
@@ -278,7 +278,7 @@ class RingPull:
             self._own.remove(job)
             self._ended(job, "hop 0")
             moved = True
-        for served in self._served:
+        for served in self._incoming:
             if self._num_finding >= MAX_FINDS:
                 return moved
             is_ready = served.keys_coming is None and served.message is None
@@ -303,9 +303,9 @@ class RingPull:
             request, result = self.requests[part.table], self.results[part.table]
             wanted = keys[part.at : part.at + part.count]
             found = find_rows(request.storage, request.table, wanted, request.columns)
-            places = self.routed.places(planned.peer, part)
-            _native.place_rows(found.rows, places, result.rows)
-            result.found[places] = found.found
+            positions = self.routed.positions(planned.peer, part)
+            _native.place_rows(found.rows, positions, result.rows)
+            result.found[positions] = found.found
 
     def _submit(self, call: Any) -> Job:
         self._num_finding += 1
@@ -314,20 +314,20 @@ class RingPull:
     def _ended(self, job: Job, label: str) -> None:
         self._num_finding -= 1
         self._error = self._error or job.error
-        if self.link.trace is not None:
+        if self.messenger.trace is not None:
             details = {"of": label}
-            self.link.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
+            self.messenger.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
 
-    def _send(self, served: _Served, job: Job) -> None:
+    def _send(self, served: _Incoming, job: Job) -> None:
         planned = served.planned
         self._ended(job, planned.label)
         if job.error is not None and served.message is not None:
             write_failure(served.message)
-        served.rows_going = self.link.send(_ROWS, served.message, planned.peer, planned.label)
+        served.rows_going = self.messenger.send(_ROWS, served.message, planned.peer, planned.label)
 
     def _place(self, message: npt.NDArray[np.uint8], planned: ChunkTransfer) -> None:
         try:
-            place_reply(
+            unpack_reply(
                 message, planned.chunk, planned.peer, self.routed, self.codecs, self.results
             )
         except BaseException as error:

@@ -21,34 +21,34 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.storage.results import Columns, Keys, Rows
-from sparring.exchange.answers import Answers, Question, Service
-from sparring.exchange.link import Buffers, Link, MessageKind
+from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
+from sparring.exchange.messenger import Buffers, Messenger, MessageKind
 from sparring.exchange.messages import (
     KEY_BYTES,
     Codec,
     OwnedGradients,
-    Pulled,
+    PullResult,
     PushRequest,
     find_rows,
     gradient_bytes,
     pack_gradients,
-    padded,
+    align_bytes,
 )
-from sparring.exchange.routing import Chunk, ChunkTransfer, Routed, chunk_transfers, whole_stream
+from sparring.exchange.routing import Chunk, ChunkTransfer, RoutedKeys, chunk_transfers, whole_stream
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 from sparring.runtime.trace import Trace
 
-__all__ = ["RingPush", "RowPrefetch", "Sums", "push_to_replicas"]
+__all__ = ["RingPush", "RowPrefetch", "GradientSums", "push_to_replicas"]
 
 _GRADIENTS = MessageKind.GRADIENTS
 
-_LONGEST_PAUSE = 0.01
+_MAX_PAUSE = 0.01
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Sums:
+class GradientSums:
     """Sums of the gradients for this rank, table by table."""
 
     requests: Sequence[PushRequest]
@@ -67,9 +67,9 @@ class Sums:
             end = middle + part.count * codec.row_bytes
             keys = message[at:middle].view(np.int64)
             self.accumulators[part.table].add(keys, codec.decode(message[middle:end], part.count))
-            at += padded(end - at)
+            at += align_bytes(end - at)
 
-    def add_own(self, rank: int, routed: Routed) -> None:
+    def add_own(self, rank: int, routed: RoutedKeys) -> None:
         """Adds this rank's gradients of keys that it owns itself; they are not rounded."""
         for table, request in enumerate(self.requests):
             offsets = routed.offsets[table]
@@ -99,12 +99,12 @@ class RingPush:
         chunks_in_flight: the most chunks under way, each way.
     """
 
-    link: Link
+    messenger: Messenger
     executor: SerialExecutor
     find_executor: SerialExecutor
     requests: Sequence[PushRequest]
     codecs: Sequence[Codec]
-    routed: Routed
+    routed: RoutedKeys
     coming_counts: npt.NDArray[np.int64]
     chunk_rows: int
     chunks_in_flight: int
@@ -119,12 +119,12 @@ class RingPush:
 
         A failure on this rank itself is the `error` of each result.
         """
-        rank, world_size = self.link.collective.rank, self.link.collective.world_size
+        rank, world_size = self.messenger.collective.rank, self.messenger.collective.world_size
         owners = [(rank + hop) % world_size for hop in range(1, world_size)]
         senders = [(rank - hop) % world_size for hop in range(1, world_size)]
         to_send = chunk_transfers(owners, self.routed.counts, self.chunk_rows)
         to_receive = chunk_transfers(senders, self.coming_counts, self.chunk_rows)
-        sums = Sums(self.requests, self.codecs)
+        sums = GradientSums(self.requests, self.codecs)
         ahead = RowPrefetch(self.requests, sums.accumulators, self.find_executor)
         counts = np.concatenate([self.routed.counts, self.coming_counts])
         is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
@@ -141,23 +141,23 @@ class RingPush:
         finally:
             self.executor.finish()
             self.find_executor.finish()
-        ahead.trace(self.link.trace)
+        ahead.trace(self.messenger.trace)
         results = sums.take()
-        for place, result in enumerate(results):
+        for position, result in enumerate(results):
             # Too late to raise here: the other ranks have gone on.
             result.error = self._error or ahead.error
-            result.found = ahead.found(place)
+            result.found = ahead.found(position)
         return results
 
     def _run_as_it_comes(
         self,
         to_send: Iterator[ChunkTransfer],
         to_receive: Iterator[ChunkTransfer],
-        sums: Sums,
+        sums: GradientSums,
         ahead: RowPrefetch,
     ) -> None:
-        self._error = Answers(
-            self.link,
+        self._error = RequestReplies(
+            self.messenger,
             self.executor,
             self.buffers,
             self.chunks_in_flight,
@@ -166,44 +166,44 @@ class RingPush:
             ahead.advance,
         ).run(
             (
-                Question(each.peer, each.label, self._bytes(each), partial(self._pack, each))
+                OutgoingRequest(each.peer, each.label, self._bytes(each), partial(self._pack, each))
                 for each in to_send
             ),
             (
-                Service(each.peer, each.label, self._bytes(each), partial(_add, sums, each))
+                IncomingRequest(each.peer, each.label, self._bytes(each), partial(_add, sums, each))
                 for each in to_receive
             ),
-            partial(sums.add_own, self.link.collective.rank, self.routed),
+            partial(sums.add_own, self.messenger.collective.rank, self.routed),
         )
         while not ahead.is_done:
-            self.find_executor.pause(_LONGEST_PAUSE)
+            self.find_executor.pause(_MAX_PAUSE)
 
     def _run_in_order(
         self,
         to_send: Sequence[ChunkTransfer],
         to_receive: Sequence[ChunkTransfer],
-        sums: Sums,
+        sums: GradientSums,
         ahead: RowPrefetch,
     ) -> None:
         """The same messages where there is one for each rank; see `RingPull._run_in_order`."""
-        link = self.link
+        messenger = self.messenger
         coming = []
         for planned in to_receive:
             message = self.buffers.take(self._bytes(planned))
-            coming.append(link.receive(_GRADIENTS, message, planned.peer, planned.label))
+            coming.append(messenger.receive(_GRADIENTS, message, planned.peer, planned.label))
         going = []
         for planned in to_send:
             message = self.buffers.take(self._bytes(planned))
             self._pack(planned, message)
-            going.append(link.send(_GRADIENTS, message, planned.peer, planned.label))
+            going.append(messenger.send(_GRADIENTS, message, planned.peer, planned.label))
         ahead.advance()
         for planned, transfer in zip(to_receive, coming, strict=True):
-            link.wait(transfer)
+            messenger.wait(transfer)
             add = partial(sums.add_message, transfer.buffer, planned.chunk)
             self._ended(self.executor.submit(add), planned.label)
             ahead.advance()
         for transfer in going:
-            link.wait(transfer)
+            messenger.wait(transfer)
         for transfer in [*coming, *going]:
             self.buffers.give_back(transfer.buffer)
 
@@ -217,14 +217,14 @@ class RingPush:
 
     def _ended(self, job: Job, label: str) -> None:
         self._error = self._error or job.error
-        if self.link.trace is not None:
+        if self.messenger.trace is not None:
             details = {"of": label}
-            self.link.trace.add(
+            self.messenger.trace.add(
                 "add up", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
             )
 
 
-def _add(sums: Sums, planned: ChunkTransfer, message: Bytes, _: Bytes) -> None:
+def _add(sums: GradientSums, planned: ChunkTransfer, message: Bytes, _: Bytes) -> None:
     sums.add_message(message, planned.chunk)
 
 
@@ -245,18 +245,18 @@ class RowPrefetch:
         self._accumulators = accumulators
         self._executor = executor
         self._num_known = [0] * len(requests)
-        self._parts: list[list[Pulled]] = [[] for _ in requests]
+        self._parts: list[list[PullResult]] = [[] for _ in requests]
         self._jobs: list[Job] = []
 
     def advance(self) -> None:
         """Begins to find the rows of keys that were added since the last call."""
-        for place, request in enumerate(self._requests):
+        for position, request in enumerate(self._requests):
             if request.storage is None:
                 continue
-            keys = self._accumulators[place].keys_from(self._num_known[place])
+            keys = self._accumulators[position].keys_from(self._num_known[position])
             if len(keys):
-                self._num_known[place] += len(keys)
-                self._jobs.append(self._executor.submit(partial(self._find, place, keys)))
+                self._num_known[position] += len(keys)
+                self._jobs.append(self._executor.submit(partial(self._find, position, keys)))
 
     @property
     def is_done(self) -> bool:
@@ -274,29 +274,29 @@ class RowPrefetch:
             for job in self._jobs:
                 trace.add("find", job.begin_ns, job.end_ns, {"of": "push"}, thread_id=job.thread_id)
 
-    def found(self, place: int) -> Pulled | None:
+    def found(self, position: int) -> PullResult | None:
         """The rows of a request, in the order of the accumulator's keys."""
-        if self._requests[place].storage is None or not self._parts[place]:
+        if self._requests[position].storage is None or not self._parts[position]:
             return None
-        parts = self._parts[place]
+        parts = self._parts[position]
         if len(parts) == 1:
             return parts[0]
-        return Pulled(
+        return PullResult(
             np.concatenate([part.rows for part in parts]),
             np.concatenate([part.found for part in parts]),
         )
 
-    def _find(self, place: int, keys: Keys) -> None:
-        request = self._requests[place]
+    def _find(self, position: int, keys: Keys) -> None:
+        request = self._requests[position]
         assert request.storage is not None
         table = request.storage.table
         # Jobs of an executor run in order, and so parts are in the order of the keys.
         whole = Columns(0, table.width)
-        self._parts[place].append(find_rows(request.storage, table, keys, whole))
+        self._parts[position].append(find_rows(request.storage, table, keys, whole))
 
 
 def push_to_replicas(
-    link: Link,
+    messenger: Messenger,
     requests: Sequence[PushRequest],
     codecs: Sequence[Codec],
     coming: npt.NDArray[np.int64],
@@ -315,7 +315,7 @@ def push_to_replicas(
     Raises:
         PeerFailure: a rank is gone or silent.
     """
-    rank, world_size = link.collective.rank, link.collective.world_size
+    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     counts = coming.copy()
     counts[rank] = [len(each.keys) for each in requests]
     chunks = [whole_stream(each) for each in counts]
@@ -325,25 +325,25 @@ def push_to_replicas(
     ]
     peers = [(rank + hop) % world_size for hop in range(1, world_size)]
     transfers = [
-        link.receive(MessageKind.GRADIENTS, messages[peer], peer, "replicas")
+        messenger.receive(MessageKind.GRADIENTS, messages[peer], peer, "replicas")
         for peer in reversed(peers)
         if messages[peer] is not None
     ]
     chunk, mine = chunks[rank], messages[rank]
     if chunk is not None and mine is not None:
         pack_gradients(mine, chunk, 0, _to_one_owner(requests), requests, codecs)
-        transfers += [link.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers]
+        transfers += [messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers]
     for transfer in transfers:
-        link.wait(transfer)
-    sums = Sums(requests, codecs)
+        messenger.wait(transfer)
+    sums = GradientSums(requests, codecs)
     for chunk, message in zip(chunks, messages, strict=True):
         if chunk is not None and message is not None:
             sums.add_message(message, chunk)
     return sums.take()
 
 
-def _to_one_owner(requests: Sequence[PushRequest]) -> Routed:
+def _to_one_owner(requests: Sequence[PushRequest]) -> RoutedKeys:
     """All keys as one stream."""
     sizes = [len(each.keys) for each in requests]
     orders, offsets = [np.arange(size) for size in sizes], [[0, size] for size in sizes]
-    return Routed(orders, offsets, [each.keys for each in requests], 1)
+    return RoutedKeys(orders, offsets, [each.keys for each in requests], 1)

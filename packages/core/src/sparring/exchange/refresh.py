@@ -16,22 +16,22 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.storage.results import Keys, Rows
-from sparring.exchange.link import Link, MessageKind, Transfer
+from sparring.exchange.messenger import Messenger, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
-    Pulled,
+    PullResult,
     PullRequest,
     find_into,
     find_rows,
-    place_reply,
+    unpack_reply,
     reply_bytes,
     write_failure,
 )
-from sparring.exchange.routing import Routed, whole_stream
+from sparring.exchange.routing import RoutedKeys, whole_stream
 
-__all__ = ["ChangedKeys", "PullRecord", "Refreshed", "Stale", "refresh", "refresh_own"]
+__all__ = ["ChangedKeys", "PullRecord", "RefreshResult", "StaleRows", "refresh", "refresh_own"]
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 
 
@@ -44,7 +44,7 @@ class ChangedKeys:
     are_all: bool = False
     """Whether all keys may have changed."""
 
-    def places_in(self, keys: Keys) -> Places:
+    def find_changed(self, keys: Keys) -> Positions:
         """Places in `keys` of those that have changed, in order."""
         if self.are_all:
             return np.arange(len(keys))
@@ -58,12 +58,12 @@ class ChangedKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class StaleRows:
     """Rows of a pull that this rank, as the owner, has to send again."""
 
     counts: npt.NDArray[np.int64]
     """``(world_size, tables)``: rows of each table for each rank, itself left out."""
-    places: list[Places]
+    positions: list[Positions]
     """For each rank: places in its request of each table, one table after the other."""
     keys: list[Keys]
     """For each rank: the keys at these places."""
@@ -73,11 +73,11 @@ class PullRecord:
     """The two sides of a pull on several ranks: requested keys, and served keys."""
 
     def __init__(self) -> None:
-        self._routed: Routed | None = None
+        self._routed: RoutedKeys | None = None
         self._served_counts = np.empty((0, 0), np.int64)
         self._served: dict[int, list[Keys]] = {}
 
-    def begin(self, routed: Routed, served_counts: npt.NDArray[np.int64]) -> None:
+    def begin(self, routed: RoutedKeys, served_counts: npt.NDArray[np.int64]) -> None:
         """Begins the record of a pull.
 
         Args:
@@ -93,12 +93,12 @@ class PullRecord:
         self._served.setdefault(peer, []).append(keys)
 
     @property
-    def routed(self) -> Routed:
+    def routed(self) -> RoutedKeys:
         """The keys that this rank requested."""
         assert self._routed is not None  # a pull that ended well has begun
         return self._routed
 
-    def stale(self, changed: Sequence[ChangedKeys], rank: int) -> Stale:
+    def stale(self, changed: Sequence[ChangedKeys], rank: int) -> StaleRows:
         """Served keys that have changed since.
 
         Args:
@@ -106,7 +106,7 @@ class PullRecord:
             rank: this one.
         """
         counts = np.zeros_like(self._served_counts)
-        places: list[Places] = []
+        positions: list[Positions] = []
         keys: list[Keys] = []
         for peer, asked in enumerate(self._served_counts):
             nothing = np.empty(0, np.int64)
@@ -118,43 +118,43 @@ class PullRecord:
                 begin += count
                 if peer == rank:
                     continue
-                found = changed[table].places_in(wanted)
+                found = changed[table].find_changed(wanted)
                 counts[peer, table] = len(found)
                 of_tables.append(found)
                 their_keys.append(wanted[found])
-            places.append(np.concatenate(of_tables))
+            positions.append(np.concatenate(of_tables))
             keys.append(np.concatenate(their_keys))
-        return Stale(counts, places, keys)
+        return StaleRows(counts, positions, keys)
 
 
 @dataclass(slots=True)
-class Refreshed:
+class RefreshResult:
     """Rows that have changed since a pull."""
 
-    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
     """``(c,)``: their places among the keys of the pull."""
     rows: Rows
     """``(c, width of columns)`` of the table's dtype; zeros where `found` is False."""
     found: npt.NDArray[np.bool_]
 
 
-def refresh_own(request: PullRequest, changed: ChangedKeys) -> Refreshed:
+def refresh_own(request: PullRequest, changed: ChangedKeys) -> RefreshResult:
     """Refreshes rows of a table that this rank holds whole."""
-    places = changed.places_in(request.keys)
-    found = find_rows(request.storage, request.table, request.keys[places], request.columns)
-    return Refreshed(places, found.rows, found.found)
+    positions = changed.find_changed(request.keys)
+    found = find_rows(request.storage, request.table, request.keys[positions], request.columns)
+    return RefreshResult(positions, found.rows, found.found)
 
 
 def refresh(
-    link: Link,
+    messenger: Messenger,
     requests: Sequence[PullRequest],
     codecs: Sequence[Codec],
     record: PullRecord,
     *,
     changed: Sequence[ChangedKeys],
-    stale: Stale,
+    stale: StaleRows,
     coming: Counts,
-) -> list[Refreshed]:
+) -> list[RefreshResult]:
     """Rows of all owners that have changed.
 
     Args:
@@ -170,14 +170,14 @@ def refresh(
         PeerFailure: a rank is gone or silent, or could not read its rows.
         SparringError: this rank's own storage failed; other ranks know.
     """
-    rank, world_size = link.collective.rank, link.collective.world_size
+    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     routed = record.routed
-    own = [_own_places(routed, table, rank, each) for table, each in enumerate(changed)]
+    own = [_find_own_changed(routed, table, rank, each) for table, each in enumerate(changed)]
     counts = coming.copy()
     counts[rank] = [len(each) for each in own]
     compact = _compact(counts)
     results = [
-        Refreshed(
+        RefreshResult(
             np.empty(total, np.int64),
             np.empty((total, each.columns.end - each.columns.begin), each.table.numpy_dtype),
             np.empty(total, np.bool_),
@@ -186,7 +186,7 @@ def refresh(
     ]
     peers = [(rank + hop) % world_size for hop in range(1, world_size)]
     arriving = {
-        owner: _receive(link, owner, counts[owner], codecs)
+        owner: _receive(messenger, owner, counts[owner], codecs)
         for owner in peers
         if counts[owner].any()
     }
@@ -196,74 +196,74 @@ def refresh(
         chunk = whole_stream(stale.counts[peer])
         if chunk is None:
             continue
-        going.append(link.send(MessageKind.KEYS, stale.places[peer], peer, "changed"))
+        going.append(messenger.send(MessageKind.KEYS, stale.positions[peer], peer, "changed"))
         message = np.empty(reply_bytes(chunk, codecs), np.uint8)
         try:
-            with link.span("find", peer):
+            with messenger.span("find", peer):
                 find_into(message, chunk, stale.keys[peer], requests, codecs)
         except BaseException as failure:
             error = error or failure
             write_failure(message)
-        going.append(link.send(MessageKind.ROWS, message, peer, "changed"))
-    for request, result, places, offsets in zip(
+        going.append(messenger.send(MessageKind.ROWS, message, peer, "changed"))
+    for request, result, positions, offsets in zip(
         requests, results, own, compact.offsets, strict=True
     ):
         try:
-            found = find_rows(request.storage, request.table, request.keys[places], request.columns)
+            found = find_rows(request.storage, request.table, request.keys[positions], request.columns)
         except BaseException as failure:
             error = error or failure
             continue
         there = slice(int(offsets[rank]), int(offsets[rank + 1]))
-        result.places[there], result.rows[there] = places, found.rows
+        result.positions[there], result.rows[there] = positions, found.rows
         result.found[there] = found.found
-    pulled = [Pulled(each.rows, each.found) for each in results]
+    pulled = [PullResult(each.rows, each.found) for each in results]
     for owner, (places_coming, rows_coming) in arriving.items():
-        link.wait(places_coming)
-        link.wait(rows_coming)
+        messenger.wait(places_coming)
+        messenger.wait(rows_coming)
         chunk = whole_stream(counts[owner])
         assert chunk is not None
         try:
-            place_reply(rows_coming.buffer, chunk, owner, compact, codecs, pulled)
+            unpack_reply(rows_coming.buffer, chunk, owner, compact, codecs, pulled)
         except BaseException as failure:
             error = error or failure
         for part in chunk.slices:
             first = int(routed.offsets[part.table][owner])
             theirs = places_coming.buffer[part.at : part.at + part.count]
-            there_at = compact.places(owner, part)
-            results[part.table].places[there_at] = routed.orders[part.table][first + theirs]
+            there_at = compact.positions(owner, part)
+            results[part.table].positions[there_at] = routed.orders[part.table][first + theirs]
     for transfer in going:
-        link.wait(transfer)
+        messenger.wait(transfer)
     if error is not None:
         raise error
     return results
 
 
 def _receive(
-    link: Link, owner: int, counts: Counts, codecs: Sequence[Codec]
+    messenger: Messenger, owner: int, counts: Counts, codecs: Sequence[Codec]
 ) -> tuple[Transfer, Transfer]:
     chunk = whole_stream(counts)
     assert chunk is not None
-    places = np.empty(chunk.count, np.int64)
+    positions = np.empty(chunk.count, np.int64)
     rows = np.empty(reply_bytes(chunk, codecs), np.uint8)
     return (
-        link.receive(MessageKind.KEYS, places, owner, "changed"),
-        link.receive(MessageKind.ROWS, rows, owner, "changed"),
+        messenger.receive(MessageKind.KEYS, positions, owner, "changed"),
+        messenger.receive(MessageKind.ROWS, rows, owner, "changed"),
     )
 
 
-def _own_places(
-    routed: Routed, table: int, rank: int, changed: ChangedKeys
+def _find_own_changed(
+    routed: RoutedKeys, table: int, rank: int, changed: ChangedKeys
 ) -> npt.NDArray[np.int64]:
     offsets = routed.offsets[table]
     # Of this rank's own keys of all tables, which its stream holds one table after the other.
     mine: npt.NDArray[np.int64] = routed.orders[table][offsets[rank] : offsets[rank + 1]]
     begin = int(routed.counts[rank, :table].sum())
     keys = routed.streams[rank][begin : begin + len(mine)]
-    return mine[changed.places_in(keys)]
+    return mine[changed.find_changed(keys)]
 
 
-def _compact(counts: Counts) -> Routed:
+def _compact(counts: Counts) -> RoutedKeys:
     """Places of each owner's rows in arrays that hold nothing else."""
     orders = [np.arange(total) for total in counts.sum(axis=0).tolist()]
     offsets = [[0, *np.cumsum(column).tolist()] for column in counts.T]
-    return Routed(orders, offsets, orders, len(counts))
+    return RoutedKeys(orders, offsets, orders, len(counts))

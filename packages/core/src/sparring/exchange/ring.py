@@ -39,11 +39,11 @@ from sparring.exchange.device_pull import DevicePull
 from sparring.exchange.device_push import DevicePush
 from sparring.exchange.device_stager import DeviceStager
 from sparring.exchange.headers import Phase, Settings
-from sparring.exchange.link import Buffers
+from sparring.exchange.messenger import Buffers
 from sparring.exchange.messages import (
     Codec,
     OwnedGradients,
-    Pulled,
+    PullResult,
     PullRequest,
     PushRequest,
     find_rows,
@@ -51,8 +51,8 @@ from sparring.exchange.messages import (
 from sparring.exchange.pooled import OwnerPooling
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas
-from sparring.exchange.refresh import ChangedKeys, PullRecord, Refreshed, refresh, refresh_own
-from sparring.exchange.routing import Counts, Routed, route
+from sparring.exchange.refresh import ChangedKeys, PullRecord, RefreshResult, refresh, refresh_own
+from sparring.exchange.routing import Counts, RoutedKeys, route
 from sparring.exchange.session import ExchangeSession
 from sparring.kernels.cpu import HOST
 from sparring.runtime.lifecycle import Closable
@@ -61,14 +61,14 @@ from sparring.runtime.trace import Trace
 
 __all__ = ["RingExchange"]
 
-_FEW_ROWS = 4096
+_MAX_INLINE_ROWS = 4096
 """Finding or adding up so many rows takes less time than handing them to another thread."""
 
 
-class _RoutedKeys(NamedTuple):
+class _RoutingResult(NamedTuple):
     """Keys by owner; or nothing, and why."""
 
-    routed: Routed
+    routed: RoutedKeys
     counts: Counts
     error: BaseException | None
 
@@ -115,15 +115,15 @@ class RingExchange(Closable):
     @property
     def trace(self) -> Trace | None:
         """Receives spans; None: nothing is traced."""
-        return self.session.link.trace
+        return self.session.messenger.trace
 
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
-        self.session.link.trace = trace
+        self.session.messenger.trace = trace
 
     def pull(
         self, storage: Storage | None, table: TableConfig, keys: Keys, columns: Columns
-    ) -> Pulled:
+    ) -> PullResult:
         """Rows of one table; see `pull_all`."""
         return self.pull_all([PullRequest(storage, table, keys, columns)])[0]
 
@@ -135,7 +135,7 @@ class RingExchange(Closable):
         is_training: bool = True,
         record: PullRecord | None = None,
         error: BaseException | None = None,
-    ) -> list[Pulled]:
+    ) -> list[PullResult]:
         """Rows from their owners; all ranks call it for the same tables at the same time.
 
         Args:
@@ -172,7 +172,7 @@ class RingExchange(Closable):
                 ]
         codecs = self._codecs(requests, kernels, self.options.row_wire_dtype, "row_wire_dtype")
         names = [
-            _named(f"{each.table.name}[{each.columns.begin}:{each.columns.end}]", kernels)
+            _describe_table(f"{each.table.name}[{each.columns.begin}:{each.columns.end}]", kernels)
             for each in requests
         ]
         phase = Phase.LOOKUP if is_training else Phase.READ
@@ -187,11 +187,11 @@ class RingExchange(Closable):
         self,
         requests: Sequence[PullRequest],
         codecs: Sequence[Codec],
-        routed: Routed,
+        routed: RoutedKeys,
         served_counts: Counts,
         record: PullRecord | None,
         kernels: KernelSet,
-    ) -> list[Pulled]:
+    ) -> list[PullResult]:
         chunk_rows, in_flight = self.session.chunk_rows(codecs), self.options.chunks_in_flight
         if kernels is not HOST:
             stager = self.stager(kernels)
@@ -200,7 +200,7 @@ class RingExchange(Closable):
                 return pull.run()
         num_rows = int(served_counts.sum()) + len(routed.streams[self._rank])
         return RingPull(
-            self.session.link,
+            self.session.messenger,
             self._executor([each.storage for each in requests], num_rows),
             requests,
             codecs,
@@ -217,7 +217,7 @@ class RingExchange(Closable):
         requests: Sequence[PullRequest],
         record: PullRecord,
         changed: Sequence[ChangedKeys],
-    ) -> list[Refreshed]:
+    ) -> list[RefreshResult]:
         """Refreshes rows of a pull: only those that have changed; all ranks call it together.
 
         Owners know which keys have changed, so no key travels again.
@@ -251,7 +251,7 @@ class RingExchange(Closable):
             coming = self.session.agree(Phase.REFRESH, stale.counts, names)
             codecs = [each.codec(wire_dtype) for each in requests]
             return refresh(
-                self.session.link,
+                self.session.messenger,
                 requests,
                 codecs,
                 record,
@@ -307,7 +307,7 @@ class RingExchange(Closable):
             )
         wire_dtype, option = self.options.gradient_wire_dtype, "gradient_wire_dtype"
         codecs = self._codecs(sharded, kernels, wire_dtype, option)
-        names = [_named(each.table.name, kernels) for each in requests]
+        names = [_describe_table(each.table.name, kernels) for each in requests]
         with self.session.guard("push", [each.table.name for each in requests]):
             mine = self._route(kernels, sharded, error)
             counts = np.empty((self._world_size, len(requests)), np.int64)
@@ -320,7 +320,7 @@ class RingExchange(Closable):
             owned = iter(sums)
             everywhere = iter(
                 push_to_replicas(
-                    self.session.link,
+                    self.session.messenger,
                     replicated,
                     self._codecs(replicated, kernels, wire_dtype, option),
                     coming[:, is_replicated],
@@ -334,7 +334,7 @@ class RingExchange(Closable):
         self,
         requests: Sequence[PushRequest],
         codecs: Sequence[Codec],
-        routed: Routed,
+        routed: RoutedKeys,
         coming: Counts,
         kernels: KernelSet,
     ) -> list[OwnedGradients]:
@@ -347,7 +347,7 @@ class RingExchange(Closable):
                 return push.run()
         num_rows = int(coming.sum()) + len(routed.streams[self._rank])
         return RingPush(
-            self.session.link,
+            self.session.messenger,
             self._executor([], num_rows),
             self._executor([each.storage for each in requests], num_rows),
             requests,
@@ -367,7 +367,7 @@ class RingExchange(Closable):
         """
         found = self._stagers.get(kernels.device)
         if found is None:
-            found = DeviceStager(kernels, self.session.link)
+            found = DeviceStager(kernels, self.session.messenger)
             self._stagers[kernels.device] = found
         return found
 
@@ -391,7 +391,7 @@ class RingExchange(Closable):
         kernels: KernelSet,
         requests: Sequence[PullRequest] | Sequence[PushRequest],
         error: BaseException | None,
-    ) -> _RoutedKeys:
+    ) -> _RoutingResult:
         """Routes keys, before an exchange begins. An error is for all ranks to raise."""
         if error is None:
             try:
@@ -400,7 +400,7 @@ class RingExchange(Closable):
                     owners = [self.stager(kernels).owners(each) for each in owners]
                 keys = [each.keys for each in requests]
                 routed = route(kernels, keys, owners, self._world_size)
-                return _RoutedKeys(routed, routed.counts, None)
+                return _RoutingResult(routed, routed.counts, None)
             except SparringError as found:
                 error = found
             except Exception as found:
@@ -410,10 +410,10 @@ class RingExchange(Closable):
                     "Nothing was exchanged, and no row has changed"
                 )
                 error.__cause__ = found
-        nothing = Routed([], [], [], self._world_size)
-        return _RoutedKeys(nothing, np.zeros((self._world_size, len(requests)), np.int64), error)
+        nothing = RoutedKeys([], [], [], self._world_size)
+        return _RoutingResult(nothing, np.zeros((self._world_size, len(requests)), np.int64), error)
 
-    def _find_own(self, request: PullRequest, kernels: KernelSet) -> Pulled:
+    def _find_own(self, request: PullRequest, kernels: KernelSet) -> PullResult:
         """Finds rows of a table that this rank holds whole."""
         storage, keys = request.storage, request.keys
         if kernels is HOST:
@@ -426,7 +426,7 @@ class RingExchange(Closable):
         elif len(keys):
             storage._check_open()
             kernels.find_into(storage, keys, rows, found)
-        return Pulled(rows, found)
+        return PullResult(rows, found)
 
     @contextmanager
     def report_failure(self, kernels: KernelSet, tables: Sequence[TableConfig]) -> Iterator[None]:
@@ -496,10 +496,10 @@ class RingExchange(Closable):
         """Runs finds on the pool, unless a storage may wait or needs the GIL, or the rows are too few to
         be worth another thread."""
         if all(each is None or each.capabilities.native for each in storages):
-            return InlineExecutor() if num_rows <= _FEW_ROWS else SerialExecutor(None)
+            return InlineExecutor() if num_rows <= _MAX_INLINE_ROWS else SerialExecutor(None)
         return SerialExecutor(self._find_thread)
 
 
-def _named(table: str, kernels: KernelSet) -> str:
+def _describe_table(table: str, kernels: KernelSet) -> str:
     """Text that ranks compare: all of them must hold a table on the same kind of place."""
     return table if kernels is HOST else f"{table} on a device"

@@ -28,9 +28,9 @@ __all__ = [
     "HopTransfers",
     "TableSlice",
     "hop_transfers",
-    "Routed",
+    "RoutedKeys",
     "ChunkTransfer",
-    "chunks_of",
+    "split_into_chunks",
     "route",
     "chunk_transfers",
     "whole_stream",
@@ -70,7 +70,7 @@ class Chunk:
         return self.end - self.begin
 
 
-def chunks_of(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
+def split_into_chunks(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
     """The chunks of a stream.
 
     Args:
@@ -96,7 +96,7 @@ def chunks_of(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
 
 def whole_stream(counts: Counts) -> Chunk | None:
     """A whole stream as one chunk; None where it is empty."""
-    return next(chunks_of(counts, max(1, int(counts.sum()))), None)
+    return next(split_into_chunks(counts, max(1, int(counts.sum()))), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ def chunk_transfers(
         chunk_rows: the most keys in a chunk.
     """
     for hop, peer in enumerate(peers, start=1):
-        for chunk in chunks_of(counts[peer], chunk_rows):
+        for chunk in split_into_chunks(counts[peer], chunk_rows):
             yield ChunkTransfer(hop, peer, chunk)
 
 
-class Routed:
+class RoutedKeys:
     """Keys of several tables grouped by owner, in the memory of their kernels.
 
     Args:
@@ -168,7 +168,7 @@ class Routed:
         first = self.offsets[part.table][owner]
         return slice(first + part.begin, first + part.end)
 
-    def places(self, owner: int, part: TableSlice) -> DeviceArray:
+    def positions(self, owner: int, part: TableSlice) -> DeviceArray:
         """Places of a slice's keys among the keys of its table."""
         return self.orders[part.table][self.range_of(owner, part)]
 
@@ -178,7 +178,7 @@ def route(
     keys: Sequence[DeviceArray],
     owners: Sequence[DeviceArray],
     world_size: int,
-) -> Routed:
+) -> RoutedKeys:
     """Groups the keys of each table by owner. Waits for a device once a table, for the counts.
 
     Args:
@@ -192,7 +192,7 @@ def route(
     ]
     grouped = [take(each, route.order) for each, route in zip(keys, routes, strict=True)]
     offsets = [np.asarray(to_host(route.offsets)).tolist() for route in routes]
-    return Routed([route.order for route in routes], offsets, grouped, world_size)
+    return RoutedKeys([route.order for route in routes], offsets, grouped, world_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def hop_transfers(
     """
     transfers = []
     for hop, (out, into) in enumerate(zip(outgoing, incoming, strict=True), start=1):
-        going, coming = list(chunks_of(out, chunk_rows)), list(chunks_of(into, chunk_rows))
+        going, coming = list(split_into_chunks(out, chunk_rows)), list(split_into_chunks(into, chunk_rows))
         for number in range(max(len(going), len(coming))):
             transfers.append(
                 HopTransfers(

@@ -25,18 +25,18 @@ from sparring.exchange.headers import (
     Phase,
     Settings,
     check_headers,
-    digest_of,
+    compute_digest,
     exchange_headers,
     exchange_more_counts,
-    given_up,
+    make_peer_failure,
     raise_on_all,
     send_shutdown_notice,
-    steps_text,
+    format_steps,
 )
-from sparring.exchange.link import ExchangeCounters, Link
+from sparring.exchange.messenger import ExchangeCounters, Messenger
 from sparring.exchange.messages import Codec
 
-__all__ = ["ExchangeSession", "FEWEST_ROWS", "MOST_ROWS", "chunk_rows_for", "measure_chunk_rows"]
+__all__ = ["ExchangeSession", "MIN_CHUNK_ROWS", "MAX_CHUNK_ROWS", "compute_chunk_rows", "measure_chunk_rows"]
 
 _GRACE = 0.06
 """Share of the deadline that a rank waits longer for another rank to report the root cause."""
@@ -76,13 +76,13 @@ class ExchangeSession:
         self.counters = ExchangeCounters()
         self.step = 0
         """Steps applied so far; errors name it, and ranks compare it."""
-        self.link = Link(collective, self.counters)
-        self._inbox = HeaderInbox(self.link)
-        self.link.on_stall = self._inbox.look
+        self.messenger = Messenger(collective, self.counters)
+        self._inbox = HeaderInbox(self.messenger)
+        self.messenger.on_stall = self._inbox.poll
         self._settings = settings
         self._chunk_rows = options.chunk_rows
         self._known: tuple[Settings, int] | None = None
-        self._map_digest = digest_of(shard_map.owners.tolist())
+        self._map_digest = compute_digest(shard_map.owners.tolist())
         self._failure: PeerFailure | None = None
         self._has_ended = False
         self._has_sent_notice = False
@@ -131,14 +131,14 @@ class ExchangeSession:
             phase,
             self.step,
             settings_digest,
-            digest_of(list(requests)),
+            compute_digest(list(requests)),
             error is not None,
             counts.shape[1],
         )
-        seen = exchange_headers(self.link, self._inbox, mine, counts)
+        seen = exchange_headers(self.messenger, self._inbox, mine, counts)
         check_headers(self.collective, seen.headers, settings, requests)
         raise_on_all(self.collective, seen.headers, error)
-        return exchange_more_counts(self.link, counts, seen.counts)
+        return exchange_more_counts(self.messenger, counts, seen.counts)
 
     @contextmanager
     def guard(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
@@ -153,7 +153,7 @@ class ExchangeSession:
             raise ClosedError("this exchange has ended; make another container")
         if self._failure is not None:
             raise PeerFailure(str(self._failure), **self._failure.details)
-        self.link.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
+        self.messenger.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
         try:
             yield
         except PeerFailure as found:
@@ -167,7 +167,7 @@ class ExchangeSession:
                 "step": self.step,
                 "steps_applied": self.step,
             }
-            text = f"{failure}. This rank's tables are as {steps_text(self.step)} left them"
+            text = f"{failure}. This rank's tables are as {format_steps(self.step)} left them"
             self._failure = PeerFailure(text, **details)
             self._send_notice()
             raise self._failure from failure
@@ -199,10 +199,10 @@ class ExchangeSession:
         changed."""
         given = self._settings()
         if self._known is None or self._known[0] is not given:
-            self._known = given, digest_of({"exchange": self._described(), **given})
-        return {"exchange": self._described(), **given}, self._known[1]
+            self._known = given, compute_digest({"exchange": self._describe(), **given})
+        return {"exchange": self._describe(), **given}, self._known[1]
 
-    def _described(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         options = self.options
         return {
             "chunk_rows": options.chunk_rows or "auto",
@@ -226,12 +226,12 @@ class ExchangeSession:
         limit = time.monotonic() + min(1.0, _GRACE * self.collective.deadline_seconds)
         while True:
             try:
-                self._inbox.look()
+                self._inbox.poll()
             except PeerFailure as other:
                 return other
-            notice = self._inbox.shutdown_notice_of(failed)
+            notice = self._inbox.find_shutdown_notice(failed)
             if notice is not None:
-                return given_up(self.collective, failed, notice)
+                return make_peer_failure(self.collective, failed, notice)
             if time.monotonic() > limit:
                 return failure
             time.sleep(0.001)
@@ -247,10 +247,10 @@ class ExchangeSession:
             culprit = rank
             # For ranks that are inside a collective operation, which look for no headers there.
             self.collective.give_up(culprit)
-        send_shutdown_notice(self.link, self.step, culprit)
+        send_shutdown_notice(self.messenger, self.step, culprit)
 
 
-FEWEST_ROWS, MOST_ROWS = 1024, 65_536
+MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 1024, 65_536
 
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _REPEATS = 5
@@ -277,10 +277,10 @@ def measure_chunk_rows(collective: Collective, row_bytes: int) -> int:
     mine = np.array([small, large], np.float64)
     # The same numbers on all ranks, and so the same choice.
     slowest = np.max(collective.all_gather(mine), axis=0)
-    return chunk_rows_for(float(slowest[0]), float(slowest[1]), row_bytes)
+    return compute_chunk_rows(float(slowest[0]), float(slowest[1]), row_bytes)
 
 
-def chunk_rows_for(small_seconds: float, large_seconds: float, row_bytes: int) -> int:
+def compute_chunk_rows(small_seconds: float, large_seconds: float, row_bytes: int) -> int:
     """The choice, a power of two, from the times of a message of 4 KiB and one of 1 MiB.
 
     A message takes ``fixed + bytes * each``: both follow from the two times. It should be so large
@@ -290,7 +290,7 @@ def chunk_rows_for(small_seconds: float, large_seconds: float, row_bytes: int) -
     per_byte = max((large_seconds - small_seconds) / (_LARGE - _SMALL), 1e-12)
     fixed = max(small_seconds - _SMALL * per_byte, 1e-7)
     rows = fixed / per_byte / _OVERHEAD_SHARE / max(1, row_bytes)
-    exponent = round(np.log2(min(max(rows, FEWEST_ROWS), MOST_ROWS)))
+    exponent = round(np.log2(min(max(rows, MIN_CHUNK_ROWS), MAX_CHUNK_ROWS)))
     return int(2**exponent)
 
 

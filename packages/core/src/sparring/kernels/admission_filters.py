@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from sparring.contracts.storage.results import Keys
     from sparring.contracts.tables.table import TableConfig
 
-__all__ = ["Decision", "decide_unseen", "make_filter", "native_filter"]
+__all__ = ["Decision", "decide_unseen", "make_filter", "make_native_filter"]
 
 
 def make_filter(admission: Admission | None, table: TableConfig) -> Any | None:
     """The native filter of a table, with nothing counted; None where all ids are admitted."""
-    return None if admission is None else native_filter(admission, table)
+    return None if admission is None else make_native_filter(admission, table)
 
 
-def native_filter(admission: Admission, table: TableConfig) -> Any:
+def make_native_filter(admission: Admission, table: TableConfig) -> Any:
     """As `make_filter`, where not all ids are admitted."""
     make = _native.AdmissionFilter
     if isinstance(admission, Frequency):
@@ -59,7 +59,7 @@ class Decision:
     """``(m,)``"""
 
     @property
-    def num_refused(self) -> int:
+    def num_rejected(self) -> int:
         return len(self.is_admitted) - int(np.count_nonzero(self.is_admitted))
 
     def record(self, *, in_order: bool = False) -> None:

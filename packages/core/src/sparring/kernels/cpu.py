@@ -13,7 +13,7 @@ import numpy as np
 from sparring import _native
 from sparring.contracts.device.kernel_set import (
     KernelSet,
-    NumEvicted,
+    EvictionResult,
     StorageChange,
     StorageLookup,
     StorageUpdate,
@@ -74,9 +74,9 @@ class CpuKernels(KernelSet):
 
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
-    ) -> NumEvicted:
+    ) -> EvictionResult:
         evicted = storage.upsert_from(_shared(keys, "keys"), _shared(rows, "rows"))
-        return NumEvicted(len(evicted.keys), evicted if keeps_evicted else None)
+        return EvictionResult(len(evicted.keys), evicted if keeps_evicted else None)
 
     _find_into_impl = find_into
     _upsert_storage_impl = upsert_storage
@@ -200,7 +200,7 @@ class CpuKernels(KernelSet):
         from sparring.updates.builtin import NativeMethod
 
         if not isinstance(choice.method, NativeMethod):
-            raise _not_of_core(choice)
+            raise _unsupported_method(choice)
         spec = choice.method.spec(
             table.dtype, table.dim, choice.hyper, choice.step, kernels.rounding_seed(table)
         )
@@ -246,7 +246,7 @@ def _empty(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
     return np.empty(shape, dtype)
 
 
-def _not_of_core(choice: MethodChoice) -> UnsupportedError:
+def _unsupported_method(choice: MethodChoice) -> UnsupportedError:
     return UnsupportedError(
         f"update method {choice.method.name!r} is not one of core's; kernels run those only"
     )

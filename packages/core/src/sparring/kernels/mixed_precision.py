@@ -11,10 +11,10 @@ from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.device.kernels import DeviceArray, Rounding
 from sparring.contracts.tables.table import TableConfig
 
-__all__ = ["computing_rows", "stored_rows"]
+__all__ = ["to_computing_rows", "to_stored_rows"]
 
 
-def computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray) -> DeviceArray:
+def to_computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray) -> DeviceArray:
     """Embedding and state next to each other, without a gap.
 
     Args:
@@ -34,10 +34,10 @@ def computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray) ->
     return computing
 
 
-def stored_rows(
+def to_stored_rows(
     kernels: KernelSet, table: TableConfig, rows: DeviceArray, rounding: Rounding
 ) -> DeviceArray:
-    """Rows of `computing_rows` for a storage: embeddings rounded stochastically.
+    """Rows of `to_computing_rows` for a storage: embeddings rounded stochastically.
 
     Args:
         kernels: of the device of the rows.

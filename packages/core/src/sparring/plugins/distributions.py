@@ -8,7 +8,7 @@ from importlib import metadata
 
 from sparring.errors import PluginError
 
-__all__ = ["CORE", "GROUP", "PluginSource", "distribution_of", "find_plugins"]
+__all__ = ["CORE", "GROUP", "PluginSource", "find_distribution", "find_plugins"]
 
 CORE = "sparring"
 """The distribution of core, whose own parts are plugins too."""
@@ -29,7 +29,7 @@ class PluginSource:
     """Imports the plugin; raises whatever the import raises."""
 
 
-def distribution_of(module: str) -> str | None:
+def find_distribution(module: str) -> str | None:
     """Name and version of the distribution that a module came with, as ``sparring-hkv 0.1.0``.
 
     Args:

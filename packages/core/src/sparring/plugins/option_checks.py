@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from sparring.contracts.descriptors import Descriptor
 from sparring.contracts.options import Options
 from sparring.errors import InvalidArgumentError
-from sparring.runtime.secrets import SECRET_GIVEN, may_show_secret
-from sparring.runtime.suggestions import closest_name
+from sparring.runtime.secrets import SECRET_IN_CONFIG, may_show_secret
+from sparring.runtime.suggestions import find_closest_name
 
-__all__ = ["checked_options"]
+__all__ = ["validate_options"]
 
 
-def checked_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:
+def validate_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:
     """`options` as the model that `descriptor` declares.
 
     Args:
@@ -54,13 +54,13 @@ def _reason(
 ) -> str:
     name = ".".join(str(part) for part in location)
     if error_type == "extra_forbidden":
-        meant = closest_name(name, known)
+        meant = find_closest_name(name, known)
         return f"unknown option {name!r}" + (f", did you mean {meant!r}?" if meant else "")
     if error_type == "missing":
         return f"option {name!r} is missing"
     what = f"option {name!r}: " if name else ""
     text = f"{what}{message[:1].lower()}{message[1:]}"
-    if error_type == SECRET_GIVEN or isinstance(value, dict):
+    if error_type == SECRET_IN_CONFIG or isinstance(value, dict):
         return text
     found = repr(value)
     if may_show_secret(name) or may_show_secret(found):

@@ -24,7 +24,7 @@ from sparring.contracts.descriptors import (
 )
 from sparring.errors import PluginError, VersionError
 
-__all__ = ["KINDS", "Conflict", "Registered", "LoadError", "check_descriptors", "names_in"]
+__all__ = ["KINDS", "Conflict", "Registration", "LoadError", "check_descriptors", "list_names"]
 
 KINDS: Mapping[str, type[Descriptor]] = {
     "storage": StorageDescriptor,
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registration:
     """A descriptor that a plugin registers."""
 
     kind: str
@@ -80,7 +80,7 @@ class Conflict:
 
     kind: str
     name: str
-    registered: tuple[Registered, ...]
+    registered: tuple[Registration, ...]
 
     @property
     def reason(self) -> str:
@@ -122,7 +122,7 @@ def check_descriptors(
     return list(returned)
 
 
-def names_in(kind: str, returned: object) -> list[tuple[str, str]]:
+def list_names(kind: str, returned: object) -> list[tuple[str, str]]:
     """(kind, name) of each descriptor that can be recognised in the value of a hook."""
     if not isinstance(returned, (list, tuple)):
         return []

@@ -34,11 +34,11 @@ from sparring.plugins.registered import (
     KINDS,
     Conflict,
     LoadError,
-    Registered,
+    Registration,
     check_descriptors,
-    names_in,
+    list_names,
 )
-from sparring.runtime.suggestions import closest_name
+from sparring.runtime.suggestions import find_closest_name
 
 __all__ = ["DISABLE_VARIABLE", "PluginManager", "make_plugin_manager"]
 
@@ -83,7 +83,7 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._kinds = dict(KINDS)
         self._sources: dict[str, PluginSource] = {}
-        self._registered: dict[tuple[str, str], list[Registered]] = {}
+        self._registered: dict[tuple[str, str], list[Registration]] = {}
         self._load_errors: list[LoadError] = []
 
     # -- loading ----------------------------------------------------------------
@@ -93,7 +93,7 @@ class PluginManager:
         names: list[tuple[str, str]] = []
         key = f"{source.distribution}:{source.plugin}"
         try:
-            if _is_switched_off(source):
+            if _is_disabled(source):
                 raise PluginError(f"switched off by the environment variable {DISABLE_VARIABLE}")
             self._pluggy.register(source.load(), name=key)
             self._pluggy.check_pending()
@@ -136,7 +136,7 @@ class PluginManager:
             self._registered[place].remove(each)
         return [place for place, _ in withdrawn]
 
-    def _take(self, registered: Sequence[Registered]) -> None:
+    def _take(self, registered: Sequence[Registration]) -> None:
         for each in registered:
             self._registered.setdefault((each.kind, each.name), []).append(each)
 
@@ -166,23 +166,23 @@ class PluginManager:
         key: str,
         kinds: Iterable[str],
         names: list[tuple[str, str]],
-    ) -> list[Registered]:
+    ) -> list[Registration]:
         """The descriptors of `kinds` that a plugin registers; their names go to `names` at once."""
         others = [plugin for name, plugin in self._pluggy.list_name_plugin() if name != key]
         returned_by_kind: list[tuple[str, object]] = []
         for kind in kinds:
             hook = self._pluggy.subset_hook_caller(f"sparring_register_{kind}", others)
             for returned in hook():
-                names += names_in(kind, returned)
+                names += list_names(kind, returned)
                 returned_by_kind.append((kind, returned))
         repeated = sorted({each for each in names if names.count(each) > 1})
         if repeated:
             kind, name = repeated[0]
             raise PluginError(f"it registers {kind} {name!r} more than once")
         return [
-            Registered(
+            Registration(
                 kind,
-                names_in(kind, [descriptor])[0][1],
+                list_names(kind, [descriptor])[0][1],
                 descriptor,
                 source.plugin,
                 source.distribution,
@@ -241,7 +241,7 @@ class PluginManager:
             if len(registered) == 1 and isinstance(registered[0].descriptor, CommandDescriptor)
         ]
 
-    def descriptors(self) -> Sequence[Registered]:
+    def descriptors(self) -> Sequence[Registration]:
         """All usable descriptors, by kind and name."""
         return [
             registered[0]
@@ -295,7 +295,7 @@ class PluginManager:
             )
         known = sorted(each.name for each in self.descriptors() if each.kind == kind)
         extras = EXTRAS.get(kind, {})
-        meant = closest_name(name, [*known, *extras])
+        meant = find_closest_name(name, [*known, *extras])
         label = kind if kind == "kernels" else kind.replace("_", " ").removesuffix("s")
         message = f"{label} {name!r} is {'not installed' if name in extras else 'unknown'}"
         if meant is not None and meant != name:
@@ -312,7 +312,7 @@ class PluginManager:
         )
 
 
-def _is_switched_off(source: PluginSource) -> bool:
+def _is_disabled(source: PluginSource) -> bool:
     listed = [part.strip() for part in os.environ.get(DISABLE_VARIABLE, "").split(",")]
     is_named = bool({"*", source.plugin, source.distribution} & set(listed))
     return is_named and source.distribution != CORE

@@ -24,12 +24,12 @@ from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
 
 __all__ = [
-    "ApartRendezvous",
+    "IndependentRendezvous",
     "EnvironmentOptions",
     "EnvironmentRendezvous",
     "SingleRendezvous",
-    "launcher_of",
-    "membership_from",
+    "find_launcher",
+    "read_membership",
 ]
 
 
@@ -78,7 +78,7 @@ class EnvironmentRendezvous(Rendezvous):
     """
 
     def __init__(self, options: EnvironmentOptions) -> None:
-        self._membership = membership_from(os.environ, options)
+        self._membership = read_membership(os.environ, options)
         self._store = SingleRendezvous()
 
     def membership(self) -> Membership:
@@ -106,7 +106,7 @@ class EnvironmentRendezvous(Rendezvous):
             )
 
 
-def launcher_of(variables: Mapping[str, str]) -> str | None:
+def find_launcher(variables: Mapping[str, str]) -> str | None:
     """The launcher whose variables of rank and world size there are, or None."""
     for launcher in _LAUNCHERS:
         if launcher.rank in variables and launcher.world_size in variables:
@@ -114,14 +114,14 @@ def launcher_of(variables: Mapping[str, str]) -> str | None:
     return None
 
 
-def membership_from(variables: Mapping[str, str], options: EnvironmentOptions) -> Membership:
+def read_membership(variables: Mapping[str, str], options: EnvironmentOptions) -> Membership:
     """The place among all ranks that `variables` give.
 
     Raises:
         InvalidArgumentError: as `EnvironmentRendezvous` does.
     """
     found = [
-        (launcher, _membership_of(variables, launcher, options.device))
+        (launcher, _make_membership(variables, launcher, options.device))
         for launcher in _LAUNCHERS
         if options.launcher in ("any", launcher.name) and launcher.rank in variables
     ]
@@ -143,7 +143,7 @@ def membership_from(variables: Mapping[str, str], options: EnvironmentOptions) -
     return membership
 
 
-def _membership_of(variables: Mapping[str, str], launcher: _Launcher, device: str) -> Membership:
+def _make_membership(variables: Mapping[str, str], launcher: _Launcher, device: str) -> Membership:
     local_rank = _number(variables, launcher.local_rank, launcher, default="0")
     return Membership(
         rank=_number(variables, launcher.rank, launcher),
@@ -196,7 +196,7 @@ class SingleRendezvous(Rendezvous):
         """Nothing is held."""
 
 
-class ApartRendezvous(SingleRendezvous):
+class IndependentRendezvous(SingleRendezvous):
     """Rank `rank` of `world_size`, in a process that no other rank waits for: a server of a service.
 
     A container that has it takes its steps alone, over the keys of its shard, and writes its part of a
@@ -204,7 +204,7 @@ class ApartRendezvous(SingleRendezvous):
     together.
     """
 
-    is_apart = True
+    is_independent = True
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__()

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from sparring.contracts.ranks.rendezvous import Membership
     from sparring.plugins.registry import PluginManager
 
-__all__ = ["own_gpu", "visible_number"]
+__all__ = ["find_own_gpu", "to_visible_number"]
 
 
-def visible_number(number: int, count: int) -> int:
+def to_visible_number(number: int, count: int) -> int:
     """The device that a rank means by `number`.
 
     Args:
@@ -28,7 +28,7 @@ def visible_number(number: int, count: int) -> int:
     return 0 if count == 1 else number
 
 
-def own_gpu(membership: Membership, manager: PluginManager) -> str | None:
+def find_own_gpu(membership: Membership, manager: PluginManager) -> str | None:
     """The GPU that ``cuda`` means on a rank, as ``cuda:1``; None on a single rank that names none,
     where it means the one that is current.
 
@@ -43,7 +43,7 @@ def own_gpu(membership: Membership, manager: PluginManager) -> str | None:
     else:
         number = membership.local_rank
     if number:
-        number = visible_number(number, _num_gpus(manager))
+        number = to_visible_number(number, _num_gpus(manager))
     return f"cuda:{number}"
 
 

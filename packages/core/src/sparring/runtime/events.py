@@ -22,7 +22,7 @@ from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, Sp
 from sparring.runtime.lifecycle import Closable, ProcessGuard
 
 # Imported first also for the order at exit: the pool must outlive the work that uses it.
-from sparring.runtime.pool import Task, outcome
+from sparring.runtime.pool import Task, capture_outcome
 from sparring.runtime.threads import Threads
 
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
@@ -127,14 +127,14 @@ class EventLoop(Closable):
         try:
             self._process.check()
             with self._changed:
-                self._wait_for_room(task.name, self._seconds(timeout))
+                self._wait_for_capacity(task.name, self._seconds(timeout))
                 loop = self._start()
                 if not inspect.iscoroutine(work):
                     self._outstanding[task] = closing_seconds, None
                     self._threads.run(partial(self._run_call, task, report_failure, work))
                     return task
                 task.claim()
-                running = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
+                running = asyncio.run_coroutine_threadsafe(_guard(work), loop)
                 # Kept, as asyncio itself has but a weak reference to a coroutine's task.
                 self._outstanding[task] = closing_seconds, running
                 running.add_done_callback(
@@ -166,7 +166,7 @@ class EventLoop(Closable):
             num_failed=num_failed,
         ) from error
 
-    def when_awaited(self, call: Callable[[], None]) -> None:
+    def on_await(self, call: Callable[[], None]) -> None:
         """`call` is called where somebody begins to wait for all work: background work that spares
         others no longer need do so. It must not wait."""
         self._when_awaited.append(call)
@@ -179,7 +179,7 @@ class EventLoop(Closable):
             InvalidArgumentError: called by background work, which would wait for itself.
         """
         self._process.check()
-        self._refuse_own_threads("drain")
+        self._reject_own_threads("drain")
         for call in self._when_awaited:
             call()
         seconds = self._seconds(timeout)
@@ -207,7 +207,7 @@ class EventLoop(Closable):
         """
         if not self._process.is_own:
             return
-        self._refuse_own_threads("close")
+        self._reject_own_threads("close")
         with self._changed:
             if self._is_closed:
                 return
@@ -228,14 +228,14 @@ class EventLoop(Closable):
     def _is_own_thread(self) -> bool:
         return self._threads.is_current() or self._loop_thread.is_current()
 
-    def _refuse_own_threads(self, operation: str) -> None:
+    def _reject_own_threads(self, operation: str) -> None:
         if self._is_own_thread():
             raise InvalidArgumentError(
                 f"{operation} was called by background work, which would wait for itself; call it "
                 "from the thread that submits"
             )
 
-    def _wait_for_room(self, name: str, seconds: float) -> None:
+    def _wait_for_capacity(self, name: str, seconds: float) -> None:
         """Returns with room for one more. The lock must be held."""
         if self._is_own_thread():
             seconds = 0.0
@@ -281,7 +281,7 @@ class EventLoop(Closable):
 
     def _end(self, task: Task[Any], report_failure: bool, work: Callable[[], object]) -> None:
         """Ends a task with what `work` returns or raises."""
-        result, error = outcome(work)
+        result, error = capture_outcome(work)
         if inspect.iscoroutine(result):
             result.close()
             error = InvalidArgumentError(
@@ -330,7 +330,7 @@ async def _serve(started: Future[_Started]) -> None:
     await stopping.wait()
 
 
-async def _guarded(work: Coroutine[Any, Any, object]) -> tuple[object, BaseException | None]:
+async def _guard(work: Coroutine[Any, Any, object]) -> tuple[object, BaseException | None]:
     """Result and error of a coroutine. asyncio would end its loop where one raises SystemExit."""
     try:
         return await work, None

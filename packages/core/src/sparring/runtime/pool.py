@@ -68,7 +68,7 @@ def num_threads() -> int:
     return int(_native.pool_num_threads())
 
 
-def outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+def capture_outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     """Calls it; returns its result, and what it raised."""
     try:
         return call(), None
@@ -161,7 +161,7 @@ class Task(Generic[T]):
         """Whether `cancel` came in time."""
         return self._future.cancelled()
 
-    def when_cancelled(self, call: Callable[[], None]) -> None:
+    def on_cancel(self, call: Callable[[], None]) -> None:
         """`call` is called once `cancel` has come in time, by who cancels. It must not wait."""
 
         def end(future: Future[T]) -> None:
@@ -217,7 +217,7 @@ class PoolTask(Task[T]):
             return
         call, self._call = self._call, None  # what it holds shall not outlive it
         if call is not None and self.claim():
-            self.finish(*outcome(call))
+            self.finish(*capture_outcome(call))
 
 
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:
@@ -230,7 +230,7 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     task = PoolTask(functools.partial(function, *args, **kwargs), name)
-    calls = _calls_of(task.process)
+    calls = _get_calls(task.process)
     calls.add(task)
     try:
         _native.pool_submit(functools.partial(calls.run, task))
@@ -284,11 +284,11 @@ _calls: dict[int, _Calls] = {}
 """By process: a forked child has others, and those of its parent, as they were."""
 
 
-def _calls_of(process: int) -> _Calls:
+def _get_calls(process: int) -> _Calls:
     return _calls.get(process) or _calls.setdefault(process, _Calls())
 
 
-atexit.register(lambda: _calls_of(os.getpid()).end())
+atexit.register(lambda: _get_calls(os.getpid()).end())
 
 
 def _check_threads(threads: object) -> int:

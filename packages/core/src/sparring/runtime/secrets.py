@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 __all__ = [
-    "SECRET_GIVEN",
-    "SecretFound",
+    "SECRET_IN_CONFIG",
+    "FoundSecret",
     "has_password",
     "is_secret_name",
     "may_show_secret",
-    "passwords_in",
-    "secrets_in",
+    "find_passwords",
+    "find_secrets",
 ]
 
-SECRET_GIVEN = "secret_given"
+SECRET_IN_CONFIG = "secret_given"
 """The type of pydantic errors for a written-out secret. Messages do not repeat such an input."""
 
 _WORDS = (
@@ -29,19 +29,19 @@ _WORDS = (
     r"(?:secret|access|account|api|private)[_-]?key)"
 )
 # Longer texts are refused elsewhere; so no pattern takes long over hostile ones.
-_MOST_CHARACTERS = 4096
+_MAX_CHARACTERS = 4096
 # `user:password@` before the host, but no port as in `https://host:8080/a@b`; or in the query.
-_IN_A_URL = re.compile(
+_PASSWORD_IN_URL = re.compile(
     rf"://[^/?#\s:@]*:(?!\d{{1,5}}(?:/|\Z))[^\s@]*@|[?&;][^?=&;\s]*{_WORDS}=[^&\s]", re.IGNORECASE
 )
-_BEFORE_A_HOST = re.compile(r"[^/\s:@]*:[^/\s@]+@[^/\s@]+\Z")
+_PASSWORD_BEFORE_HOST = re.compile(r"[^/\s:@]*:[^/\s@]+@[^/\s@]+\Z")
 _NAME = re.compile(rf"{_WORDS}\Z", re.IGNORECASE)
 _HINT = re.compile(rf"{_WORDS}|(?:tls|ssl)[_-]?key|[^\s='\"@]@", re.IGNORECASE)
-_NAME_OF_A_VARIABLE = re.compile(rf"{_WORDS}_environment\Z", re.IGNORECASE)
+_VARIABLE_OPTION = re.compile(rf"{_WORDS}_environment\Z", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-class SecretFound(NamedTuple):
+class FoundSecret(NamedTuple):
     """The path of a secret in a configuration, and what to do about it; never the secret."""
 
     path: tuple[str | int, ...]
@@ -50,9 +50,9 @@ class SecretFound(NamedTuple):
 
 def has_password(text: str) -> bool:
     """Whether a text holds a URL with a password."""
-    text = text[:_MOST_CHARACTERS]
+    text = text[:_MAX_CHARACTERS]
     begin = text.find("://")
-    return begin >= 0 and bool(_IN_A_URL.search(text, begin))
+    return begin >= 0 and bool(_PASSWORD_IN_URL.search(text, begin))
 
 
 def is_secret_name(name: str) -> bool:
@@ -65,46 +65,46 @@ def may_show_secret(text: str) -> bool:
     return bool(_HINT.search(text))
 
 
-def passwords_in(value: Any) -> Iterator[SecretFound]:
+def find_passwords(value: Any) -> Iterator[FoundSecret]:
     """All URLs with a password, in mappings and lists of any depth."""
     for path, each in _scalars(value, ()):
-        if has_password(_text_of(each)):
-            yield SecretFound(path, _HOLDS_A_PASSWORD)
+        if has_password(_to_text(each)):
+            yield FoundSecret(path, _CONTAINS_PASSWORD)
 
 
-def secrets_in(options: Any) -> Iterator[SecretFound]:
+def find_secrets(options: Any) -> Iterator[FoundSecret]:
     """All secrets in options of a backend: by their form, ``user:password@host`` without a scheme
     included, or by their name."""
     for path, value in _scalars(options, ()):
-        text = _text_of(value)
-        if has_password(text) or _BEFORE_A_HOST.match(text[:_MOST_CHARACTERS]):
-            yield SecretFound(path, _HOLDS_A_PASSWORD)
+        text = _to_text(value)
+        if has_password(text) or _PASSWORD_BEFORE_HOST.match(text[:_MAX_CHARACTERS]):
+            yield FoundSecret(path, _CONTAINS_PASSWORD)
         if value is None or isinstance(value, bool):
             continue
         name = next((part for part in reversed(path) if isinstance(part, str)), "")
         if is_secret_name(name):
-            yield SecretFound(
+            yield FoundSecret(
                 path,
                 "is a secret by its name, and configurations are printed; name the environment "
                 f"variable or the file that holds it, as {name}_environment, if the backend has "
                 "an option for that",
             )
-        elif _NAME_OF_A_VARIABLE.search(name) and not _VARIABLE.match(text):
-            yield SecretFound(
+        elif _VARIABLE_OPTION.search(name) and not _VARIABLE.match(text):
+            yield FoundSecret(
                 path,
                 "must be the name of an environment variable: letters, digits and _, no digit "
                 "first; it is not the place for the secret itself",
             )
 
 
-_HOLDS_A_PASSWORD = (
+_CONTAINS_PASSWORD = (
     "holds a password, and configurations are printed; leave user and password out of it, and give "
     "them by the options that the backend has for them, as password_environment, or by the "
     "variables and files of the file system"
 )
 
 
-def _text_of(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value if isinstance(value, str) else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["closest_name", "suggestion"]
+__all__ = ["find_closest_name", "format_suggestion"]
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
-def closest_name(name: str, known: Iterable[str]) -> str | None:
+def find_closest_name(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that `name` was probably meant to be, if any is close enough."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     # Bounded, because the time grows with the square of the length and names come from users.
@@ -18,14 +18,14 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
     return by_lower_case[matches[0]] if matches else None
 
 
-def suggestion(name: object, known: Iterable[str]) -> str:
+def format_suggestion(name: object, known: Iterable[str]) -> str:
     """The tail of a message about a name that is not among `known`.
 
     ``did you mean 'x'? known: …``
     """
     names = list(known)
-    meant = closest_name(str(name), names)
-    listed = ", ".join(repr(each) for each in names[:_MOST_SHOWN]) or "none"
-    if len(names) > _MOST_SHOWN:
+    meant = find_closest_name(str(name), names)
+    listed = ", ".join(repr(each) for each in names[:_MAX_SHOWN]) or "none"
+    if len(names) > _MAX_SHOWN:
         listed += f", … ({len(names)} in all)"
     return (f"did you mean {meant!r}? " if meant else "") + f"known: {listed}"

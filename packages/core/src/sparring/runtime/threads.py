@@ -63,7 +63,7 @@ class Threads:
         future: Future[_Result] = Future()
 
         def run() -> None:
-            result, error = pool.outcome(call)
+            result, error = pool.capture_outcome(call)
             if error is None:
                 future.set_result(cast("_Result", result))
             else:
@@ -216,9 +216,9 @@ def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
         yield from items
         return
     try:
-        coming = thread.submit(partial(_taken, items))
+        coming = thread.submit(partial(_take_next, items))
         while taken := coming.result():
-            coming = thread.submit(partial(_taken, items))
+            coming = thread.submit(partial(_take_next, items))
             # A buffer that is held here cannot be read into.
             yield taken.pop()
     finally:
@@ -226,7 +226,7 @@ def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
         items.close()
 
 
-def _taken(items: Iterator[_Item]) -> list[_Item]:
+def _take_next(items: Iterator[_Item]) -> list[_Item]:
     """The next item; nothing at the end, because a future cannot hold a StopIteration."""
     for item in items:
         return [item]

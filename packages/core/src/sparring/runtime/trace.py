@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 __all__ = ["AllGather", "Span", "Trace"]
 
-MOST_SPANS = 1_000_000
+MAX_SPANS = 1_000_000
 """Most spans of a trace; about 200 MB of JSON. Later spans are counted, not kept."""
 
 
@@ -128,21 +128,21 @@ class Trace:
             _write(path, [event for part in parts for event in json.loads(part.tobytes())])
 
     def _keep(self, span: Span) -> None:
-        if len(self.spans) < MOST_SPANS:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append(span)
         else:
             self.num_dropped += 1
 
     def _events(self) -> Iterator[dict[str, Any]]:
         spans = list(self.spans)
-        yield _named("process_name", self.rank, 0, f"rank {self.rank}")
+        yield _metadata_event("process_name", self.rank, 0, f"rank {self.rank}")
         lines: dict[int | str, int] = {}
         for span in spans:
             line = span.line or span.thread_id
             if line and line not in lines:
                 lines[line] = len(lines) + 1
                 name = span.line or _thread_name(span.thread_id)
-                yield _named("thread_name", self.rank, lines[line], name)
+                yield _metadata_event("thread_name", self.rank, lines[line], name)
         numbers = itertools.count(1)
         for span in spans:
             common = {"name": span.name, "pid": self.rank, "args": span.details}
@@ -173,7 +173,7 @@ def _write(path: str | os.PathLike[str], events: list[dict[str, Any]]) -> None:
     Path(path).write_text(json.dumps(document), encoding="utf-8")
 
 
-def _named(what: str, rank: int, line: int, name: str) -> dict[str, Any]:
+def _metadata_event(what: str, rank: int, line: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": rank, "tid": line, "args": {"name": name}}
 
 

@@ -33,7 +33,7 @@ def row_wise(request: LayoutRequest) -> Layout:
 def table_wise(request: LayoutRequest) -> Layout:
     """All rows on one rank: the one that the plan names, else one by the table's name."""
     _check_whole(request, "table_wise")
-    ranks = request.ranks or (_choice(request, request.shard_map.world_size),)
+    ranks = request.ranks or (_choose(request, request.shard_map.world_size),)
     if len(ranks) != 1:
         raise InvalidArgumentError(
             f"sharding plan: table {request.table.name!r} is table_wise, on one rank; found ranks "
@@ -47,7 +47,7 @@ def table_row_wise(request: LayoutRequest) -> Layout:
     """Rows over the ranks that the plan names, of a node or of several; else over those of one
     node, by the table's name."""
     _check_whole(request, "table_row_wise")
-    ranks = sorted(request.ranks) or _node(request, _choice(request, _num_nodes(request)))
+    ranks = sorted(request.ranks) or _node(request, _choose(request, _num_nodes(request)))
     return _spread(request, ranks, "table_row_wise")
 
 
@@ -63,9 +63,9 @@ def column_wise(request: LayoutRequest) -> Layout:
     """Each block of columns on one rank: those that the plan names, in order; else one after the
     other, from one by the table's name on."""
     world_size = request.shard_map.world_size
-    begin = _choice(request, world_size)
+    begin = _choose(request, world_size)
     ranks = [(begin + number) % world_size for number in range(world_size)]
-    return _in_blocks(request, "column_wise", [[rank] for rank in ranks])
+    return _divide_columns(request, "column_wise", [[rank] for rank in ranks])
 
 
 def table_column_wise(request: LayoutRequest) -> Layout:
@@ -78,20 +78,20 @@ def table_column_wise(request: LayoutRequest) -> Layout:
             f"{request.ranks_per_node} ranks. Name those of one, or choose column_wise",
             table=request.table.name,
         )
-    ranks = _node(request, _choice(request, _num_nodes(request)))
-    return _in_blocks(request, "table_column_wise", [[rank] for rank in ranks])
+    ranks = _node(request, _choose(request, _num_nodes(request)))
+    return _divide_columns(request, "table_column_wise", [[rank] for rank in ranks])
 
 
 def grid(request: LayoutRequest) -> Layout:
     """Each block of columns by ranges of rows over the ranks of one node: those that the plan names,
     block after block; else node after node, from one by the table's name on."""
     count = _num_nodes(request)
-    begin = _choice(request, count)
+    begin = _choose(request, count)
     nodes = [_node(request, (begin + number) % count) for number in range(count)]
-    return _in_blocks(request, "grid", nodes)
+    return _divide_columns(request, "grid", nodes)
 
 
-def _in_blocks(request: LayoutRequest, kind: str, places: Sequence[Sequence[int]]) -> Layout:
+def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence[int]]) -> Layout:
     """Blocks of columns, each over the ranks of a place.
 
     Args:
@@ -106,7 +106,7 @@ def _in_blocks(request: LayoutRequest, kind: str, places: Sequence[Sequence[int]
         request.ranks,
     )
     if columns is None:
-        most = len(ranks) if ranks else len(places)
+        most = len(ranks) if ranks else len(groups)
         columns = most if ranks else max(each for each in range(1, most + 1) if not dim % each)
     if columns > dim or dim % columns:
         divisors = [each for each in range(1, dim + 1) if not dim % each]
@@ -129,15 +129,15 @@ def _in_blocks(request: LayoutRequest, kind: str, places: Sequence[Sequence[int]
                 table=name,
                 columns=columns,
             )
-        places = [ranks[at : at + per_block] for at in range(0, len(ranks), per_block)]
-        for each in places:
+        groups = [ranks[at : at + per_block] for at in range(0, len(ranks), per_block)]
+        for each in groups:
             if len(set(each)) < len(each):
                 raise InvalidArgumentError(
                     f"sharding plan: table {name!r} names a rank twice for one block of columns, found "
                     f"{list(each)}; name each of its ranges of rows another rank",
                     table=name,
                 )
-    owners = np.stack([_owners(places[number % len(places)]) for number in range(columns)])
+    owners = np.stack([_owners(groups[number % len(groups)]) for number in range(columns)])
     world_size = request.shard_map.world_size
     if columns == 1:
         return Layout(owners[0], world_size, kind)
@@ -165,7 +165,7 @@ def _node(request: LayoutRequest, number: int) -> list[int]:
     return list(range(begin, min(begin + request.ranks_per_node, request.shard_map.world_size)))
 
 
-def _choice(request: LayoutRequest, count: int) -> int:
+def _choose(request: LayoutRequest, count: int) -> int:
     """One of `count`, alike on all ranks, and others for other tables."""
     return xxhash.xxh3_64_intdigest(request.table.name.encode()) % count
 

@@ -10,7 +10,7 @@ from sparring.contracts.ranks.rendezvous import Rendezvous
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.plugins.registry import PluginManager
-from sparring.runtime.suggestions import suggestion
+from sparring.runtime.suggestions import format_suggestion
 
 __all__ = ["Layouts"]
 
@@ -119,7 +119,7 @@ class Layouts:
         if unknown:
             raise InvalidArgumentError(
                 f"sharding plan: it names table {unknown[0]!r}, which was not declared: "
-                f"{suggestion(unknown[0], declared)}. Declare all tables of the plan before the first "
+                f"{format_suggestion(unknown[0], declared)}. Declare all tables of the plan before the first "
                 "row is written, or correct the plan",
                 table=unknown[0],
             )

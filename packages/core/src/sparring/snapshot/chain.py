@@ -25,10 +25,10 @@ from sparring.snapshot.format.manifest import (
     NUM_PARTITIONS,
     FileEntry,
 )
-from sparring.snapshot.place.place import damaged
+from sparring.snapshot.place.place import damaged_error
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["count_rows", "merged_chunks", "own_chunks"]
+__all__ = ["count_rows", "scan_rows", "scan_own_rows"]
 
 _WINDOW_KEYS = 8_000_000
 """64 MiB of keys, and as much again to sort them."""
@@ -40,7 +40,7 @@ Partitions = npt.NDArray[np.bool_]
 """``(4096,)``: which are wanted."""
 
 
-def merged_chunks(
+def scan_rows(
     snapshot: Snapshot,
     table: str,
     partitions: Iterable[int] | None = None,
@@ -68,7 +68,7 @@ def merged_chunks(
         SnapshotIOError: the file system failed.
     """
     snapshot.check_table(table)
-    wanted = _wanted(partitions)
+    wanted = _partition_mask(partitions)
     if chunk_rows < 1:
         raise InvalidArgumentError(f"chunk_rows must be at least 1, found {chunk_rows}")
     asked = columns or ColumnBlock(0, snapshot.tables[table].dim)
@@ -77,10 +77,10 @@ def merged_chunks(
             f"columns of table {table!r} are 0 to {snapshot.tables[table].dim - 1}, found {asked}",
             table=table,
         )
-    return _cut(_whole(snapshot.chain, table, wanted, asked), chunk_rows)
+    return _split_chunks(_scan_columns(snapshot.chain, table, wanted, asked), chunk_rows)
 
 
-def own_chunks(
+def scan_own_rows(
     snapshot: Snapshot, table: str, partitions: Iterable[int] | None = None
 ) -> Iterator[ScanChunk]:
     """Streams the whole rows that a snapshot holds itself: of a delta, those that it changed.
@@ -91,11 +91,11 @@ def own_chunks(
         partitions: those that are wanted; None: all.
 
     Raises:
-        SparringError: as `merged_chunks`.
+        SparringError: as `scan_rows`.
     """
     snapshot.check_table(table)
     asked = ColumnBlock(0, snapshot.tables[table].dim)
-    return _whole([snapshot], table, _wanted(partitions), asked)
+    return _scan_columns([snapshot], table, _partition_mask(partitions), asked)
 
 
 def count_rows(snapshot: Snapshot, table: str) -> int:
@@ -109,20 +109,20 @@ def count_rows(snapshot: Snapshot, table: str) -> int:
     if snapshot.base is None:
         firsts = [each for each in snapshot.files(table, "rows") if not (each.columns or (0, 0))[0]]
         return sum(entry.num_keys for entry in firsts)
-    return sum(map(len, merged_chunks(snapshot, table)))
+    return sum(map(len, scan_rows(snapshot, table)))
 
 
-def _whole(
+def _scan_columns(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, asked: ColumnBlock
 ) -> Iterator[ScanChunk]:
     """Rows of the columns asked for, from files of any blocks."""
-    blocks = _blocks(chain, table, asked)
+    blocks = _split_columns(chain, table, asked)
     if len(blocks) == 1:
-        return _merged(chain, table, wanted, asked)
-    return _joined(chain, table, wanted, blocks)
+        return _merge(chain, table, wanted, asked)
+    return _join_blocks(chain, table, wanted, blocks)
 
 
-def _blocks(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[ColumnBlock]:
+def _split_columns(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[ColumnBlock]:
     """The columns asked for, cut wherever a block of some file begins or ends."""
     ends = {
         end
@@ -135,20 +135,20 @@ def _blocks(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[C
     return [ColumnBlock(begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
-def _joined(
+def _join_blocks(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, blocks: Sequence[ColumnBlock]
 ) -> Iterator[ScanChunk]:
     """Rows of blocks that follow each other, each put together, by ascending keys in each window."""
     snapshot, asked = chain[0], ColumnBlock(blocks[0].begin, blocks[-1].end)
     own = asked.table_of(snapshot.tables[table].config)
     total = _num_keys(chain, table, wanted, blocks[0])
-    for window in _windows(wanted, total, max(1, _JOIN_BYTES // own.row_bytes)):
+    for window in _split_partitions(wanted, total, max(1, _JOIN_BYTES // own.row_bytes)):
         keys: Keys = np.empty(0, np.int64)
         rows, scores = np.empty((0, own.width), own.numpy_dtype), np.empty(0, np.uint64)
         for number, block in enumerate(blocks):
             parts = [
                 (each.keys.copy(), each.rows.copy(), each.scores.copy())
-                for each in _merged(chain, table, window, block)
+                for each in _merge(chain, table, window, block)
             ]
             if not parts and not len(keys) and not number:
                 continue
@@ -172,7 +172,7 @@ def _check_same_keys(
     if np.array_equal(keys, found):
         return
     alone = np.setxor1d(keys, found)
-    raise damaged(
+    raise damaged_error(
         snapshot.url,
         f"table {table!r}",
         0,
@@ -190,10 +190,10 @@ def _num_keys(chain: Sequence[Snapshot], table: str, wanted: Partitions, block: 
     )
 
 
-def _windows(wanted: Partitions, num_keys: int, most_keys: int) -> Iterator[Partitions]:
+def _split_partitions(wanted: Partitions, num_keys: int, max_keys: int) -> Iterator[Partitions]:
     """The wanted partitions in parts of about `most_keys` at most."""
     num_windows = 1
-    while num_keys > num_windows * most_keys and num_windows < NUM_PARTITIONS:
+    while num_keys > num_windows * max_keys and num_windows < NUM_PARTITIONS:
         num_windows *= 2
     size = NUM_PARTITIONS // num_windows
     for begin in range(0, NUM_PARTITIONS, size):
@@ -203,16 +203,16 @@ def _windows(wanted: Partitions, num_keys: int, most_keys: int) -> Iterator[Part
             yield window
 
 
-def _merged(
+def _merge(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock
 ) -> Iterator[ScanChunk]:
     """Rows of columns that no file divides."""
     total = _num_keys(chain, table, wanted, block)
-    for window in _windows(wanted, total, _WINDOW_KEYS):
-        yield from _merged_window(chain, table, window, block)
+    for window in _split_partitions(wanted, total, _WINDOW_KEYS):
+        yield from _merge_window(chain, table, window, block)
 
 
-def _merged_window(
+def _merge_window(
     chain: Sequence[Snapshot], table: str, window: Partitions, block: ColumnBlock
 ) -> Iterator[ScanChunk]:
     newer: Keys = np.empty(0, np.int64)
@@ -221,24 +221,24 @@ def _merged_window(
             continue
         is_oldest = place == len(chain) - 1
         found: list[Keys] = []
-        parts = _parts(snapshot, table, "rows", window, block)
-        for part in read_ahead(parts) if _is_worth_a_thread(snapshot, table) else parts:
+        parts = _read_parts(snapshot, table, "rows", window, block)
+        for part in read_ahead(parts) if _is_large(snapshot, table) else parts:
             # A copy: a view would keep the rows in memory too.
             found.append(part.keys.copy())
-            kept = _without(part, newer)
+            kept = _exclude_keys(part, newer)
             del part
             if len(kept):
                 yield kept
             del kept
-        keys = _sorted_unique(found, snapshot, table)
+        keys = _sort_unique(found, snapshot, table)
         if is_oldest:
             return
-        gone = _parts(snapshot, table, "erased", window, block)
+        gone = _read_parts(snapshot, table, "erased", window, block)
         erased = [part.keys.copy() for part in gone]
         newer = np.unique(np.concatenate([newer, keys, *erased]))
 
 
-def _parts(
+def _read_parts(
     snapshot: Snapshot, table: str, kind: str, window: Partitions, block: ColumnBlock
 ) -> Generator[ScanChunk, None, None]:
     """Rows or erased keys of these partitions and columns, from the files of a kind."""
@@ -249,7 +249,7 @@ def _parts(
             of_file = own.table_of(config) if entry.block is not None else config
             place = ColumnBlock(block.begin - own.begin, block.end - own.begin)
             for chunk in snapshot.segments(entry, window):
-                part = _within(chunk, window, entry)
+                part = _select_window(chunk, window, entry)
                 del chunk
                 if own != block and kind == "rows":
                     rows = place.cut(of_file, np.ascontiguousarray(part.rows))
@@ -262,7 +262,7 @@ def _covers(entry: FileEntry, block: ColumnBlock) -> bool:
     return entry.block is None or entry.block.contains(block)
 
 
-def _is_worth_a_thread(snapshot: Snapshot, table: str) -> bool:
+def _is_large(snapshot: Snapshot, table: str) -> bool:
     return sum(entry.size_bytes for entry in snapshot.files(table, "rows")) > BLOCK_BYTES
 
 
@@ -270,32 +270,32 @@ def _overlaps(entry: FileEntry, wanted: Partitions) -> bool:
     return bool(wanted[entry.partitions[0] : entry.partitions[1]].any())
 
 
-def _within(chunk: ScanChunk, window: Partitions, entry: FileEntry) -> ScanChunk:
+def _select_window(chunk: ScanChunk, window: Partitions, entry: FileEntry) -> ScanChunk:
     if window[entry.partitions[0] : entry.partitions[1]].all():
         return chunk
-    return _chosen(chunk, window[_native.partition(chunk.keys)])
+    return _select_rows(chunk, window[_native.partition(chunk.keys)])
 
 
-def _without(chunk: ScanChunk, newer: Keys) -> ScanChunk:
+def _exclude_keys(chunk: ScanChunk, newer: Keys) -> ScanChunk:
     """The rows whose keys are not in `newer`, which is sorted."""
     if not len(newer):
         return chunk
     places = np.minimum(np.searchsorted(newer, chunk.keys), len(newer) - 1)
-    return _chosen(chunk, newer[places] != chunk.keys)
+    return _select_rows(chunk, newer[places] != chunk.keys)
 
 
-def _chosen(chunk: ScanChunk, is_chosen: npt.NDArray[np.bool_]) -> ScanChunk:
+def _select_rows(chunk: ScanChunk, is_chosen: npt.NDArray[np.bool_]) -> ScanChunk:
     if is_chosen.all():
         return chunk
     return ScanChunk(chunk.keys[is_chosen], chunk.rows[is_chosen], chunk.scores[is_chosen])
 
 
-def _sorted_unique(found: list[Keys], snapshot: Snapshot, table: str) -> Keys:
+def _sort_unique(found: list[Keys], snapshot: Snapshot, table: str) -> Keys:
     keys: Keys = np.concatenate([np.empty(0, np.int64), *found])
     keys.sort()
     repeated = np.flatnonzero(keys[1:] == keys[:-1])
     if len(repeated):
-        raise damaged(
+        raise damaged_error(
             snapshot.url,
             f"table {table!r}",
             0,
@@ -304,7 +304,7 @@ def _sorted_unique(found: list[Keys], snapshot: Snapshot, table: str) -> Keys:
     return keys
 
 
-def _wanted(partitions: Iterable[int] | None) -> Partitions:
+def _partition_mask(partitions: Iterable[int] | None) -> Partitions:
     if partitions is None:
         return np.ones(NUM_PARTITIONS, np.bool_)
     given = np.asarray(
@@ -321,7 +321,7 @@ def _wanted(partitions: Iterable[int] | None) -> Partitions:
     return wanted
 
 
-def _cut(chunks: Iterator[ScanChunk], chunk_rows: int) -> Iterator[ScanChunk]:
+def _split_chunks(chunks: Iterator[ScanChunk], chunk_rows: int) -> Iterator[ScanChunk]:
     for chunk in chunks:
         if len(chunk) <= chunk_rows:
             yield chunk

@@ -37,31 +37,31 @@ from sparring.snapshot.format.manifest import (
     TableEntry,
     decode_text,
 )
-from sparring.snapshot.place.place import Place, WriteFolder, writing
+from sparring.snapshot.place.place import SnapshotRoot, WriteFolder, writing
 from sparring.snapshot.reader import locate, open_snapshot
 
 __all__ = [
-    "LOOK_SECONDS",
+    "POLL_SECONDS",
     "Attempt",
-    "base_entry",
+    "read_base_entry",
     "check_name",
-    "check_place",
+    "check_step_and_rank",
     "check_state_name",
-    "checked_token",
+    "resolve_token",
     "part_name",
 ]
 
 GRACE_SECONDS = 5.0
 """How long rank 0 keeps the folder of an attempt that failed, for others to read why."""
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often a rank that has other things to do looks."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
-_SHORTEST_POLL_SECONDS = 0.01
+_MIN_POLL_SECONDS = 0.01
 _MARK_BYTES = 1 << 16
-_MOST_CHARACTERS = 4096
+_MAX_CAUSE_CHARACTERS = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -81,19 +81,19 @@ class Attempt:
 
     url: str
     name: str
-    place: Place
+    place: SnapshotRoot
     folder: WriteFolder
     rank: int
     world_size: int
     token: str
     step: int
     base: Base | None
-    last_word: str | None = None
+    unread_mark: str | None = None
     """On rank 0, which has failed: its mark, if others have not read it."""
-    given_up: BaseException | None = None
+    abort_reason: BaseException | None = None
     """Reason why this rank is to give it up, from another thread; None: it is not."""
     _first: tuple[int, str] | None = None
-    _next_look: float = 0.0
+    _next_poll: float = 0.0
     _watched: range = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,12 +103,12 @@ class Attempt:
         """Looks whether the attempt has failed elsewhere.
 
         Raises:
-            BaseException: `given_up`.
+            BaseException: `abort_reason`.
             SnapshotError: it has, with the first cause.
             SnapshotIOError: the file system failed.
         """
-        if self.given_up is not None:
-            raise self.given_up
+        if self.abort_reason is not None:
+            raise self.abort_reason
         for rank in self._watched:
             self._first = self._read_mark(rank)
             if self._first is not None:
@@ -119,14 +119,14 @@ class Attempt:
                     ranks=(first,),
                 )
 
-    def check_now_and_then(self) -> None:
+    def poll(self) -> None:
         """As `check`, at most once a second, by a rank whose part is not finished."""
         now = time.monotonic()
-        if self._watched and now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        if self._watched and now >= self._next_poll:
+            self._next_poll = now + POLL_SECONDS
             self.check()
             if self.rank and self.folder.is_gone():
-                raise self._given_up()
+                raise self._abandoned_error()
 
     def report_failure(
         self, cause: BaseException, own_files: Iterable[str], *, was_finished: bool
@@ -145,7 +145,7 @@ class Attempt:
                 if self.rank and was_finished and self._first is None:
                     return False
                 first, text = self._first or (self.rank, f"{type(cause).__name__}: {cause}")
-                mark = json.dumps({"rank": first, "cause": text[:_MOST_CHARACTERS]})
+                mark = json.dumps({"rank": first, "cause": text[:_MAX_CAUSE_CHARACTERS]})
                 self.folder.discard([*own_files, part_name(self.rank)])
                 self.folder.put(_mark_name(self.rank), mark.encode())
                 if not self.rank:
@@ -162,7 +162,7 @@ class Attempt:
             waiting = {rank for rank in waiting if self._read_mark(rank) is None}
             if not waiting or is_late:
                 break
-        self.last_word = _mark_name(self.rank) if waiting else None
+        self.unread_mark = _mark_name(self.rank) if waiting else None
 
     def await_manifest(self, deadline_seconds: float) -> Manifest:
         """On rank 0: one manifest of the parts of all ranks, once they are there.
@@ -198,7 +198,7 @@ class Attempt:
                     "more time",
                     ranks=tuple(missing),
                 )
-        return self._merged([parts[rank] for rank in sorted(parts)])
+        return self._merge([parts[rank] for rank in sorted(parts)])
 
     def _read_part(self, rank: int) -> Part | None:
         name = part_name(rank)
@@ -222,7 +222,7 @@ class Attempt:
             )
         return part
 
-    def _merged(self, parts: list[Part]) -> Manifest:
+    def _merge(self, parts: list[Part]) -> Manifest:
         tables: dict[str, TableEntry] = {}
         scored = {table.name for part in parts for table in part.tables if table.has_scores}
         for part in parts:
@@ -266,7 +266,7 @@ class Attempt:
             }:
                 return
             if is_gone or is_committed:
-                raise self._given_up()
+                raise self._abandoned_error()
             if is_late:
                 raise DeadlineError(
                     f"snapshot {self.url}: rank 0 has not committed it within "
@@ -275,7 +275,7 @@ class Attempt:
                     ranks=(0,),
                 )
 
-    def _given_up(self) -> SnapshotError:
+    def _abandoned_error(self) -> SnapshotError:
         return SnapshotError(
             f"snapshot {self.url}: rank 0 has given this attempt up; its own error tells why",
             url=self.url,
@@ -297,7 +297,7 @@ class Attempt:
 
 def _polls(seconds: float, longest: float = 0.25) -> Iterator[bool]:
     """Yields ever more rarely, without end: whether `seconds` have passed."""
-    end, pause = time.monotonic() + seconds, _SHORTEST_POLL_SECONDS
+    end, pause = time.monotonic() + seconds, _MIN_POLL_SECONDS
     while True:
         yield time.monotonic() > end
         time.sleep(pause)
@@ -339,7 +339,7 @@ def check_state_name(name: object) -> None:
         )
 
 
-def check_place(step: int, rank: int, world_size: int) -> None:
+def check_step_and_rank(step: int, rank: int, world_size: int) -> None:
     """Refuses a step or a rank that cannot be.
 
     Raises:
@@ -355,7 +355,7 @@ def check_place(step: int, rank: int, world_size: int) -> None:
         raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1}, found {rank!r}")
 
 
-def checked_token(token: str | None, world_size: int) -> str:
+def resolve_token(token: str | None, world_size: int) -> str:
     """The token; one is drawn where a single rank gives none.
 
     Raises:
@@ -371,7 +371,7 @@ def checked_token(token: str | None, world_size: int) -> str:
     return token
 
 
-def base_entry(root: str, base: str | None) -> Base | None:
+def read_base_entry(root: str, base: str | None) -> Base | None:
     """Returns the manifest entry of the base of a delta in `root`.
 
     Raises:

@@ -28,16 +28,16 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import NUM_PARTITIONS
 from sparring.snapshot.place.place import writing
-from sparring.snapshot.reader import Snapshot, open_place, open_snapshot
-from sparring.snapshot.retention import list_snapshots, rewrite, unreadable_snapshots
+from sparring.snapshot.reader import Snapshot, open_root, open_snapshot
+from sparring.snapshot.retention import list_snapshots, rewrite, list_unreadable_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 
-__all__ = ["ERASURE", "ErasedSnapshots", "StateWithout", "erase_from_snapshots"]
+__all__ = ["ERASURE", "ErasedSnapshots", "RemoveKeysFromState", "erase_from_snapshots"]
 
 ERASURE = "erasure"
 """Name of the state of a snapshot that was written in place of another."""
 
-StateWithout = Callable[[str, SnapshotState], "SnapshotState | None"]
+RemoveKeysFromState = Callable[[str, SnapshotState], "SnapshotState | None"]
 """Name of state, and state → the same without the keys; None: it has none of them."""
 
 _ENDING = re.compile(r"\.e([0-9]{1,9})\Z")
@@ -60,7 +60,7 @@ class ErasedSnapshots:
 
 
 def erase_from_snapshots(
-    root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: StateWithout
+    root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: RemoveKeysFromState
 ) -> ErasedSnapshots:
     """Leaves keys of a table out of all snapshots in a folder, in which nothing may be saved meanwhile.
 
@@ -76,8 +76,8 @@ def erase_from_snapshots(
         SnapshotIOError: the file system failed. What there was can be loaded; call it again.
     """
     wanted = np.sort(check_keys(keys, table, unique=True))
-    place, result = open_place(root_url), ErasedSnapshots()
-    unreadable = unreadable_snapshots(root_url)
+    place, result = open_root(root_url), ErasedSnapshots()
+    unreadable = list_unreadable_snapshots(root_url)
     if unreadable:
         url, why = next(iter(unreadable.items()))
         raise SnapshotError(
@@ -99,7 +99,7 @@ def erase_from_snapshots(
     successors = {
         each.state(ERASURE).values["of"]: each
         for each in found
-        if ERASURE in each.state_names(0) and not _has(each, table, wanted, state_without)
+        if ERASURE in each.state_names(0) and not _contains_any(each, table, wanted, state_without)
     }
     # A base before what is over it.
     for old in sorted(found, key=lambda each: len(each.chain)):
@@ -107,8 +107,8 @@ def erase_from_snapshots(
         known = successors.get(old.manifest_hash)
         if known is not None and (known.base and known.base.name) == (base and base.name):
             new[old.name] = known
-        elif base is not old.base or _has(old, table, wanted, state_without):
-            new[old.name] = _without(old, base, table, wanted, state_without, result)
+        elif base is not old.base or _contains_any(old, table, wanted, state_without):
+            new[old.name] = _rewrite_without(old, base, table, wanted, state_without, result)
     for old in sorted(found, key=lambda each: len(each.chain), reverse=True):
         if old.name not in new:
             result.clean.append(old.url)
@@ -120,7 +120,7 @@ def erase_from_snapshots(
     return result
 
 
-def _has(snapshot: Snapshot, table: str, keys: Keys, state_without: StateWithout) -> bool:
+def _contains_any(snapshot: Snapshot, table: str, keys: Keys, state_without: RemoveKeysFromState) -> bool:
     """Whether a file of its own has one of the keys."""
     partitions = np.zeros(NUM_PARTITIONS, np.bool_)
     partitions[partition(keys)] = True
@@ -135,12 +135,12 @@ def _has(snapshot: Snapshot, table: str, keys: Keys, state_without: StateWithout
     )
 
 
-def _without(
+def _rewrite_without(
     old: Snapshot,
     base: Snapshot | None,
     table: str,
     keys: Keys,
-    state_without: StateWithout,
+    state_without: RemoveKeysFromState,
     result: ErasedSnapshots,
 ) -> Snapshot:
     def kept(name: str, kind: str, columns: ColumnBlock | None) -> Iterator[ScanChunk]:
@@ -173,7 +173,7 @@ def _without(
 
     return rewrite(
         old,
-        old.place.url_of(_free_name(old)),
+        old.place.url_of(_find_free_name(old)),
         write_tables,
         base=None if base is None else base.url,
         state_of=state_of,
@@ -181,7 +181,7 @@ def _without(
     )
 
 
-def _free_name(old: Snapshot) -> str:
+def _find_free_name(old: Snapshot) -> str:
     ending = _ENDING.search(old.name)
     stem, number = (old.name[: ending.start()], int(ending[1])) if ending else (old.name, 0)
     while old.place.exists(f"{stem}.e{number + 1}"):

@@ -19,7 +19,7 @@ from sparring.errors import (
     UnknownTableError,
 )
 from sparring.runtime.secrets import has_password
-from sparring.snapshot.format.data_file import SnapshotState, dtype_of_code, state_values
+from sparring.snapshot.format.data_file import SnapshotState, decode_dtype, decode_state_values
 from sparring.snapshot.format.manifest import (
     BLOCK_BYTES,
     BLOCK_DIGITS,
@@ -37,12 +37,12 @@ from sparring.snapshot.format.manifest import (
     hash_blocks,
 )
 from sparring.snapshot.format.rows_file import BlockReader, read_segments
-from sparring.snapshot.place.place import Place, damaged, reading
+from sparring.snapshot.place.place import SnapshotRoot, damaged_error, reading
 
-__all__ = ["Snapshot", "locate", "open_place", "open_snapshot"]
+__all__ = ["Snapshot", "locate", "open_root", "open_snapshot"]
 
 
-def open_place(root_url: str | os.PathLike[str]) -> Place:
+def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
     """Opens the folder that holds snapshots.
 
     Raises:
@@ -50,29 +50,29 @@ def open_place(root_url: str | os.PathLike[str]) -> Place:
             it holds a password.
         SnapshotIOError: its file system cannot be reached.
     """
-    from sparring.snapshot.place.local import LocalPlace
+    from sparring.snapshot.place.local import LocalRoot
 
     text = os.fspath(root_url)
-    _refuse_password(text)
+    _reject_password(text)
     _check_names_a_folder(text)
     scheme, is_url, path = text.partition("://")
     if not is_url:
-        return LocalPlace(Path(os.path.realpath(text)))
+        return LocalRoot(Path(os.path.realpath(text)))
     if scheme == "file":
-        return LocalPlace(Path(os.path.realpath(path)))
-    from sparring.snapshot.place.remote import open_remote_place
+        return LocalRoot(Path(os.path.realpath(path)))
+    from sparring.snapshot.place.remote import open_remote_root
 
-    return open_remote_place(text)
+    return open_remote_root(text)
 
 
-def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
+def locate(url: str | os.PathLike[str]) -> tuple[SnapshotRoot, str]:
     """The place that holds a snapshot, and its name there.
 
     Raises:
         InvalidArgumentError: the URL names no folder within another.
     """
     given = os.fspath(url)
-    _refuse_password(given)
+    _reject_password(given)
     _check_names_a_folder(given)
     text = given.rstrip("/") or given
     scheme, is_url, path = text.partition("://")
@@ -85,7 +85,7 @@ def locate(url: str | os.PathLike[str]) -> tuple[Place, str]:
         raise InvalidArgumentError(
             f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
         )
-    return open_place(parent), name
+    return open_root(parent), name
 
 
 def _check_names_a_folder(text: str) -> None:
@@ -98,7 +98,7 @@ def _check_names_a_folder(text: str) -> None:
         )
 
 
-def _refuse_password(url: str) -> None:
+def _reject_password(url: str) -> None:
     """Refuses a URL with a password: messages, metrics and other ranks show it."""
     if has_password(url):
         raise InvalidArgumentError(
@@ -139,12 +139,12 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
 class Snapshot:
     """A committed snapshot. It never changes, so it may be read by many at once.
 
-    Made by `open_snapshot`. `merged_chunks` reads its rows, `count_rows` counts them, `verify_snapshot`
+    Made by `open_snapshot`. `scan_rows` reads its rows, `count_rows` counts them, `verify_snapshot`
     checks all its files.
     """
 
     def __init__(
-        self, place: Place, name: str, manifest: Manifest, manifest_hash: str, base: Snapshot | None
+        self, place: SnapshotRoot, name: str, manifest: Manifest, manifest_hash: str, base: Snapshot | None
     ) -> None:
         self.place = place
         """The folder that holds it."""
@@ -221,7 +221,7 @@ class Snapshot:
             folder.open(entry.name) as file,
         ):
             if file.size_bytes != entry.size_bytes:
-                raise damaged(
+                raise damaged_error(
                     self.url,
                     entry.name,
                     min(file.size_bytes, entry.size_bytes),
@@ -231,7 +231,7 @@ class Snapshot:
         for block in range(len(entry.blocks) // BLOCK_DIGITS):
             part = slice(block * BLOCK_DIGITS, (block + 1) * BLOCK_DIGITS)
             if hashes.blocks[part] != entry.blocks[part]:
-                raise damaged(
+                raise damaged_error(
                     self.url,
                     entry.name,
                     block * BLOCK_BYTES,
@@ -239,7 +239,7 @@ class Snapshot:
                     f"{entry.blocks[part]}",
                 )
         if hashes.whole != entry.hash:
-            raise damaged(
+            raise damaged_error(
                 self.url,
                 entry.name,
                 0,
@@ -286,9 +286,9 @@ class Snapshot:
         with folder, BlockReader(self.url, folder, entry) as reader:
             header, begin = reader.header(STATE_HEADER_BYTES)
             try:
-                values = state_values(header)
+                values = decode_state_values(header)
             except ValueError as error:
-                raise reader.damaged(8, str(error)) from error
+                raise reader.damaged_error(8, str(error)) from error
             arrays: dict[str, npt.NDArray[Any]] = {}
             for tensor in header.tensors:
                 data = np.empty(tensor.end - tensor.begin, np.uint8)
@@ -296,7 +296,7 @@ class Snapshot:
                     piece = data[at : at + _PIECE_BYTES]
                     first = begin + tensor.begin + at
                     piece[...] = reader.read(first, first + len(piece))
-                arrays[tensor.name] = data.view(dtype_of_code(tensor.code)).reshape(tensor.shape)
+                arrays[tensor.name] = data.view(decode_dtype(tensor.code)).reshape(tensor.shape)
             return SnapshotState(values, arrays)
 
     def check_table(self, table: str) -> None:
@@ -309,7 +309,7 @@ class Snapshot:
             )
 
 
-def _open_chain(place: Place, name: str, manifest_name: str = MANIFEST_NAME) -> Snapshot:
+def _open_chain(place: SnapshotRoot, name: str, manifest_name: str = MANIFEST_NAME) -> Snapshot:
     """Opens the newest of a chain, and all below it, without recursion."""
     opened: list[tuple[str, Manifest, str]] = []
     expected: Base | None = None
@@ -353,7 +353,7 @@ def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:
 
 
 def _read_manifest(
-    place: Place, name: str, file_name: str, *, expected: Base | None, delta: str
+    place: SnapshotRoot, name: str, file_name: str, *, expected: Base | None, delta: str
 ) -> tuple[Manifest, str]:
     url = place.url_of(name)
     of_delta = f", the base of {place.url_of(delta)}" if delta else ""
@@ -377,7 +377,7 @@ def _read_manifest(
             ) from error
         with file:
             if file.size_bytes > MANIFEST_BYTES:
-                raise damaged(url, file_name, 0, f"it has {file.size_bytes:,} bytes")
+                raise damaged_error(url, file_name, 0, f"it has {file.size_bytes:,} bytes")
             text = bytearray(file.size_bytes)
             file.read_into(0, memoryview(text))
         names = set(folder.names())
@@ -392,10 +392,10 @@ def _read_manifest(
             url=url,
         ) from error
     except ValueError as error:
-        raise damaged(url, file_name, 0, str(error)) from error
+        raise damaged_error(url, file_name, 0, str(error)) from error
     for entry in manifest.files:
         if entry.name not in names:
-            raise damaged(url, entry.name, 0, f"it is missing, but {file_name} lists it")
+            raise damaged_error(url, entry.name, 0, f"it is missing, but {file_name} lists it")
     if expected is not None and found != expected.hash:
         raise SnapshotError(
             f"snapshot {url}: {file_name} has the hash {found}, its delta {place.url_of(delta)} "

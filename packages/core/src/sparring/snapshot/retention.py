@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparring.errors import InvalidArgumentError, SnapshotError
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import JSON
-from sparring.snapshot.place.place import Place, reading, writing
-from sparring.snapshot.reader import Snapshot, locate, open_place, open_snapshot
+from sparring.snapshot.place.place import SnapshotRoot, reading, writing
+from sparring.snapshot.reader import Snapshot, locate, open_root, open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "list_snapshots",
     "retain",
     "rewrite",
-    "unreadable_snapshots",
+    "list_unreadable_snapshots",
 ]
 
 _STALE_SECONDS = 86_400.0
@@ -38,17 +38,17 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
         InvalidArgumentError: it is no folder.
         SnapshotIOError: the file system failed.
     """
-    return [snapshot.url for snapshot in _readable(open_place(root_url))]
+    return [snapshot.url for snapshot in _list_readable(open_root(root_url))]
 
 
-def unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
+def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
     """Snapshots that `list_snapshots` leaves out: URL → why it cannot be read.
 
     Raises:
         SnapshotIOError: the file system failed.
     """
     found: dict[str, SnapshotError] = {}
-    _readable(open_place(root_url), found)
+    _list_readable(open_root(root_url), found)
     return found
 
 
@@ -60,7 +60,7 @@ def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
     Raises:
         SnapshotIOError: the file system failed.
     """
-    found = _readable(open_place(root_url))
+    found = _list_readable(open_root(root_url))
     return found[-1] if found else None
 
 
@@ -102,15 +102,15 @@ def retain(
             f"keep must be at least 2, found {keep}: if the newest cannot be read, there must be "
             "another"
         )
-    place = open_place(root_url)
-    found = _readable(place)
-    unsound = set(_names_in(place, damaged))
-    order = {name: number for number, name in enumerate(_names_in(place, newest))}
+    place = open_root(root_url)
+    found = _list_readable(place)
+    unsound = set(_find_names(place, damaged))
+    order = {name: number for number, name in enumerate(_find_names(place, newest))}
     # Stable: all others stay in the order of their steps.
     ranked = sorted(found, key=lambda each: order.get(each.name, -1))
     counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
-    kept = counted[-keep:] + _of_another_full_one(counted, keep)
-    pinned_names = set(_names_in(place, pinned))
+    kept = counted[-keep:] + _find_independent(counted, keep)
+    pinned_names = set(_find_names(place, pinned))
     kept += [each for each in ranked if each not in counted or each.name in pinned_names]
     needed = {name for each in kept for name in _names_of_chain(each)}
     removed = []
@@ -126,7 +126,7 @@ def retain(
     return removed
 
 
-def _of_another_full_one(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
+def _find_independent(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
     """The newest that shares no file with the last `keep`, if those are all over one full snapshot."""
     full = {each.chain[-1].name for each in counted[-keep:]}
     if len(full) > 1:
@@ -134,7 +134,7 @@ def _of_another_full_one(counted: Sequence[Snapshot], keep: int) -> list[Snapsho
     return [each for each in counted if each.chain[-1].name not in full][-1:]
 
 
-def _names_in(place: Place, urls: Iterable[str]) -> list[str]:
+def _find_names(place: SnapshotRoot, urls: Iterable[str]) -> list[str]:
     """The names of those that are in a place."""
     found = [locate(url) for url in urls]
     return [name for its_place, name in found if its_place.url == place.url]
@@ -144,7 +144,7 @@ def _names_of_chain(snapshot: Snapshot) -> set[str]:
     return {each.name for each in snapshot.chain}
 
 
-def _readable(place: Place, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:
+def _list_readable(place: SnapshotRoot, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:
     """The committed snapshots in their order; why some cannot be read goes into `others`."""
     try:
         with reading(place.url, "the folder"):
@@ -192,7 +192,7 @@ def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Sn
 
     def write_tables(writer: SnapshotWriter) -> None:
         for name, table in source.tables.items():
-            writer.write_table(table, merged_chunks(source, name))
+            writer.write_table(table, scan_rows(source, name))
 
     return rewrite(source, into_url, write_tables)
 

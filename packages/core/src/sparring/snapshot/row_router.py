@@ -27,7 +27,7 @@ from sparring.runtime.threads import Threads
 from sparring.snapshot.format.data_file import DataFile, Segment
 from sparring.snapshot.format.manifest import NUM_PARTITIONS, SEGMENT_BYTES, no_pause
 
-__all__ = ["RowLayout", "RowRouter", "SnapshotOptions", "returned_memory"]
+__all__ = ["RowLayout", "RowRouter", "SnapshotOptions", "allocate_returnable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ CreateFile = Callable[[tuple[int, int]], DataFile]
 SealFile = Callable[[DataFile, bool], None]
 
 
-def returned_memory(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def allocate_returnable(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Zeros ``(count,)`` whose memory returns to the system on release (anonymous mmap).
 
     For large buffers of occasional work: an allocator keeps freed memory for each thread, after a few
@@ -114,7 +114,7 @@ class RowLayout:
         """Bytes that one key takes, its row and score included."""
         return 8 + 8 * self.has_scores + self.width * self.dtype.itemsize
 
-    def fitting_keys(self, size_bytes: int) -> int:
+    def max_keys_in(self, size_bytes: int) -> int:
         """Keys of a segment of `size_bytes`: at least one, no more than readers accept."""
         return max(1, min(size_bytes, SEGMENT_BYTES) // self.key_bytes)
 
@@ -127,13 +127,13 @@ class _Buffer:
     def __init__(self, layout: RowLayout, capacity: int) -> None:
         self.capacity = capacity
         self.count = 0
-        self.keys: Keys = returned_memory(capacity, np.dtype(np.int64))
+        self.keys: Keys = allocate_returnable(capacity, np.dtype(np.int64))
         self.scores: Scores | None = None
         self.rows: Rows | None = None
         if layout.has_scores:
-            self.scores = returned_memory(capacity, np.dtype(np.uint64))
+            self.scores = allocate_returnable(capacity, np.dtype(np.uint64))
         if layout.width:
-            flat = returned_memory(capacity * layout.width, layout.dtype)
+            flat = allocate_returnable(capacity * layout.width, layout.dtype)
             self.rows = flat.reshape(capacity, layout.width)
 
     def take(self, keys: Keys, rows: Rows | None, scores: Scores | None, order: Keys) -> None:
@@ -189,7 +189,7 @@ class RowRouter:
         self._owners: npt.NDArray[np.int32] = np.repeat(
             np.arange(ranges, dtype=np.int32), self._range_partitions
         )
-        self._small: _Buffer | None = _Buffer(layout, layout.fitting_keys(options.small_bytes))
+        self._small: _Buffer | None = _Buffer(layout, layout.max_keys_in(options.small_bytes))
         self._buffers: list[_Buffer] = []
         self._spare: list[_Buffer] = []
         self._writing: deque[tuple[Future[None], _Buffer]] = deque()
@@ -220,7 +220,7 @@ class RowRouter:
         if self._small is not None:
             if self._small.count:
                 file = self._files[0] = self._create((0, NUM_PARTITIONS))
-                file.write_alone(self._small.segment)
+                file.write_single(self._small.segment)
                 self._seal(file, True)
                 self._files[0] = None
             return
@@ -248,21 +248,21 @@ class RowRouter:
                 return
             waiting, self._small = self._small, None
             self._make_buffers()
-            self._deal(
+            self._distribute(
                 waiting.keys[: waiting.count],
                 None if waiting.rows is None else waiting.rows[: waiting.count],
                 None if waiting.scores is None else waiting.scores[: waiting.count],
             )
-        self._deal(keys, rows, scores)
+        self._distribute(keys, rows, scores)
 
     def _make_buffers(self) -> None:
         ranges = self._options.num_ranges
-        share = self._layout.fitting_keys(self._options.buffer_bytes // (ranges + _SPARE_BUFFERS))
+        share = self._layout.max_keys_in(self._options.buffer_bytes // (ranges + _SPARE_BUFFERS))
         capacity = share // _UNIT_ROWS * _UNIT_ROWS or share
         self._buffers = [_Buffer(self._layout, capacity) for _ in range(ranges)]
         self._spare = [_Buffer(self._layout, capacity) for _ in range(_SPARE_BUFFERS)]
 
-    def _deal(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
+    def _distribute(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
         order, offsets = _native.route(keys, self._owners, self._options.num_ranges)
         for place in range(len(self._buffers)):
             buffer = self._buffers[place]

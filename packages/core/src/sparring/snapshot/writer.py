@@ -26,13 +26,13 @@ from sparring.contracts.storage.results import Keys, ScanChunk, check_keys, chec
 from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     Attempt,
-    base_entry,
+    read_base_entry,
     check_name,
-    check_place,
+    check_step_and_rank,
     check_state_name,
-    checked_token,
+    resolve_token,
     part_name,
 )
 from sparring.snapshot.format.data_file import DataFile, write_state_file
@@ -53,7 +53,7 @@ from sparring.snapshot.row_router import RowLayout, RowRouter, SnapshotOptions
 __all__ = ["SnapshotWriter"]
 
 _SEALING_THREADS = 2
-_MOST_SEALING = 32
+_MAX_SEALING = 32
 """Files that wait to be sealed, each open: meanwhile the next table may begin."""
 _AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
 
@@ -109,15 +109,15 @@ class SnapshotWriter:
         token: str | None = None,
         options: SnapshotOptions | None = None,
     ) -> None:
-        check_place(step, rank, world_size)
+        check_step_and_rank(step, rank, world_size)
         self._place, self._name = locate(url)
         check_name(url, self._name)
         self.url = self._place.url_of(self._name)
         self.step, self.rank, self.world_size = step, rank, world_size
-        self.token = checked_token(token, world_size)
+        self.token = resolve_token(token, world_size)
         self._deadline_seconds = deadline_seconds
         self._options = options or SnapshotOptions()
-        self._base = base_entry(self._place.url, base)
+        self._base = read_base_entry(self._place.url, base)
         self._tables: dict[str, TableEntry] = {}
         self._written: set[tuple[str, ColumnBlock | None]] = set()
         self._entries: list[FileEntry] = []
@@ -205,19 +205,19 @@ class SnapshotWriter:
         self._threads.start()
         self._row_thread.start()
 
-    def check_others(self) -> None:
+    def check_other_ranks(self) -> None:
         """Looks, at most once a second, whether the attempt has failed on another rank.
 
         Raises:
             SnapshotError: it has, with its cause.
             SnapshotIOError: the file system failed.
         """
-        self._attempt.check_now_and_then()
+        self._attempt.poll()
 
     def fail(self, reason: BaseException) -> None:
         """Lets the thread that writes, or waits for other ranks, raise `reason` soon; from another
         thread."""
-        self._attempt.given_up = reason
+        self._attempt.abort_reason = reason
 
     def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
         self._check_state("writing")
@@ -249,7 +249,7 @@ class SnapshotWriter:
         router = self._router(file, layout, options, is_ahead=is_ahead)
         try:
             for chunk in chunks:
-                self.check_others()
+                self.check_other_ranks()
                 keys = check_keys(chunk.keys, table.name, unique=False)
                 rows = check_rows(chunk.rows, len(keys), config)
                 scores = (
@@ -329,12 +329,12 @@ class SnapshotWriter:
                 self._folder.put(name, text)
         except SnapshotIOError:
             # The part may be there all the same, and rank 0 be committing it.
-            if self._is_there(name, len(text)):
+            if self._exists(name, len(text)):
                 self._state = "finished"
             raise
         self._state = "finished"
 
-    def _is_there(self, name: str, most: int) -> bool:
+    def _exists(self, name: str, most: int) -> bool:
         """Whether a file is in the staging folder; True where that cannot be found out."""
         try:
             with writing(self.url, name):
@@ -417,7 +417,7 @@ class SnapshotWriter:
             )
             if self.rank == 0 or not (was_finished or was_reported):
                 with writing(self.url, "the staging folder"):
-                    self._place.abandon(self._name, self.token, self._attempt.last_word)
+                    self._place.abandon(self._name, self.token, self._attempt.unread_mark)
         finally:
             self._release()
 
@@ -489,7 +489,7 @@ class SnapshotWriter:
         return stored
 
     def _seal(self, of: _TableFile, file: DataFile, is_alone: bool) -> None:
-        self._collect(_MOST_SEALING)
+        self._collect(_MAX_SEALING)
 
         def entry(hashes: FileHashes) -> FileEntry:
             return FileEntry(
@@ -512,6 +512,6 @@ class SnapshotWriter:
     def _collect(self, most: int) -> None:
         """Waits until at most `most` files are being sealed."""
         while len(self._sealing) > most:
-            self.check_others()
-            if wait(self._sealing[:1], LOOK_SECONDS).done:
+            self.check_other_ranks()
+            if wait(self._sealing[:1], POLL_SECONDS).done:
                 self._entries.append(self._sealing.pop(0).result())

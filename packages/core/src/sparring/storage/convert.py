@@ -16,10 +16,10 @@ from sparring.contracts.storage.storage import Storage, read_note, write_note
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["conversion_command", "copy_embeddings"]
+__all__ = ["format_conversion_command", "copy_embeddings"]
 
 
-def conversion_command(
+def format_conversion_command(
     backend: str, options: Mapping[str, Any], found: TableConfig, asked: TableConfig
 ) -> str:
     """The command that copies the rows of `found` into a storage for rows of `asked`.
@@ -30,7 +30,7 @@ def conversion_command(
     words = ["sparring", "convert", backend, found.name, "--dim", str(found.dim)]
     if found.dtype != "float32":
         words += ["--dtype", found.dtype]
-    words += ["--from", _state_name(found), "--to", _state_name(asked)]
+    words += ["--from", _format_state(found), "--to", _format_state(asked)]
     written = {
         name: f"{value}-converted" if _is_path(value) else value for name, value in options.items()
     }
@@ -48,7 +48,7 @@ def _is_path(value: object) -> bool:
     )
 
 
-def _state_name(table: TableConfig) -> str:
+def _format_state(table: TableConfig) -> str:
     """The name of the state in ``sparring convert``: sparring's own methods by their names."""
     from sparring.updates.builtin import BUILTIN_METHODS
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from sparring.contracts.storage import results as arguments
 from sparring.contracts.storage.optional import LOAD_NOTE, SupportsRestore, watched
-from sparring.contracts.storage.results import Evicted
+from sparring.contracts.storage.results import EvictedRows
 from sparring.contracts.storage.storage import Storage, write_note
 from sparring.runtime.lifecycle import call_each
 
-__all__ = ["StoragesAtWork", "begin_load", "end_load", "restore"]
+__all__ = ["BusyStorages", "begin_load", "end_load", "restore"]
 
 
 def begin_load(storage: Storage, source: str) -> None:
@@ -38,7 +38,7 @@ def begin_load(storage: Storage, source: str) -> None:
 
 def restore(
     storage: Storage, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike
-) -> Evicted:
+) -> EvictedRows:
     """Upserts rows of a snapshot with the scores that a scan gave.
 
     A storage with a policy of its own goes on as if it had never stopped, where its backend
@@ -78,7 +78,7 @@ def end_load(storage: Storage) -> None:
     write_note(storage, LOAD_NOTE, None)
 
 
-class StoragesAtWork:
+class BusyStorages:
     """The storages in which a background flush or load goes on.
 
     Any thread may call any method. One piece of work goes on at a time.

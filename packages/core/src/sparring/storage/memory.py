@@ -31,7 +31,7 @@ from pydantic import Field
 
 from sparring.contracts.options import Options, WholeNumber
 from sparring.contracts.storage.capabilities import Capabilities
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError
@@ -84,7 +84,7 @@ class MemoryStorage(Storage):
     @property
     def memory_bytes(self) -> int:
         self._check_open()
-        return sys.getsizeof(self._entries) + len(self._entries) * _entry_bytes(self.table)
+        return sys.getsizeof(self._entries) + len(self._entries) * _compute_entry_bytes(self.table)
 
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
@@ -112,7 +112,7 @@ class MemoryStorage(Storage):
 
     # -- writing ------------------------------------------------------------
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         given: Iterable[int | None] = [None] * len(keys) if scores is None else scores.tolist()
         data, row_bytes = rows.tobytes(), self.table.row_bytes
         new = {
@@ -123,7 +123,7 @@ class MemoryStorage(Storage):
         after: Mapping[int, _Entry] = {}
         if (surplus := self._count_surplus(new)) > 0:
             after = self._entries | new
-            leaving = _lowest(after, surplus, self._entries)
+            leaving = _find_lowest(after, surplus, self._entries)
         evicted = self._evicted(after, leaving)
         for key in leaving:
             self._entries.pop(key, None)
@@ -132,7 +132,7 @@ class MemoryStorage(Storage):
         self._num_calls += not self._is_restoring
         return evicted
 
-    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> EvictedRows:
         if self._options.policy == "none":
             return self._upsert_impl(keys, rows, None)
         self._is_restoring = True
@@ -154,8 +154,8 @@ class MemoryStorage(Storage):
                 self._entries[key] = _Entry(entry.row, self._score(key, score))
         self._num_calls += 1
 
-    def _evict_impl(self, count: int) -> Evicted:
-        leaving = _lowest(self._entries, count, self._entries)
+    def _evict_impl(self, count: int) -> EvictedRows:
+        leaving = _find_lowest(self._entries, count, self._entries)
         evicted = self._evicted(self._entries, leaving)
         for key in leaving:
             del self._entries[key]
@@ -207,15 +207,15 @@ class MemoryStorage(Storage):
         part: Rows = whole.reshape(-1, self.table.width)[:, columns.begin : columns.end].copy()
         return part
 
-    def _evicted(self, entries: Mapping[int, _Entry], keys: list[int]) -> Evicted:
-        return Evicted(
+    def _evicted(self, entries: Mapping[int, _Entry], keys: list[int]) -> EvictedRows:
+        return EvictedRows(
             np.array(keys, np.int64),
             self._as_rows((entries[key].row for key in keys), Columns(0, self.table.width)),
             np.array([entries[key].score for key in keys], np.uint64),
         )
 
 
-def _lowest(entries: Mapping[int, _Entry], count: int, old: Mapping[int, _Entry]) -> list[int]:
+def _find_lowest(entries: Mapping[int, _Entry], count: int, old: Mapping[int, _Entry]) -> list[int]:
     """Up to `count` keys in the order in which they leave."""
     return heapq.nsmallest(
         count, entries, key=lambda key: (entries[key].score, key not in old, key)
@@ -248,10 +248,10 @@ def estimate_memory_bytes(
         slots *= 2
     number_bytes = next(size for size in (1, 2, 4, 8) if slots <= 1 << (8 * size - 1))
     dict_bytes = sys.getsizeof({}) + slots * number_bytes + slots * 2 // 3 * 24
-    return {"host": dict_bytes + rows * _entry_bytes(table)}
+    return {"host": dict_bytes + rows * _compute_entry_bytes(table)}
 
 
-def _entry_bytes(table: TableConfig) -> int:
+def _compute_entry_bytes(table: TableConfig) -> int:
     """As Python reports each part, with every score an object of its own."""
     row_bytes = sys.getsizeof(bytes(table.row_bytes))
     return sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)

@@ -1,6 +1,6 @@
 """The native border of the storage contract, in both directions.
 
-`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `capsule_of` gives the
+`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `get_capsule` gives the
 capsule of any `Storage`, and wraps those written in Python. A storage may cross the border and come
 back.
 """
@@ -20,13 +20,13 @@ from sparring import _native, errors
 from sparring.contracts.storage import results as arguments
 from sparring.contracts.storage.capabilities import Capabilities
 from sparring.contracts.storage.optional import SupportsCapsule, SupportsFirstTier
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import Storage, closed_error
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, VersionError
-from sparring.plugins.distributions import distribution_of
+from sparring.plugins.distributions import find_distribution
 
-__all__ = ["NativeStorage", "capsule_of", "export_storage"]
+__all__ = ["NativeStorage", "get_capsule", "export_storage"]
 
 # The bits of SparringStat.capabilities.
 _CONCURRENT_READS, _PERSISTENT, _BOUNDED, _EVICTS, _SCORES_GIVEN = (1 << bit for bit in range(5))
@@ -49,7 +49,7 @@ _INTERNAL = 9
 
 _Evicted = tuple[Keys, npt.NDArray[np.uint8], Scores]
 
-_MOST_CHUNK_BYTES = 64 << 20
+_MAX_CHUNK_BYTES = 64 << 20
 """The most memory of one chunk of a scan, unless a single row is larger."""
 
 
@@ -80,7 +80,7 @@ class NativeStorage(Storage):
         try:
             self._handle: Any = _native.StorageHandle(capsule)
         except VersionError as error:
-            raise self._other_version(str(error)) from None
+            raise self._version_error(str(error)) from None
         stat = self._handle.stat()
         if stat["row_bytes"] != table.row_bytes:
             raise InvalidArgumentError(
@@ -89,9 +89,9 @@ class NativeStorage(Storage):
                 f"({table.dim} x {table.dtype}, {table.state_width} x state); open it for this table",
                 table=table.name,
             )
-        self.capabilities = capabilities or _derive(stat["capabilities"], self._handle)
+        self.capabilities = capabilities or _derive_capabilities(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
-        self._none_evicted: Evicted | None = None
+        self._none_evicted: EvictedRows | None = None
         # A struct that offers `visit` has its rows in memory; a device's are shown as copies.
         self._is_in_memory = (
             self.capabilities.native
@@ -147,7 +147,7 @@ class NativeStorage(Storage):
         size = self._itemsize
         self._handle.find(keys, columns.begin * size, columns.end * size, rows, found)
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return self._evicted(self._handle.upsert(keys, rows, scores))
 
     def _erase_impl(self, keys: Keys) -> int:
@@ -157,7 +157,7 @@ class NativeStorage(Storage):
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._handle.touch(keys, scores)
 
-    def _evict_impl(self, count: int) -> Evicted:
+    def _evict_impl(self, count: int) -> EvictedRows:
         return self._evicted(self._handle.evict(count))
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
@@ -166,7 +166,7 @@ class NativeStorage(Storage):
         is_done = False
         # Memory for a chunk is taken before its number of rows is known.
         capacity = min(
-            chunk_rows, max(1, self._size_impl()), max(1, _MOST_CHUNK_BYTES // (end - begin))
+            chunk_rows, max(1, self._size_impl()), max(1, _MAX_CHUNK_BYTES // (end - begin))
         )
         while not is_done:
             self._check_open()
@@ -193,10 +193,10 @@ class NativeStorage(Storage):
         # or that skip the check, get the error from here.
         self._handle = _ClosedHandle(self.table.name)
 
-    def _other_version(self, found: str) -> VersionError:
+    def _version_error(self, found: str) -> VersionError:
         """Nothing of a struct of another version may be read, so the class names its distribution."""
         module = type(self).__module__
-        maker = None if module.startswith("sparring.") else distribution_of(module)
+        maker = None if module.startswith("sparring.") else find_distribution(module)
         name = "the backend" if maker is None else maker.partition(" ")[0]
         is_newer = int(found.partition(".")[0]) > _native.STORAGE_ABI[0]
         remedy = (
@@ -213,14 +213,14 @@ class NativeStorage(Storage):
             distribution=maker,
         )
 
-    def _evicted(self, parts: _Evicted | None) -> Evicted:
+    def _evicted(self, parts: _Evicted | None) -> EvictedRows:
         if parts is None:
             # Of all calls, as most evict nothing.
             if self._none_evicted is None:
                 self._none_evicted = self._nothing_evicted()
             return self._none_evicted
         keys, rows, scores = parts
-        return Evicted(keys, rows.view(self.table.numpy_dtype), scores)
+        return EvictedRows(keys, rows.view(self.table.numpy_dtype), scores)
 
 
 class _ClosedHandle:
@@ -276,7 +276,7 @@ class ExportAdapter:
             return None
         typed = np.ascontiguousarray(rows).view(storage.table.numpy_dtype)
         # Unwatched: callers that write through the struct tell the watcher themselves.
-        return _bytes_of(storage.upsert_from(checked, typed, taken))
+        return _as_bytes(storage.upsert_from(checked, typed, taken))
 
     def erase(self, keys: Keys) -> int:
         return self._storage.erase(keys)
@@ -285,7 +285,7 @@ class ExportAdapter:
         self._storage.touch(keys, scores)
 
     def evict(self, wanted: int) -> _Evicted | None:
-        return _bytes_of(self._storage.evict(wanted))
+        return _as_bytes(self._storage.evict(wanted))
 
     def scan(
         self, cursor: tuple[int, int], capacity: int, begin: int, end: int
@@ -369,7 +369,7 @@ class _Scan:
         self.position = 0
 
 
-def capsule_of(storage: Storage) -> object:
+def get_capsule(storage: Storage) -> object:
     """The native handle of a storage: a capsule named ``sparring.storage`` (``storage_abi.h``).
 
     A storage written in Python is wrapped: native callers then reach it under the GIL.
@@ -395,13 +395,13 @@ def export_storage(storage: Storage) -> object:
     return _native.export_storage(ExportAdapter(storage), f"{module} {_version(module)}")
 
 
-def _bytes_of(evicted: Evicted) -> _Evicted | None:
+def _as_bytes(evicted: EvictedRows) -> _Evicted | None:
     if not len(evicted):
         return None
     return evicted.keys, np.ascontiguousarray(evicted.rows).view(np.uint8), evicted.scores
 
 
-def _derive(bits: int, handle: Any) -> Capabilities:
+def _derive_capabilities(bits: int, handle: Any) -> Capabilities:
     evicts = bool(bits & _EVICTS)
     given = bool(bits & _SCORES_GIVEN)
     # A storage that offers them orders rows by scores of its own, also where nothing bounds them.

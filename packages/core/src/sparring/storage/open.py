@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import CONVERT_HELP, TableConfig
 from sparring.errors import InvalidArgumentError, PluginError, VersionError
-from sparring.plugins.option_checks import checked_options
-from sparring.storage.convert import conversion_command
+from sparring.plugins.option_checks import validate_options
+from sparring.storage.convert import format_conversion_command
 
 if TYPE_CHECKING:
     from sparring.contracts.descriptors import InnerStorage, StorageDescriptor
@@ -61,12 +61,12 @@ def open_storage(
 
         plugin_manager = make_plugin_manager()
     descriptor = plugin_manager.storage(backend)
-    checked = checked_options("storage", descriptor, options)
+    checked = validate_options("storage", descriptor, options)
     reason = descriptor.unavailable() if descriptor.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"storage {backend!r} cannot run here: {reason}", backend=backend)
     try:
-        storage = _made(descriptor, table, checked, plugin_manager, shard)
+        storage = _create_storage(descriptor, table, checked, plugin_manager, shard)
     except VersionError as error:
         # A wrapper of a native struct need not know which distribution it came with.
         for offer in plugin_manager.descriptors():
@@ -82,7 +82,7 @@ def open_storage(
             raise
         # The backend knows the rows that it found; the command to convert them is known here.
         given = {name: getattr(checked, name, value) for name, value in options.items()}
-        command = conversion_command(backend, given, found, table)
+        command = format_conversion_command(backend, given, found, table)
         text = str(error).replace(CONVERT_HELP, command)
         raise InvalidArgumentError(text, **error.details) from error
     if not isinstance(storage, Storage):
@@ -106,7 +106,7 @@ def found_table(
         PluginError, InvalidArgumentError: as `open_storage`.
     """
     descriptor = plugin_manager.storage(backend)
-    checked = checked_options("storage", descriptor, options)
+    checked = validate_options("storage", descriptor, options)
     if descriptor.inner is not None:
         last = descriptor.inner(checked)[-1]
         return found_table(last.backend, table, plugin_manager, last.options)
@@ -126,10 +126,10 @@ def inner_storages(
     descriptor = plugin_manager.storage(backend)
     if descriptor.inner is None:
         return ()
-    return descriptor.inner(checked_options("storage", descriptor, options))
+    return descriptor.inner(validate_options("storage", descriptor, options))
 
 
-def _made(
+def _create_storage(
     descriptor: StorageDescriptor,
     table: TableConfig,
     options: Options,

@@ -9,17 +9,17 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.storage.optional import Write, check_written, watched
-from sparring.contracts.storage.results import Evicted, Keys, as_array, check_keys
+from sparring.contracts.storage.results import EvictedRows, Keys, as_array, check_keys
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
 from sparring.kernels import functions as kernels
-from sparring.storage.native import capsule_of
+from sparring.storage.native import get_capsule
 
 if TYPE_CHECKING:
     from sparring.contracts.storage.updates import MethodChoice
 
-__all__ = ["fused_evicted", "update_rows"]
+__all__ = ["read_fused_evicted", "update_rows"]
 
 
 def update_rows(
@@ -84,7 +84,7 @@ def _update(
     if not len(keys):
         return 0
     view = _native.TableView(table.dtype, kernels.initializer_spec(table))
-    view.attach(capsule_of(storage), table.state_width)
+    view.attach(get_capsule(storage), table.state_width)
     spec = method.spec(table.dtype, table.dim, choice.hyper, choice.step)
     state = method.initial_state(table.dim, choice.hyper, table.computing_dtype)
     sources = _native.key_gradients(view, keys, values)
@@ -97,11 +97,11 @@ def _update(
         )
     ((updated, _, _, num_evicted),) = step.apply()
     if num_evicted:
-        write.note_evicted(fused_evicted(step, 0, table))
+        write.note_evicted(read_fused_evicted(step, 0, table))
     return updated
 
 
-def fused_evicted(step: Any, place: int, table: TableConfig) -> Evicted:
+def read_fused_evicted(step: Any, place: int, table: TableConfig) -> EvictedRows:
     """The rows that left the table at `place` of a native `FusedStep` that was applied."""
     keys, rows, scores = step.evicted(place)
-    return Evicted(keys, rows.view(table.numpy_dtype), scores)
+    return EvictedRows(keys, rows.view(table.numpy_dtype), scores)

@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from sparring.contracts.storage.updates import UpdateMethod
 from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring.runtime.suggestions import closest_name, suggestion
+from sparring.runtime.suggestions import find_closest_name, format_suggestion
 
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
 
-__all__ = ["hyper_from", "hypers_by_table", "resolve_method", "set_rate"]
+__all__ = ["parse_hyper", "hypers_by_table", "resolve_method", "set_learning_rate"]
 
 
 def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> UpdateMethod:
@@ -44,7 +44,7 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
     return method
 
 
-def hyper_from(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:
+def parse_hyper(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:
     """Checked hyper-parameters of a method; missing ones have their defaults.
 
     Raises:
@@ -53,7 +53,7 @@ def hyper_from(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameter
     known = method.hyperparameters.model_fields
     for name in given:
         if name not in known:
-            meant = closest_name(name, known)
+            meant = find_closest_name(name, known)
             hint = f"did you mean {meant!r}? " if meant is not None else ""
             raise InvalidArgumentError(
                 f"update method {method.name!r} has no hyper-parameter {name!r}; {hint}"
@@ -87,18 +87,18 @@ def hypers_by_table(
         by_table: of single tables, which override these.
 
     Raises:
-        InvalidArgumentError: as `hyper_from`; `by_table` names a table that is none of `tables`.
+        InvalidArgumentError: as `parse_hyper`; `by_table` names a table that is none of `tables`.
     """
     for name in by_table:
         if name not in tables:
             raise InvalidArgumentError(
-                f"tables: this optimizer updates no table {name!r}; {suggestion(name, tables)}",
+                f"tables: this optimizer updates no table {name!r}; {format_suggestion(name, tables)}",
                 table=name,
             )
-    return {name: hyper_from(method, {**given, **by_table.get(name, {})}) for name in tables}
+    return {name: parse_hyper(method, {**given, **by_table.get(name, {})}) for name in tables}
 
 
-def set_rate(
+def set_learning_rate(
     method: UpdateMethod,
     hypers: MutableMapping[str, HyperParameters],
     tables: Iterable[str],
@@ -109,6 +109,6 @@ def set_rate(
     Raises:
         InvalidArgumentError: it is no learning rate of the method; nothing has changed.
     """
-    hyper_from(method, {"lr": rate})
+    parse_hyper(method, {"lr": rate})
     for name in tables:
         hypers[name] = hypers[name].model_copy(update={"lr": rate})

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from sparring.errors import UnsupportedError
-from sparring_tf.keras_rs.feature_structures import FeatureStructure, features_of
-from sparring_tf.layers.embedding_collection import EmbeddingCollection, features_from_plain
-from sparring_tf.layers.keras_names import refuse_options
+from sparring_tf.keras_rs.feature_structures import FeatureStructure, list_features
+from sparring_tf.layers.embedding_collection import EmbeddingCollection, features_from_dict
+from sparring_tf.layers.keras_names import reject_options
 
 __all__ = ["DistributedEmbedding"]
 
@@ -47,8 +47,8 @@ class DistributedEmbedding(EmbeddingCollection):
                 f"sparring_tf.DistributedEmbedding: table_stacking={table_stacking!r} has no effect, "
                 "because a lookup reads all features of one dtype in one call; leave it out"
             )
-        refuse_options(options, "DistributedEmbedding")
-        super().__init__(features_of(feature_configs), **options)
+        reject_options(options, "DistributedEmbedding")
+        super().__init__(list_features(feature_configs), **options)
         self._structure = FeatureStructure(feature_configs)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
@@ -62,7 +62,7 @@ class DistributedEmbedding(EmbeddingCollection):
         Raises:
             InvalidArgumentError: as `EmbeddingCollection`, or the structure differs.
         """
-        with self._refused_by_all(self.agent.table_names, training):
+        with self._errors_on_all_ranks(self.agent.table_names, training):
             what = f"layer {self.name!r}"
             ids = self._structure.values_by_path(inputs, f"{what}, ids")
             given: dict[str, Any] = {}
@@ -71,11 +71,11 @@ class DistributedEmbedding(EmbeddingCollection):
         found = super().call(
             ids, {path: each for path, each in given.items() if each is not None}, training
         )
-        return self._structure.packed(found)
+        return self._structure.pack(found)
 
     def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
         shapes = self._structure.values_by_path(inputs_shape, f"layer {self.name!r}, shapes")
-        return self._structure.packed(super().compute_output_shape(shapes))
+        return self._structure.pack(super().compute_output_shape(shapes))
 
     def get_config(self) -> dict[str, Any]:
         """Configuration that creates the layer again, without its rows.
@@ -83,11 +83,11 @@ class DistributedEmbedding(EmbeddingCollection):
         Raises:
             UnsupportedError: a storage was given open.
         """
-        return {**super().get_config(), "structure": self._structure.as_plain()}
+        return {**super().get_config(), "structure": self._structure.as_dict()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
         """Creates the layer that `get_config` described."""
-        features, config = features_from_plain(config)
-        structure = FeatureStructure.from_plain(config.pop("structure"), features)
+        features, config = features_from_dict(config)
+        structure = FeatureStructure.from_dict(config.pop("structure"), features)
         return cls(structure.nested, **config)

@@ -18,7 +18,7 @@ from typing import Any
 from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.table_configs import FeatureConfig
 
-__all__ = ["FeatureStructure", "features_of"]
+__all__ = ["FeatureStructure", "list_features"]
 
 _LEAF, _CONTAINERS = "feature", ("dict", "list", "tuple")
 
@@ -43,25 +43,25 @@ class FeatureStructure:
         Raises:
             InvalidArgumentError: `values` has other keys, another length or another kind of container.
         """
-        return dict(_paired(self.nested, values, "", what))
+        return dict(_pair_leaves(self.nested, values, "", what))
 
-    def packed(self, by_path: Mapping[str, Any]) -> Any:
+    def pack(self, by_path: Mapping[str, Any]) -> Any:
         """Returns a structure like this one with the values of `by_path`."""
-        return _packed(self.nested, by_path, "")
+        return _pack(self.nested, by_path, "")
 
-    def as_plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns the structure as values that JSON has, with the path of each feature."""
         return _plain(self.nested, "")
 
     @classmethod
-    def from_plain(
+    def from_dict(
         cls, plain: Mapping[str, Any], features: Mapping[str, FeatureConfig]
     ) -> FeatureStructure:
-        """Returns the structure that `as_plain` described, with the features of these paths."""
+        """Returns the structure that `as_dict` described, with the features of these paths."""
         return cls(_nested(plain, features))
 
 
-def features_of(structure: Any) -> dict[str, FeatureConfig]:
+def list_features(structure: Any) -> dict[str, FeatureConfig]:
     """Returns the features of a structure by path.
 
     The path of a structure that is one feature is the feature's name.
@@ -100,10 +100,10 @@ def _leaves(structure: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield _leaf_path(structure, path), structure
         return
     for key, value in items:
-        yield from _leaves(value, _joined(path, key))
+        yield from _leaves(value, _concatenate(path, key))
 
 
-def _paired(structure: Any, values: Any, path: str, what: str) -> Iterator[tuple[str, Any]]:
+def _pair_leaves(structure: Any, values: Any, path: str, what: str) -> Iterator[tuple[str, Any]]:
     items = _items(structure)
     if items is None:
         yield _leaf_path(structure, path), values
@@ -123,14 +123,14 @@ def _paired(structure: Any, values: Any, path: str, what: str) -> Iterator[tuple
             f"{', '.join(unknown) or 'nothing'}; give one value for each feature configuration"
         )
     for key, each in items:
-        yield from _paired(each, values[key], _joined(path, key), what)
+        yield from _pair_leaves(each, values[key], _concatenate(path, key), what)
 
 
-def _packed(structure: Any, by_path: Mapping[str, Any], path: str) -> Any:
+def _pack(structure: Any, by_path: Mapping[str, Any], path: str) -> Any:
     items = _items(structure)
     if items is None:
         return by_path[_leaf_path(structure, path)]
-    values = [(key, _packed(each, by_path, _joined(path, key))) for key, each in items]
+    values = [(key, _pack(each, by_path, _concatenate(path, key))) for key, each in items]
     if isinstance(structure, Mapping):
         return dict(values)
     own = [value for _, value in values]
@@ -143,7 +143,7 @@ def _plain(structure: Any, path: str) -> dict[str, Any]:
     items = _items(structure)
     if items is None:
         return {_LEAF: _leaf_path(structure, path)}
-    values = [(key, _plain(each, _joined(path, key))) for key, each in items]
+    values = [(key, _plain(each, _concatenate(path, key))) for key, each in items]
     if isinstance(structure, Mapping):
         return {"dict": [[key, value] for key, value in values]}
     kind = "tuple" if isinstance(structure, tuple) else "list"
@@ -164,5 +164,5 @@ def _leaf_path(leaf: Any, path: str) -> str:
     return path or str(getattr(leaf, "name", ""))
 
 
-def _joined(path: str, key: Any) -> str:
+def _concatenate(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)

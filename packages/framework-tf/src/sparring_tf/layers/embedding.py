@@ -10,11 +10,11 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import dims_from, padding_from, refuse_options
-from sparring_tf.layers.layer_configs import plain_options
+from sparring_tf.layers.keras_names import resolve_dims, resolve_padding_id, reject_options
+from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.table_configs import TableConfig, declaration
 from sparring_tf.layers.table_layer import TableLayer
-from sparring_tf.lookup.ids import checked_id, whole_ids
+from sparring_tf.lookup.ids import validate_id, validate_ids
 from sparring_tf.lookup.table_agent import TableAgent
 
 __all__ = ["Embedding"]
@@ -75,13 +75,13 @@ class Embedding(TableLayer):
         container: StepContainer | None = None,
         **options: Any,
     ) -> None:
-        refuse_options(options, "Embedding")
+        reject_options(options, "Embedding")
         super().__init__(**options)
-        self.embedding_dim, vocabulary_size = dims_from(
+        self.embedding_dim, vocabulary_size = resolve_dims(
             embedding_dim, output_dim, input_dim, vocabulary_size
         )
-        padding = padding_from(padding_id, mask_zero)
-        self.padding_id = checked_id(padding, f"padding_id of table {self.name!r}")
+        padding = resolve_padding_id(padding_id, mask_zero)
+        self.padding_id = validate_id(padding, f"padding_id of table {self.name!r}")
         self.table = TableConfig(
             name=self.name,
             embedding_dim=self.embedding_dim,
@@ -95,7 +95,7 @@ class Embedding(TableLayer):
             expire=expire,
         )
         self._storage = storage
-        self._hold(TableAgent([declaration(self.table, storage)], container=container))
+        self._set_agent(TableAgent([declaration(self.table, storage)], container=container))
 
     @property
     def output_dim(self) -> int:
@@ -119,25 +119,25 @@ class Embedding(TableLayer):
             InvalidArgumentError: the inputs are no ids.
             UnsupportedError: they are sparse, and only bags may be.
         """
-        with self._refused_by_all([self.name], training):
-            ids = whole_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
+        with self._errors_on_all_ranks([self.name], training):
+            ids = validate_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
         if isinstance(ids, tf.RaggedTensor):
-            return tf.ragged.map_flat_values(lambda flat: self._embedded(flat, training), ids)
-        return self._embedded(ids, training)
+            return tf.ragged.map_flat_values(lambda flat: self._embed(flat, training), ids)
+        return self._embed(ids, training)
 
-    def _embedded(self, ids: Any, training: bool | None) -> Any:
+    def _embed(self, ids: Any, training: bool | None) -> Any:
         if self.padding_id is None:
-            (found,) = self._gathered([(self.name, ids)], training)
-            return self._converted(found)
+            (found,) = self._gather([(self.name, ids)], training)
+            return self._to_compute_dtype(found)
         # Flat, because a single id has no dimension to choose from.
         flat = tf.reshape(ids, [-1])
         kept = tf.where(tf.not_equal(flat, self.padding_id))
-        (found,) = self._gathered([(self.name, tf.gather_nd(flat, kept))], training)
+        (found,) = self._gather([(self.name, tf.gather_nd(flat, kept))], training)
         shape = [tf.size(flat, out_type=tf.int64), self.embedding_dim]
         padded = tf.scatter_nd(kept, found, tf.stack(shape))
         padded = tf.reshape(padded, tf.concat([tf.shape(ids), [self.embedding_dim]], 0))
         padded.set_shape(ids.shape.concatenate([self.embedding_dim]))
-        return self._converted(padded)
+        return self._to_compute_dtype(padded)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """False where the padding id stands; None without one."""
@@ -161,5 +161,5 @@ class Embedding(TableLayer):
             **super().get_config(),
             "embedding_dim": self.embedding_dim,
             "padding_id": self.padding_id,
-            **plain_options(self.table, self._storage),
+            **options_to_dict(self.table, self._storage),
         }

@@ -9,12 +9,12 @@ import keras
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import dims_from, refuse_options
-from sparring_tf.layers.layer_configs import plain_options
-from sparring_tf.layers.pooled_lookup import PooledFeature, pooled
+from sparring_tf.layers.keras_names import resolve_dims, reject_options
+from sparring_tf.layers.layer_configs import options_to_dict
+from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import TableConfig, check_combiner, declaration
 from sparring_tf.layers.table_layer import TableLayer
-from sparring_tf.lookup.bags import bags_from
+from sparring_tf.lookup.bags import parse_bags
 from sparring_tf.lookup.table_agent import TableAgent
 
 __all__ = ["EmbeddingBag"]
@@ -66,9 +66,9 @@ class EmbeddingBag(TableLayer):
         container: StepContainer | None = None,
         **options: Any,
     ) -> None:
-        refuse_options(options, "EmbeddingBag")
+        reject_options(options, "EmbeddingBag")
         super().__init__(**options)
-        self.embedding_dim, vocabulary_size = dims_from(
+        self.embedding_dim, vocabulary_size = resolve_dims(
             embedding_dim, output_dim, input_dim, vocabulary_size
         )
         self.combiner = combiner
@@ -87,7 +87,7 @@ class EmbeddingBag(TableLayer):
         )
         self._storage = storage
         declared = [declaration(self.table, storage)]
-        self._hold(TableAgent(declared, [[(self.name, "sum")]], container))
+        self._set_agent(TableAgent(declared, [[(self.name, "sum")]], container))
 
     @property
     def output_dim(self) -> int:
@@ -110,11 +110,11 @@ class EmbeddingBag(TableLayer):
         Raises:
             InvalidArgumentError: the inputs are no ids, or weights do not fit them.
         """
-        with self._refused_by_all([self.name], training):
-            bags = bags_from(inputs, weights, f"table {self.name!r}")
+        with self._errors_on_all_ranks([self.name], training):
+            bags = parse_bags(inputs, weights, f"table {self.name!r}")
         feature = PooledFeature(self.name, self.combiner, bags)
-        (found,) = pooled(self, 0, [feature], training)
-        return self._converted(found)
+        (found,) = pool_features(self, 0, [feature], training)
+        return self._to_compute_dtype(found)
 
     def compute_output_shape(
         self, inputs_shape: Any, weights_shape: Any = None
@@ -131,5 +131,5 @@ class EmbeddingBag(TableLayer):
             **super().get_config(),
             "embedding_dim": self.embedding_dim,
             "combiner": self.combiner,
-            **plain_options(self.table, self._storage),
+            **options_to_dict(self.table, self._storage),
         }

@@ -9,22 +9,22 @@ import keras
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.adapter import StorageLike, suggestion
+from sparring.adapter import StorageLike, format_suggestion
 from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.layer_configs import (
-    plain_feature,
-    plain_storage,
-    plain_table,
-    table_from_plain,
+    feature_to_dict,
+    storage_to_dict,
+    table_to_dict,
+    table_from_dict,
 )
-from sparring_tf.layers.pooled_lookup import PooledFeature, pooled
+from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
 from sparring_tf.layers.table_layer import TableLayer
-from sparring_tf.lookup.bags import bags_from
-from sparring_tf.lookup.ids import whole_ids
+from sparring_tf.lookup.bags import parse_bags
+from sparring_tf.lookup.ids import validate_ids
 from sparring_tf.lookup.table_agent import TableAgent
 
-__all__ = ["EmbeddingCollection", "features_from_plain"]
+__all__ = ["EmbeddingCollection", "features_from_dict"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
@@ -78,7 +78,7 @@ class EmbeddingCollection(TableLayer):
         self._groups = tuple(map(tuple, groups.values()))
         table_of = {name: feature.table.name for name, feature in self._features}
         pooled_features = [[(table_of[name], "sum") for name in group] for group in self._groups]
-        self._hold(TableAgent(declared, pooled_features, container))
+        self._set_agent(TableAgent(declared, pooled_features, container))
 
     @property
     def feature_configs(self) -> dict[str, FeatureConfig]:
@@ -105,34 +105,34 @@ class EmbeddingCollection(TableLayer):
         """
         weights = {} if weights is None else weights
         configs = dict(self._features)
-        with self._refused_by_all(self.agent.table_names, training):
+        with self._errors_on_all_ranks(self.agent.table_names, training):
             self._check_names(inputs, weights)
         found: dict[str, Any] = {}
         for number, group in enumerate(self._groups):
-            with self._refused_by_all([configs[name].table.name for name in group], training):
+            with self._errors_on_all_ranks([configs[name].table.name for name in group], training):
                 bags = [
                     PooledFeature(
                         configs[name].table.name,
                         configs[name].table.combiner or "",
-                        bags_from(inputs[name], weights.get(name), f"feature {name!r}"),
+                        parse_bags(inputs[name], weights.get(name), f"feature {name!r}"),
                     )
                     for name in group
                 ]
                 self._check_sizes(group, bags)
-            found.update(zip(group, pooled(self, number, bags, training), strict=True))
+            found.update(zip(group, pool_features(self, number, bags, training), strict=True))
         single = [name for name, feature in self._features if feature.table.combiner is None]
         if single:
             tables = [configs[name].table.name for name in single]
-            with self._refused_by_all(tables, training):
+            with self._errors_on_all_ranks(tables, training):
                 ids = [
-                    whole_ids(inputs[name], f"feature {name!r}", is_sparse_ok=False)
+                    validate_ids(inputs[name], f"feature {name!r}", is_sparse_ok=False)
                     for name in single
                 ]
             flat = [each.flat_values if _is_ragged(each) else each for each in ids]
-            rows = self._gathered(list(zip(tables, flat, strict=True)), training)
+            rows = self._gather(list(zip(tables, flat, strict=True)), training)
             for name, own, each in zip(single, ids, rows, strict=True):
                 found[name] = own.with_flat_values(each) if _is_ragged(own) else each
-        return {name: self._converted(found[name]) for name, _ in self._features}
+        return {name: self._to_compute_dtype(found[name]) for name, _ in self._features}
 
     def _check_names(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
         for what, given in (("ids", inputs), ("weights", weights)):
@@ -146,14 +146,14 @@ class EmbeddingCollection(TableLayer):
             if name not in inputs:
                 raise InvalidArgumentError(
                     f"layer {self.name!r} needs feature {name!r}, which the batch lacks; "
-                    + suggestion(name, inputs),
+                    + format_suggestion(name, inputs),
                     feature=name,
                 )
         for name in (*inputs, *weights):
             if name not in known:
                 raise InvalidArgumentError(
                     f"feature {name!r} of the batch has no table in layer {self.name!r}; "
-                    + suggestion(name, known),
+                    + format_suggestion(name, known),
                     feature=name,
                 )
 
@@ -184,24 +184,24 @@ class EmbeddingCollection(TableLayer):
         tables = {feature.table.name: feature.table for _, feature in self._features}
         return {
             **super().get_config(),
-            "tables": [plain_table(table) for table in tables.values()],
-            "features": {key: plain_feature(feature) for key, feature in self._features},
-            "storage": plain_storage(self._storage, self.name),
+            "tables": [table_to_dict(table) for table in tables.values()],
+            "features": {key: feature_to_dict(feature) for key, feature in self._features},
+            "storage": storage_to_dict(self._storage, self.name),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
         """The layer that `get_config` described."""
-        features, rest = features_from_plain(config)
+        features, rest = features_from_dict(config)
         return cls(features, **rest)
 
 
-def features_from_plain(
+def features_from_dict(
     config: Mapping[str, Any],
 ) -> tuple[dict[str, FeatureConfig], dict[str, Any]]:
     """Returns the features that a layer's configuration describes, and the rest of the configuration."""
     rest = dict(config)
-    tables = {plain["name"]: table_from_plain(plain) for plain in rest.pop("tables")}
+    tables = {plain["name"]: table_from_dict(plain) for plain in rest.pop("tables")}
     features = {
         key: FeatureConfig(**{**plain, "table": tables[plain["table"]]})
         for key, plain in rest.pop("features").items()

@@ -12,7 +12,7 @@ import sparring
 from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["check_attribute", "dims_from", "initializer_from", "padding_from", "refuse_options"]
+__all__ = ["check_attribute", "resolve_dims", "convert_initializer", "resolve_padding_id", "reject_options"]
 
 _REMEDIES = {
     "embeddings_regularizer": (
@@ -71,7 +71,7 @@ _OF_KERAS_ALONE = frozenset(
 """Initializer names that only Keras has."""
 
 
-def dims_from(
+def resolve_dims(
     given: int | None, output_dim: int | None, input_dim: int | None, vocabulary_size: int | None
 ) -> tuple[int, int | None]:
     """The elements of an embedding, and the most rows.
@@ -101,17 +101,17 @@ def dims_from(
             f"input_dim={input_dim} and vocabulary_size={vocabulary_size} both say the most rows; give "
             "one of them"
         )
-    _say_bound(input_dim)
+    _warn_of_bound(input_dim)
     return dim, input_dim
 
 
-_said: list[int] = []
+_warned: list[int] = []
 """The `input_dim` whose meaning was said, once in a process."""
 
 
-def _say_bound(input_dim: int) -> None:
-    if not _said:
-        _said.append(input_dim)
+def _warn_of_bound(input_dim: int) -> None:
+    if not _warned:
+        _warned.append(input_dim)
         warnings.warn(
             f"input_dim={input_dim} is the most rows that the storage on a rank holds, and a step that "
             "needs more raises CapacityError. It is no range of ids, as in Keras: ids may be any "
@@ -120,7 +120,7 @@ def _say_bound(input_dim: int) -> None:
         )
 
 
-def padding_from(padding_id: int | None, mask_zero: bool) -> int | None:
+def resolve_padding_id(padding_id: int | None, mask_zero: bool) -> int | None:
     """The padding id: 0 under Keras's `mask_zero`.
 
     Raises:
@@ -133,7 +133,7 @@ def padding_from(padding_id: int | None, mask_zero: bool) -> int | None:
     return 0 if mask_zero else padding_id
 
 
-def refuse_options(options: MutableMapping[str, Any], layer: str) -> None:
+def reject_options(options: MutableMapping[str, Any], layer: str) -> None:
     """Rejects options of layers of Keras and keras-rs that have no meaning here.
 
     Options that are None or False, their defaults, are removed.
@@ -154,7 +154,7 @@ def refuse_options(options: MutableMapping[str, Any], layer: str) -> None:
             )
 
 
-def initializer_from(given: Any, table: str) -> Initializer | str | dict[str, Any] | None:
+def convert_initializer(given: Any, table: str) -> Initializer | str | dict[str, Any] | None:
     """An initializer of this package for one of Keras; others as they are.
 
     Raises:

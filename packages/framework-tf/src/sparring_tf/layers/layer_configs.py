@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring import StorageChoice
-from sparring.adapter import StorageLike, expiry_from
-from sparring.contracts import Initializer, Storage, admission_from
+from sparring.adapter import StorageLike, parse_expiry
+from sparring.contracts import Initializer, Storage, parse_admission
 from sparring.errors import UnsupportedError
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
 
-__all__ = ["plain_feature", "plain_options", "plain_storage", "plain_table", "table_from_plain"]
+__all__ = ["feature_to_dict", "options_to_dict", "storage_to_dict", "table_to_dict", "table_from_dict"]
 
 
-def plain_storage(storage: StorageLike | None, table: str) -> Any:
+def storage_to_dict(storage: StorageLike | None, table: str) -> Any:
     """A storage as ``{"backend": …, option: …}`` or a name.
 
     Raises:
@@ -31,7 +31,7 @@ def plain_storage(storage: StorageLike | None, table: str) -> Any:
     return dict(storage) if isinstance(storage, Mapping) else storage
 
 
-def plain_table(table: TableConfig) -> dict[str, Any]:
+def table_to_dict(table: TableConfig) -> dict[str, Any]:
     """All settings of a table.
 
     Raises:
@@ -40,7 +40,7 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
     initializer = table.initializer
     if isinstance(initializer, Initializer):
         initializer = initializer.as_dict()
-    admission, expiry = admission_from(table.admission), expiry_from(table.expire)
+    admission, expiry = parse_admission(table.admission), parse_expiry(table.expire)
     return {
         "name": table.name,
         "embedding_dim": table.embedding_dim,
@@ -50,30 +50,30 @@ def plain_table(table: TableConfig) -> dict[str, Any]:
         "dtype": table.dtype,
         "admission": None if admission is None else admission.as_dict(),
         "seed": table.seed,
-        "storage": plain_storage(table.storage, table.name),
+        "storage": storage_to_dict(table.storage, table.name),
         "placement": table.placement,
         "expire": None if expiry is None else expiry.as_dict(),
     }
 
 
-def plain_feature(feature: FeatureConfig) -> dict[str, Any]:
+def feature_to_dict(feature: FeatureConfig) -> dict[str, Any]:
     """All settings of a feature, with the name of its table."""
     shapes = {"input_shape": feature.input_shape, "output_shape": feature.output_shape}
     given = {name: list(shape) for name, shape in shapes.items() if shape is not None}
     return {"name": feature.name, "table": feature.table.name, **given}
 
 
-def table_from_plain(plain: Mapping[str, Any]) -> TableConfig:
-    """Table of the result of `plain_table`."""
+def table_from_dict(plain: Mapping[str, Any]) -> TableConfig:
+    """Table of the result of `table_to_dict`."""
     return TableConfig(**plain)
 
 
-def plain_options(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
+def options_to_dict(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
     """The settings of a layer with one table, under the names of its arguments."""
-    plain = plain_table(table)
+    plain = table_to_dict(table)
     kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
     return {
         **{name: plain[name] for name in kept},
         "table_dtype": table.dtype,
-        "storage": plain_storage(storage, table.name),
+        "storage": storage_to_dict(storage, table.name),
     }

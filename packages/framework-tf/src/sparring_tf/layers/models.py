@@ -61,7 +61,7 @@ class MatrixFactorization(keras.Model):
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
         """Predicted ratings ``(b,)`` for ids of users and of items, ``(b,)`` each."""
         users, items = inputs
-        return self._predicted(self.users(users), self.items(items))
+        return self._predict(self.users(users), self.items(items))
 
     def loss_of(
         self,
@@ -85,18 +85,18 @@ class MatrixFactorization(keras.Model):
         """
         user_rows = self.users(users, training=True)
         item_rows = self.items(items, training=True)
-        error = self._predicted(user_rows, item_rows) - tf.cast(ratings, user_rows.dtype)
+        error = self._predict(user_rows, item_rows) - tf.cast(ratings, user_rows.dtype)
         squares = tf.square(user_rows) + tf.square(item_rows)
         vectors = tf.reduce_sum(squares[:, 1:], axis=1)
         each = tf.square(error) + bias_l2 * squares[:, 0] + embedding_l2 * vectors
         return tf.reduce_sum(each if weights is None else each * tf.cast(weights, each.dtype))
 
-    def _predicted(self, user_rows: Any, item_rows: Any) -> Any:
+    def _predict(self, user_rows: Any, item_rows: Any) -> Any:
         biases = user_rows[:, 0] + item_rows[:, 0]
         return self.mean.value + biases + tf.reduce_sum(user_rows[:, 1:] * item_rows[:, 1:], axis=1)
 
 
-class _OverCollection(keras.Model):  # type: ignore[misc,unused-ignore]
+class _CollectionModel(keras.Model):  # type: ignore[misc,unused-ignore]
     """A model over an `EmbeddingCollection`, which Keras saves with it.
 
     Args:
@@ -127,7 +127,7 @@ class _OverCollection(keras.Model):  # type: ignore[misc,unused-ignore]
         collection = keras.saving.deserialize_keras_object(config.pop("embedding_collection"))
         return cls(embedding_collection=collection, **config)
 
-    def _one_dim(self) -> int:
+    def _common_dim(self) -> int:
         """Of the tables, which products are taken of."""
         configs = self.embedding_collection.feature_configs.values()
         dims = sorted({each.table.embedding_dim for each in configs})
@@ -138,7 +138,7 @@ class _OverCollection(keras.Model):  # type: ignore[misc,unused-ignore]
             )
         return dims[0]
 
-    def _embedded(self, ids: Any, training: bool | None, dtype: Any) -> list[Any]:
+    def _embed(self, ids: Any, training: bool | None, dtype: Any) -> list[Any]:
         """``(b, dim)`` of each feature."""
         if not isinstance(ids, Mapping):
             ids = dict(zip(self._features, tf.unstack(ids, axis=1), strict=True))
@@ -147,7 +147,7 @@ class _OverCollection(keras.Model):  # type: ignore[misc,unused-ignore]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
-class DLRM(_OverCollection):
+class DLRM(_CollectionModel):
     """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019).
 
     ::
@@ -182,7 +182,7 @@ class DLRM(_OverCollection):
         **options: Any,
     ) -> None:
         super().__init__(embedding_collection, **options)
-        dim, vectors = self._one_dim(), len(self._features) + 1
+        dim, vectors = self._common_dim(), len(self._features) + 1
         if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != dim:
             raise InvalidArgumentError(
                 f"DLRM: dense_arch_layer_sizes must end in {dim}, the embedding_dim of the tables, "
@@ -212,7 +212,7 @@ class DLRM(_OverCollection):
         """
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
-        vectors = tf.stack([dense, *self._embedded(ids, training, dense.dtype)], axis=1)
+        vectors = tf.stack([dense, *self._embed(ids, training, dense.dtype)], axis=1)
         products = tf.matmul(vectors, vectors, transpose_b=True)
         flat = tf.reshape(products, [-1, vectors.shape[1] ** 2])
         pairs = tf.gather(flat, self._pairs, axis=1)
@@ -220,7 +220,7 @@ class DLRM(_OverCollection):
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
-class DeepFM(_OverCollection):
+class DeepFM(_CollectionModel):
     """Factorisation machine and layers over the same embeddings: Guo et al., arXiv 1703.04247.
 
     ::
@@ -254,7 +254,7 @@ class DeepFM(_OverCollection):
         **options: Any,
     ) -> None:
         super().__init__(embedding_collection, **options)
-        dim, vectors = self._one_dim(), len(self._features) + 1
+        dim, vectors = self._common_dim(), len(self._features) + 1
         self._settings = {
             "num_dense_features": num_dense_features,
             "hidden_layer_size": hidden_layer_size,
@@ -282,7 +282,7 @@ class DeepFM(_OverCollection):
         """The same before the sigmoid, ``(b, 1)``."""
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
-        everything = tf.concat([dense, *self._embedded(ids, training, dense.dtype)], axis=1)
+        everything = tf.concat([dense, *self._embed(ids, training, dense.dtype)], axis=1)
         squares = tf.reduce_sum(tf.square(everything), axis=1, keepdims=True)
         of_sum = tf.square(tf.reduce_sum(everything, axis=1, keepdims=True))
         parts = [dense, self.deep(everything), (of_sum - squares) / 2]
@@ -290,7 +290,7 @@ class DeepFM(_OverCollection):
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
-class TwoTower(_OverCollection):
+class TwoTower(_CollectionModel):
     """A tower of layers over the embedding of a query, and one over that of a candidate.
 
     ::
@@ -337,7 +337,7 @@ class TwoTower(_OverCollection):
             inputs: a dict of the features' ids, or ids ``(b, 2)``.
             training: whether a gradient will come.
         """
-        query, candidate = self._embedded(inputs, training, self.compute_dtype)
+        query, candidate = self._embed(inputs, training, self.compute_dtype)
         return self.query_proj(query), self.candidate_proj(candidate)
 
 

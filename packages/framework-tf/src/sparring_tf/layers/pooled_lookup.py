@@ -13,7 +13,7 @@ from sparring_tf.lookup import lookup_ops
 from sparring_tf.lookup.bags import Bags
 from sparring_tf.program import lookups as program_lookups
 
-__all__ = ["PooledFeature", "pooled"]
+__all__ = ["PooledFeature", "pool_features"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PooledFeature:
     bags: Bags
 
 
-def pooled(
+def pool_features(
     layer: TableLayer, group: int, features: Sequence[PooledFeature], training: bool | None
 ) -> list[Any]:
     """One embedding for each bag: ``(b, dim)`` of each feature.
@@ -48,10 +48,10 @@ def pooled(
             tf.ones_like(feature.bags.ids, own[0].dtype) if each is None else each
             for feature, each in zip(features, scales, strict=True)
         ]
-        weights = _joined(parts)
+        weights = _concatenate(parts)
     else:
         weights = tf.zeros([0], own[0].dtype)
-    ids = _joined([feature.bags.ids for feature in features])
+    ids = _concatenate([feature.bags.ids for feature in features])
     lengths = tf.stack([feature.bags.lengths for feature in features])
     if is_traced:
         tables = [feature.table for feature in features]
@@ -75,13 +75,13 @@ def _summed(
     requests = [(feature.table, feature.bags.ids) for feature in features]
     result = []
     for feature, scale, rows in zip(
-        features, scales, layer._gathered(requests, training), strict=True
+        features, scales, layer._gather(requests, training), strict=True
     ):
         scaled = rows if scale is None else rows * scale[:, tf.newaxis]
         num_bags = tf.size(feature.bags.lengths)
-        result.append(tf.math.unsorted_segment_sum(scaled, feature.bags.places(), num_bags))
+        result.append(tf.math.unsorted_segment_sum(scaled, feature.bags.positions(), num_bags))
     return result
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)

@@ -8,10 +8,10 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import sparring
-from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
+from sparring.adapter import StorageLike, TableDeclaration, make_declaration, shared_settings
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.layers.keras_names import initializer_from
+from sparring_tf.layers.keras_names import convert_initializer
 
 __all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
 
@@ -118,7 +118,7 @@ class TableConfig:
                 "among the ranks, or placement='replicated'",
                 table=self.name,
             )
-        object.__setattr__(self, "initializer", initializer_from(self.initializer, self.name))
+        object.__setattr__(self, "initializer", convert_initializer(self.initializer, self.name))
         if self.placement in ("auto", "default_device"):
             object.__setattr__(self, "placement", "sharded")
 
@@ -149,7 +149,7 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         for setting in ("input_shape", "output_shape"):
-            checked = _checked_shape(getattr(self, setting), setting, self.name)
+            checked = _validate_shape(getattr(self, setting), setting, self.name)
             object.__setattr__(self, setting, checked)
         shape, table = self.output_shape, self.table
         if shape is not None and shape[-1] != getattr(table, "embedding_dim", shape[-1]):
@@ -160,7 +160,7 @@ class FeatureConfig:
             )
 
 
-def _checked_shape(given: Any, setting: str, feature: str) -> tuple[int | None, ...] | None:
+def _validate_shape(given: Any, setting: str, feature: str) -> tuple[int | None, ...] | None:
     if given is None:
         return None
     try:
@@ -211,7 +211,7 @@ def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
         placement=config.placement,
         expire=config.expire,
     )
-    return declared(
+    return make_declaration(
         table,
         storage if config.storage is None else config.storage,
         capacity=config.vocabulary_size,

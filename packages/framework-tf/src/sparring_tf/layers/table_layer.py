@@ -27,7 +27,7 @@ from sparring_tf.lookup import exchanged_lookup, lookup_ops
 from sparring_tf.lookup.table_agent import TableAgent
 from sparring_tf.program import lookups as program_lookups
 from sparring_tf.saving.anchors import Anchor, TrainedTable
-from sparring_tf.saving.keras_files import check_holds_rows
+from sparring_tf.saving.keras_files import check_file_contains_rows
 from sparring_tf.saving.keras_rows import load_rows, save_rows
 
 __all__ = ["TableLayer"]
@@ -40,11 +40,11 @@ class TableLayer(keras.layers.Layer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        _refuse_strategies(self.name)
+        _reject_strategies(self.name)
         # XLA knows nothing of tables; `jit_compile="auto"` asks.
         self.supports_jit = False
 
-    def _hold(self, agent: TableAgent) -> None:
+    def _set_agent(self, agent: TableAgent) -> None:
         """Takes the tables of `agent` as this layer's."""
         self.agent = agent
         exchanged_lookup.order_variable()
@@ -86,7 +86,7 @@ class TableLayer(keras.layers.Layer):
         Raises:
             UnsupportedError: Keras writes a file without rows.
         """
-        check_holds_rows(self.name)
+        check_file_contains_rows(self.name)
         return dict(super().get_config())
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -116,23 +116,23 @@ class TableLayer(keras.layers.Layer):
             self.agent.on_rows_replaced(table)
 
     @contextmanager
-    def _refused_by_all(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
+    def _errors_on_all_ranks(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
         """Raises an error of the block on all ranks, before a lookup in `tables` that they have begun.
 
         A graph is made before any lookup begins, so there this rank alone refuses.
         """
         try:
             if not tf.executing_eagerly():
-                _refuse_compilation(self.name)
+                _reject_compilation(self.name)
             yield
         except Exception as error:
             container = self.agent.container
             if tf.executing_eagerly() and not container.reads_directly(tables):
                 nothing = [(table, np.empty(0, np.int64)) for table in tables]
-                container.lookup_all(nothing, is_registered=bool(training), refusal=error)
+                container.lookup_all(nothing, is_registered=bool(training), own_error=error)
             raise
 
-    def _gathered(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
+    def _gather(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
         """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""
         anchors = self.anchors
         if program_lookups.is_traced():
@@ -149,14 +149,14 @@ class TableLayer(keras.layers.Layer):
             found.append(lookup_ops.gather(ids, anchor, anchor.handle, self.agent.number(table)))
         return found
 
-    def _converted(self, found: Any) -> Any:
+    def _to_compute_dtype(self, found: Any) -> Any:
         """Embeddings in the dtype that the layer computes in."""
         # A conversion to the same dtype takes as long as looking up ten ids.
         dtype = self.compute_dtype
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
 
 
-def _refuse_compilation(layer: str) -> None:
+def _reject_compilation(layer: str) -> None:
     """Rejects a function that XLA will compile, before XLA fails with its own message."""
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UnsupportedError(
@@ -167,7 +167,7 @@ def _refuse_compilation(layer: str) -> None:
         )
 
 
-def _refuse_strategies(layer: str) -> None:
+def _reject_strategies(layer: str) -> None:
     if tf.distribute.has_strategy():
         strategy = type(tf.distribute.get_strategy()).__name__
         raise UnsupportedError(

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from sparring.errors import InvalidArgumentError
-from sparring_tf.lookup.ids import whole_ids
+from sparring_tf.lookup.ids import validate_ids
 
-__all__ = ["Bags", "bags_from"]
+__all__ = ["Bags", "parse_bags"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class Bags:
         weights = tf.cast(self.weights, dtype)
         if combiner == "sum":
             return weights
-        places = self.places()
+        positions = self.positions()
         num_bags = tf.size(self.lengths)
         summed = weights if combiner == "mean" else tf.square(weights)
-        divisors = tf.math.unsorted_segment_sum(summed, places, num_bags)
+        divisors = tf.math.unsorted_segment_sum(summed, positions, num_bags)
         divisors = divisors if combiner == "mean" else tf.sqrt(divisors)
-        return tf.math.divide_no_nan(weights, tf.gather(divisors, places))
+        return tf.math.divide_no_nan(weights, tf.gather(divisors, positions))
 
-    def places(self) -> Any:
+    def positions(self) -> Any:
         """The bag of each id: ``(n,)``."""
         return tf.repeat(tf.range(tf.size(self.lengths)), self.lengths)
 
 
-def bags_from(inputs: Any, weights: Any, what: str) -> Bags:
+def parse_bags(inputs: Any, weights: Any, what: str) -> Bags:
     """Bags of a layer's inputs.
 
     Args:
@@ -65,31 +65,31 @@ def bags_from(inputs: Any, weights: Any, what: str) -> Bags:
         InvalidArgumentError: another rank or dtype; weights of another kind or shape. In a graph
             that meets weights in other places than ids, TensorFlow raises its own.
     """
-    ids = whole_ids(inputs, what)
+    ids = validate_ids(inputs, what)
     if weights is not None:
         weights = _as_tensor(weights)
         _check_weights(ids, weights, what)
     if isinstance(ids, tf.RaggedTensor):
         if ids.shape.rank != 2 or ids.ragged_rank != 1:
-            raise _wrong_rank(ids, what)
+            raise _wrong_rank_error(ids, what)
         lengths = tf.cast(ids.row_lengths(), tf.int64)
         if weights is not None:
-            weights = _placed(weights.values, weights.row_splits, ids.row_splits, what)
+            weights = _check_positions(weights.values, weights.row_splits, ids.row_splits, what)
         return Bags(ids.values, lengths, weights)
     if isinstance(ids, tf.SparseTensor):
         if ids.shape.rank not in (2, None):
-            raise _wrong_rank(ids, what)
+            raise _wrong_rank_error(ids, what)
         is_one_place = weights is not None and weights.indices is ids.indices
         ids = tf.sparse.reorder(ids)
         if weights is not None:
             ordered = tf.sparse.reorder(weights)
-            places = ids.indices if is_one_place else ordered.indices
-            weights = _placed(ordered.values, places, ids.indices, what)
+            positions = ids.indices if is_one_place else ordered.indices
+            weights = _check_positions(ordered.values, positions, ids.indices, what)
         rows = ids.indices[:, 0]
         lengths = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, ids.dense_shape[0])
         return Bags(ids.values, lengths, weights)
     if ids.shape.rank not in (1, 2):
-        raise _wrong_rank(ids, what)
+        raise _wrong_rank_error(ids, what)
     shape = tf.shape(ids, out_type=tf.int64)
     length = shape[1] if ids.shape.rank == 2 else tf.ones([], tf.int64)
     flat = None if weights is None else tf.reshape(weights, [-1])
@@ -121,18 +121,18 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
         )
 
 
-def _placed(weights: Any, places: Any, id_places: Any, what: str) -> Any:
+def _check_positions(weights: Any, positions: Any, id_positions: Any, what: str) -> Any:
     """`weights`, checked to lie where the ids lie."""
-    if places is id_places:
+    if positions is id_positions:
         return weights
     message = (
         f"weights of {what} must lie where the ids lie, one for each; make them of the ids, as "
         "ids.with_values(…)"
     )
-    places, id_places = tf.cast(places, tf.int64), tf.cast(id_places, tf.int64)
+    positions, id_positions = tf.cast(positions, tf.int64), tf.cast(id_positions, tf.int64)
     is_same = tf.cond(
-        tf.reduce_all(tf.equal(tf.shape(places), tf.shape(id_places))),
-        lambda: tf.reduce_all(tf.equal(places, id_places)),
+        tf.reduce_all(tf.equal(tf.shape(positions), tf.shape(id_positions))),
+        lambda: tf.reduce_all(tf.equal(positions, id_positions)),
         lambda: tf.constant(False),
     )
     if tf.executing_eagerly():
@@ -143,7 +143,7 @@ def _placed(weights: Any, places: Any, id_places: Any, what: str) -> Any:
         return tf.identity(weights)
 
 
-def _wrong_rank(ids: Any, what: str) -> InvalidArgumentError:
+def _wrong_rank_error(ids: Any, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"ids of {what} must be (b,), (b, n), ragged (b, None) or sparse (b, m), found shape "
         f"{ids.shape}"

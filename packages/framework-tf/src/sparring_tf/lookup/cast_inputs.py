@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["floats_behind"]
+__all__ = ["find_float_input"]
 
 _FEW_CALLS = 12
 """Between a layer and the functional model that it is a part of."""
@@ -23,7 +23,7 @@ _CALLING = (".models.sequential", ".layers.layer", ".ops.operation", ".utils.tra
 """Modules of Keras by which a model is called."""
 
 
-def floats_behind(ids: Any) -> str | None:
+def find_float_input(ids: Any) -> str | None:
     """The dtype of the floats that a functional model made these ids of; None: it made them of none.
 
     Args:
@@ -34,7 +34,7 @@ def floats_behind(ids: Any) -> str | None:
     while frame is not None and left:
         left -= 1
         if frame.f_code.co_name == "call" and _is_functional_model(frame):
-            given = _given_for(ids, frame)
+            given = _find_model_input(ids, frame)
             if given is None:
                 return None
             dtype = _dtype_name(given)
@@ -56,7 +56,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _given_for(ids: Any, frame: FrameType) -> Any:
+def _find_model_input(ids: Any, frame: FrameType) -> Any:
     """Input of a model where it passes `ids` on; None: it is no input of it."""
     model: Any = frame.f_locals.get("self")
     converted = frame.f_locals["inputs"]

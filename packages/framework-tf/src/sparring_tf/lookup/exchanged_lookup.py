@@ -20,10 +20,10 @@ from sparring import StepContainer
 from sparring.adapter import gather as native_gather
 from sparring_tf.lookup import lookup_ops
 
-__all__ = ["gather", "in_order", "order_variable", "own_errors"]
+__all__ = ["gather", "run_in_order", "order_variable", "own_errors"]
 
 _order: list[Any] = []
-_listening: list[list[BaseException]] = []
+_open_scopes: list[list[BaseException]] = []
 """Of each `own_errors` that is open, the last error; nothing is kept where none is."""
 
 
@@ -31,7 +31,7 @@ _listening: list[list[BaseException]] = []
 def own_errors() -> Iterator[None]:
     """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
     failed: list[BaseException] = []
-    _listening.append(failed)
+    _open_scopes.append(failed)
     try:
         yield
     except tf.errors.OpError as error:
@@ -40,7 +40,7 @@ def own_errors() -> Iterator[None]:
         raise failed.pop() from error
     finally:
         # By identity: lists that are equal, as empty ones, are others'.
-        _listening[:] = [each for each in _listening if each is not failed]
+        _open_scopes[:] = [each for each in _open_scopes if each is not failed]
 
 
 def gather(
@@ -50,7 +50,7 @@ def gather(
     is_training: bool,
     check: Callable[[], None],
 ) -> list[Any]:
-    """One embedding for each id, as `TableLayer._gathered`, in one exchange; after `check`."""
+    """One embedding for each id, as `TableLayer._gather`, in one exchange; after `check`."""
     tables = [table for table, _ in requests]
 
     def look_up(*all_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
@@ -67,7 +67,7 @@ def gather(
         return [native_gather(each.rows, each.inverse) for each in found]
 
     dtypes = [tf.as_dtype(container.tables[table].computing_dtype) for table in tables]
-    rows = in_order(look_up, [ids for _, ids in requests], dtypes)
+    rows = run_in_order(look_up, [ids for _, ids in requests], dtypes)
     result = []
     for (table, ids), each in zip(requests, rows, strict=True):
         anchor = anchors[table].value
@@ -93,7 +93,7 @@ def order_variable() -> Any:
     return _order[0]
 
 
-def in_order(
+def run_in_order(
     function: Callable[..., Sequence[npt.NDArray[Any]]],
     inputs: Sequence[Any],
     dtypes: Sequence[Any],
@@ -109,17 +109,17 @@ def in_order(
         return [tf.convert_to_tensor(each) for each in function(*(each.numpy() for each in inputs))]
     order = order_variable()
     results = tf.numpy_function(
-        partial(_called, function), [order.read_value(), *inputs], list(dtypes)
+        partial(_call_recording_errors, function), [order.read_value(), *inputs], list(dtypes)
     )
     with tf.control_dependencies(results):
         order.assign_add(1)
     return list(results)
 
 
-def _called(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
+def _call_recording_errors(function: Callable[..., Any], _: Any, *arrays: Any) -> Any:
     try:
         return function(*arrays)
     except BaseException as error:
-        for each in _listening:
+        for each in _open_scopes:
             each[:] = [error]
         raise

@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.lookup.cast_inputs import floats_behind
+from sparring_tf.lookup.cast_inputs import find_float_input
 
-__all__ = ["checked_id", "whole_ids"]
+__all__ = ["validate_id", "validate_ids"]
 
 _WHOLE_IN_FLOAT32 = 2**24
 
 
-def checked_id(given: int | None, what: str) -> int | None:
+def validate_id(given: int | None, what: str) -> int | None:
     """An id that a setting names, or None.
 
     Args:
@@ -36,7 +36,7 @@ def checked_id(given: int | None, what: str) -> int | None:
     return int(given)
 
 
-def whole_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
+def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
     """`values` as a tensor of int64: dense, ragged or sparse as they are.
 
     Floats are refused: from 2**24 on, float32 does not tell neighbours apart, and Keras makes float32
@@ -68,18 +68,18 @@ def whole_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
             ) from error
     dtype = values.dtype
     if dtype == tf.int64:
-        floats = floats_behind(values)
+        floats = find_float_input(values)
         if floats is not None:
-            raise _refused(floats, what)
+            raise _wrong_dtype_error(floats, what)
         if not tf.executing_eagerly():
             _warn_of_floats(values, what)
         return values
     if dtype == tf.uint64 or not dtype.is_integer:
-        raise _refused(dtype.name, what)
+        raise _wrong_dtype_error(dtype.name, what)
     return tf.cast(values, tf.int64)
 
 
-def _refused(dtype: str, what: str) -> InvalidArgumentError:
+def _wrong_dtype_error(dtype: str, what: str) -> InvalidArgumentError:
     fix = "feed int64, and declare such an input as keras.Input(…, dtype='int64')"
     if dtype == "string":
         fix = (

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sparring.adapter import Publication, TableGroup
-from sparring_tf.lookup.saved_model_rows import rows_as_assets
+from sparring_tf.lookup.saved_model_rows import export_rows
 from sparring_tf.op_library import ops
 
 __all__ = ["LookupNumber"]
@@ -58,7 +58,7 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
         if save_type != "savedmodel":
             return {}
-        rows = rows_as_assets(self._agent, options["cache"])
+        rows = export_rows(self._agent, options["cache"])
         features = json.dumps(self.features)
         handle = self.resource_handle
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparring import StepContainer
 
-__all__ = ["RowVersion", "VersionedWeight", "note_change", "set_version", "version_of"]
+__all__ = ["RowVersion", "VersionedWeight", "record_change", "set_version", "get_version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ _current: weakref.WeakKeyDictionary[StepContainer, dict[str, RowVersion]] = (
 )
 
 
-def note_change(container: StepContainer, tables: Iterable[str]) -> None:
+def record_change(container: StepContainer, tables: Iterable[str]) -> None:
     """Gives the rows of `tables` a new version."""
     for table in tables:
         set_version(container, table, RowVersion(next(_numbers), container.counters.steps))
@@ -71,6 +71,6 @@ def set_version(container: StepContainer, table: str, version: RowVersion) -> No
     _current.setdefault(container, {})[table] = version
 
 
-def version_of(container: StepContainer, table: str) -> RowVersion:
+def get_version(container: StepContainer, table: str) -> RowVersion:
     """Version of the rows of a table now."""
     return _current.get(container, {}).get(table, RowVersion())

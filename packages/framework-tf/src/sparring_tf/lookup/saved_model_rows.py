@@ -31,7 +31,7 @@ from sparring.adapter import TableGroup
 from sparring.contracts import ScanChunk
 from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["RowAssets", "rows_as_assets"]
+__all__ = ["RowAssets", "export_rows"]
 
 _MANIFEST = "manifest.json"
 
@@ -61,7 +61,7 @@ class _Key:
 _KEY = _Key()
 
 
-def rows_as_assets(agent: TableGroup, cache: dict[Any, Any]) -> RowAssets:
+def export_rows(agent: TableGroup, cache: dict[Any, Any]) -> RowAssets:
     """Writes the embeddings of all tables of a layer to temporary files, once in a save.
 
     Args:
@@ -77,7 +77,7 @@ def rows_as_assets(agent: TableGroup, cache: dict[Any, Any]) -> RowAssets:
     cache[_KEY] = export
     if id(agent) not in export.done:
         _check(agent, export)
-        export.done[id(agent)] = _written(agent, export)
+        export.done[id(agent)] = _export_layer(agent, export)
     return export.done[id(agent)]
 
 
@@ -100,7 +100,7 @@ def _check(agent: TableGroup, export: _Export) -> None:
             )
 
 
-def _written(agent: TableGroup, export: _Export) -> RowAssets:
+def _export_layer(agent: TableGroup, export: _Export) -> RowAssets:
     container = agent.container
     number = len(export.done)
     folder = export.folder / f"layer{number}"

@@ -11,7 +11,7 @@ from sparring import StepContainer
 from sparring.adapter import TableDeclaration, TableGroup
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.lookup_numbers import LookupNumber
-from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, note_change, version_of
+from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, record_change, get_version
 
 __all__ = ["TableAgent"]
 
@@ -68,7 +68,7 @@ class TableAgent(TableGroup):
 
     # -- which rows go with the dense weights
 
-    def versioned(self, table: str, values: Any) -> VersionedWeight:
+    def with_version(self, table: str, values: Any) -> VersionedWeight:
         """The value of a table's anchor, with the version of its rows."""
         return VersionedWeight.of(values, self._version(table), self._owner)
 
@@ -112,7 +112,7 @@ class TableAgent(TableGroup):
 
     def on_rows_replaced(self, table: str) -> None:
         """Rows were loaded, which go with the dense weights as they are."""
-        note_change(self.container, [table])
+        record_change(self.container, [table])
         self.accept_rows([table])
 
     def accept_rows(self, tables: Sequence[str]) -> None:
@@ -123,7 +123,7 @@ class TableAgent(TableGroup):
 
     def _version(self, table: str) -> RowVersion:
         # Asking for a container would make one.
-        return version_of(self.container, table) if self.has_container else RowVersion()
+        return get_version(self.container, table) if self.has_container else RowVersion()
 
     @property
     def numbers(self) -> list[LookupNumber]:

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from sparring import StepContainer
 from sparring.contracts import Collective, Reduction
-from sparring_tf.lookup.exchanged_lookup import in_order
+from sparring_tf.lookup.exchanged_lookup import run_in_order
 
-__all__ = ["averaged", "broadcast", "gather_over_ranks"]
+__all__ = ["average_gradients", "broadcast", "gather_over_ranks"]
 
 
 def broadcast(variables: Sequence[Any], collective: Collective) -> None:
@@ -31,7 +31,7 @@ def broadcast(variables: Sequence[Any], collective: Collective) -> None:
             variable.assign(np.frombuffer(first.tobytes(), mine.dtype).reshape(mine.shape))
 
 
-def averaged(
+def average_gradients(
     gradients: Sequence[Any], collective: Collective, wait: Callable[[], None]
 ) -> list[Any]:
     """Pairs of gradient and variable with each gradient's mean over all ranks.
@@ -53,7 +53,7 @@ def averaged(
         wait()
         return [collective.all_reduce(np.ascontiguousarray(values), Reduction.MEAN)]
 
-    (found,) = in_order(mean, [joined], [tf.float64])
+    (found,) = run_in_order(mean, [joined], [tf.float64])
     parts = tf.split(found, [each.shape.num_elements() for each in dense])
     for place, own, part in zip(known, dense, parts, strict=True):
         pairs[place] = (tf.reshape(tf.cast(part, own.dtype), own.shape), pairs[place][1])
@@ -85,12 +85,12 @@ def gather_over_ranks(tensor: Any, container: StepContainer) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
     def gathered(own: Any) -> Any:
-        whole, first = in_order(all_parts, [own], [own.dtype, tf.int64])
+        whole, first = run_in_order(all_parts, [own], [own.dtype, tf.int64])
         whole = tf.ensure_shape(whole, [None, *own.shape[1:]])
         count = tf.shape(own, tf.int64)[0]
 
         def gradient(upstream: Any) -> Any:
-            (total,) = in_order(summed, [upstream], [upstream.dtype])
+            (total,) = run_in_order(summed, [upstream], [upstream.dtype])
             return tf.ensure_shape(total[first : first + count], own.shape)
 
         return whole, gradient

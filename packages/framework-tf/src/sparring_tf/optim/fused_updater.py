@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.adapter import give_method_states, hypers_by_table, set_rate
+from sparring.adapter import set_method_states, hypers_by_table, set_learning_rate
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -45,7 +45,7 @@ class FusedUpdater:
             self.steps = keras.Variable(
                 np.zeros(len(self._hypers)), dtype="int64", trainable=False, name="steps_of_tables"
             )
-        give_method_states(container.state, method, self._hypers, given)
+        set_method_states(container.state, method, self._hypers, given)
 
     @property
     def variables(self) -> list[Any]:
@@ -72,5 +72,5 @@ class FusedUpdater:
         """The learning rate of this step, for all tables but those with one of their own."""
         if rate == self._rate:
             return
-        set_rate(self._method, self._hypers, self._hypers.keys() - self._own_rate, rate)
+        set_learning_rate(self._method, self._hypers, self._hypers.keys() - self._own_rate, rate)
         self._rate = rate

@@ -48,10 +48,10 @@ class KerasShadow:
             raise
         except Exception as error:
             reason = f"it cannot be built on one row: {type(error).__name__}: {error}"
-            raise refused(self.name, reason) from error
+            raise make_unsupported_error(self.name, reason) from error
         for slot in slots:
             if slot.size and not (slot == slot.flat[0]).all():
-                raise refused(self.name, "its state of an untouched row is not one number")
+                raise make_unsupported_error(self.name, "its state of an untouched row is not one number")
         self.initial_state = np.concatenate(
             [slot.reshape(-1) for slot in slots] or [np.empty(0)]
         ).astype(dtype)
@@ -105,7 +105,7 @@ class KerasShadow:
         scalars = [each for each in kept if not tuple(each.shape)]
         if len(slots) + len(scalars) < len(kept):
             shapes = sorted({tuple(each.shape) for each in kept} - {(1, dim), ()})
-            raise refused(self.name, f"it keeps state of shape {shapes[0]} for a row of {dim}")
+            raise make_unsupported_error(self.name, f"it keeps state of shape {shapes[0]} for a row of {dim}")
         self._optimizer, self._scalars = optimizer, tuple(scalars)
         self._slots = tuple(each.value for each in slots)
         for each in slots:
@@ -147,7 +147,7 @@ class KerasShadow:
             optimizer.build([keras.Variable(start((1, dim)), dtype=dtype, name="rows")])
             states.append([each.numpy() for each in optimizer.variables])
         if not all(map(np.array_equal, *states)):
-            raise refused(self.name, "its state of a new row depends on the values of the row")
+            raise make_unsupported_error(self.name, "its state of a new row depends on the values of the row")
 
     def _check_independence(self, dim: int, dtype: str) -> None:
         """Rows that are stepped together must move as rows stepped apart."""
@@ -156,7 +156,7 @@ class KerasShadow:
         start = generator.normal(size=(_ROWS, dim)).astype(dtype)
         gradients = generator.normal(size=(_STEPS, _ROWS, dim)).astype(dtype)
 
-        def stepped(start: npt.NDArray[Any], gradients: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def run_step(start: npt.NDArray[Any], gradients: npt.NDArray[Any]) -> npt.NDArray[Any]:
             for scalar, value in zip(self._scalars, before, strict=True):
                 scalar.assign(value)
             rows = np.concatenate([start, np.tile(self.initial_state, (len(start), 1))], axis=1)
@@ -168,20 +168,20 @@ class KerasShadow:
         others[:, 0] += 1
         of_others[:, :, 0] *= -3
         try:
-            together = stepped(start, gradients)
-            halves = [stepped(start[half], gradients[:, half]) for half in (slice(2), slice(2, 4))]
+            together = run_step(start, gradients)
+            halves = [run_step(start[half], gradients[:, half]) for half in (slice(2), slice(2, 4))]
             apart = np.concatenate(halves)
-            if not np.array_equal(stepped(others, of_others)[:, 1:], together[:, 1:]):
+            if not np.array_equal(run_step(others, of_others)[:, 1:], together[:, 1:]):
                 self.why_coupled = "it moves an element of a row by others of the row"
         except Exception as error:
             reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
-            raise refused(self.name, reason) from error
+            raise make_unsupported_error(self.name, reason) from error
         for scalar, value in zip(self._scalars, before, strict=True):
             scalar.assign(value)
         if not np.isfinite(together).all() or not np.isfinite(apart).all():
-            raise refused(self.name, "a step over gathered rows gives NaN or infinity")
+            raise make_unsupported_error(self.name, "a step over gathered rows gives NaN or infinity")
         if np.abs(together - apart).max() > _TOLERANCE[dtype] * max(1, np.abs(apart).max()):
-            raise refused(
+            raise make_unsupported_error(
                 self.name, "rows that are stepped together move differently from rows stepped apart"
             )
 
@@ -207,12 +207,12 @@ def check_row_by_row(native: Any) -> None:
     """
     name = type(native).__name__
     if isinstance(native, keras.optimizers.LossScaleOptimizer):
-        raise refused(
+        raise make_unsupported_error(
             name, "it scales losses; wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer"
         )
     # Keras has it since 3.15.
     if isinstance(native, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise refused(
+        raise make_unsupported_error(
             name, "it updates variables by different optimizers; give sparse and dense one each"
         )
     settings = {
@@ -241,7 +241,7 @@ def check_row_by_row(native: Any) -> None:
             )
 
 
-def refused(name: str, reason: str) -> UnsupportedError:
+def make_unsupported_error(name: str, reason: str) -> UnsupportedError:
     """The error for an optimizer that will not do."""
     return UnsupportedError(
         f"optimizer {name} cannot update rows of a table: {reason}; choose one that works element "

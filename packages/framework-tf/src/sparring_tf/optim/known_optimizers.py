@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import hyper_from, keras_method, rounds_alike
+from sparring.adapter import parse_hyper, keras_method, is_equal_up_to_rounding
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError
 from sparring_tf.optim.keras_shadow import KerasShadow
@@ -106,7 +106,7 @@ class KnownOptimizer:
         fields = self.method.hyperparameters.model_fields
         given = {ours: config[theirs] for theirs, ours in known.taken.items() if ours in fields}
         try:
-            self._hyper = hyper_from(
+            self._hyper = parse_hyper(
                 self.method, {**given, "clip_value": config["clipvalue"] or 0.0}
             )
         except InvalidArgumentError as error:
@@ -166,5 +166,5 @@ def _check_rounding(known: KnownOptimizer, shadow: KerasShadow, dim: int, dtype:
     def step(rows: Rows, gradients: Rows, number: int) -> Rows:
         return shadow.step(rows, gradients, _RATE, number)
 
-    if shadow.scalars or not rounds_alike(known.method, hyper_of, step, shadow.initial_state, dim):
+    if shadow.scalars or not is_equal_up_to_rounding(known.method, hyper_of, step, shadow.initial_state, dim):
         raise UnknownFormError("this release of Keras rounds otherwise")

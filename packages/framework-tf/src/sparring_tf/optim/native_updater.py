@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import StepContainer
-from sparring.adapter import TableState, TableUpdate, give_states
+from sparring.adapter import TableState, TableUpdate, set_states
 from sparring.contracts import HyperParameters, MethodChoice, Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.optim.keras_shadow import KerasShadow
@@ -81,7 +81,7 @@ class NativeUpdater:
             )
             for table, shadow in self._shadows.items()
         }
-        give_states(container.state, states, given, name)
+        set_states(container.state, states, given, name)
         self._note("shadow: " + known if isinstance(known, str) else known.method.name)
 
     @property
@@ -155,8 +155,8 @@ class NativeUpdater:
             # Tables of one layout are stepped as one: each call of a graph has its price.
             shadow = self._shadows[group[0].table.name]
             rows = shadow.step(
-                _joined([update.rows for update in group]),
-                _joined([update.gradients for update in group]),
+                _concatenate([update.rows for update in group]),
+                _concatenate([update.gradients for update in group]),
                 self._rate,
                 self._iterations,
             )
@@ -167,5 +167,5 @@ class NativeUpdater:
                 begin = end
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenate(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

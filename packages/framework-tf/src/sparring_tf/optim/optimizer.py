@@ -12,20 +12,20 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.adapter import (
     PlanLike,
-    given_storages,
-    joined_container,
+    collect_open_storages,
+    join_container,
     non_finite_policy,
     resolve_method,
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.lookup.table_agent import TableAgent
-from sparring_tf.optim.dense_ranks import averaged, broadcast
+from sparring_tf.optim.dense_ranks import average_gradients, broadcast
 from sparring_tf.optim.fused_updater import FusedUpdater
 from sparring_tf.optim.keras_shadow import check_row_by_row
 from sparring_tf.optim.loss_scaling import adopt_scaler
 from sparring_tf.optim.native_updater import NativeUpdater
-from sparring_tf.optim.planned_job import planned_container
+from sparring_tf.optim.planned_job import create_planned_container
 from sparring_tf.optim.row_updates import RowUpdates, Updater
 from sparring_tf.saving.anchors import trained_table
 
@@ -134,9 +134,9 @@ class Optimizer(keras.optimizers.Optimizer):
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
         self._policy, self._update, self._plan = non_finite_gradients, update, plan
-        self._num_parts = _checked_parts(gradient_accumulation_steps)
+        self._num_parts = _validate_accumulation_steps(gradient_accumulation_steps)
         self._follows = dense is None and is_native
-        self.dense = _copy(sparse) if self._follows else _checked_dense(dense)
+        self.dense = _copy(sparse) if self._follows else _validate_dense(dense)
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
         self._rows: RowUpdates | None = None
@@ -145,7 +145,7 @@ class Optimizer(keras.optimizers.Optimizer):
             self._join(_agents_of(layers))
 
     @classmethod
-    def of_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
+    def from_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
         """One that updates rows by a method, and ordinary variables as `native` does.
 
         Its learning rate is that of both.
@@ -253,16 +253,16 @@ class Optimizer(keras.optimizers.Optimizer):
                 "EmbeddingBag or EmbeddingCollection of sparring_tf"
             )
         if self._plan is None:
-            container = joined_container(agents)
+            container = join_container(agents)
         else:
             sparse = self._sparse
             named = sparse if isinstance(sparse, str) else getattr(sparse, "name", None)
             hyperparameters = self._hyperparameters if isinstance(sparse, str) else None
-            container = planned_container(agents, self._plan, named, hyperparameters)
+            container = create_planned_container(agents, self._plan, named, hyperparameters)
         if self._policy is not None:
             container.non_finite_gradients = non_finite_policy(self._policy)
         names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
-        given = given_storages(agents)
+        given = collect_open_storages(agents)
         updater: Updater
         sparse = self._sparse
         if isinstance(sparse, keras.optimizers.Optimizer):
@@ -325,8 +325,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 dense.append((gradient, variable))
             elif gradient is not None:
                 tables.append(trained.name)
-                slices.append(_checked_slices(gradient, trained.name))
-        dense = averaged(dense, self.container.collective, self.container.quiesce)
+                slices.append(_validate_slices(gradient, trained.name))
+        dense = average_gradients(dense, self.container.collective, self.container.quiesce)
         anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
         rate = self._get_current_learning_rate()
         is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)
@@ -406,7 +406,7 @@ def _copy(native: Any) -> Any:
     return type(native).from_config(config)
 
 
-def _checked_dense(given: Any) -> Any:
+def _validate_dense(given: Any) -> Any:
     if given is None or isinstance(given, keras.optimizers.Optimizer):
         return given
     raise InvalidArgumentError(
@@ -415,7 +415,7 @@ def _checked_dense(given: Any) -> Any:
     )
 
 
-def _checked_parts(given: int | None) -> int:
+def _validate_accumulation_steps(given: int | None) -> int:
     if given is None:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
@@ -446,7 +446,7 @@ def _check_missing(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         )
 
 
-def _checked_slices(gradient: Any, table: str) -> Any:
+def _validate_slices(gradient: Any, table: str) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return gradient
     raise InvalidArgumentError(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparring import StepContainer, join_job, make_plugin_manager
-from sparring.adapter import AUTO, PlanLike, plan_of_job, workload_of
+from sparring.adapter import AUTO, PlanLike, resolve_plan, describe_workload
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.table_agent import TableAgent
 
-__all__ = ["planned_container"]
+__all__ = ["create_planned_container"]
 
 _DEADLINE_SECONDS = 60.0
 
@@ -25,7 +25,7 @@ class _Automatic:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def planned_container(
+def create_planned_container(
     agents: Sequence[TableAgent],
     plan: PlanLike,
     method: str | None,
@@ -46,7 +46,7 @@ def planned_container(
         PluginError: a backend or sharding kind that no plugin offers.
         DeadlineError: not all ranks came.
     """
-    bound = [each for each in agents if each.is_container_given or each.holds_rows]
+    bound = [each for each in agents if each.is_container_given or each.has_rows]
     if bound:
         raise InvalidArgumentError(
             f"Optimizer: tables {bound[0].table_names} live in a container that was given, or hold rows, "
@@ -66,7 +66,7 @@ def planned_container(
             collective=job.collective,
             rendezvous=job.rendezvous,
             plugin_manager=manager,
-            plan=plan_of_job(
+            plan=resolve_plan(
                 plan, lambda: _workloads(agents, method, hyperparameters), job, manager
             ),
         )
@@ -90,10 +90,10 @@ def _workloads(
             features = [
                 FeatureWorkload(pooling) for table, pooling in pooled if table == each.table.name
             ] or [FeatureWorkload(None)]
-            workload = workload_of(
+            workload = describe_workload(
                 each.table, each.storage, features, method, hyperparameters or {}
             )
             if hyperparameters is None:  # it may clip gradients by rows
-                workload = replace(workload, may_divide=False)
+                workload = replace(workload, supports_column_split=False)
             found.setdefault(each.table.name, workload)
     return list(found.values())

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from sparring import StepContainer
 from sparring.adapter import key_gradients
-from sparring_tf.lookup.exchanged_lookup import in_order
-from sparring_tf.lookup.row_versions import note_change
+from sparring_tf.lookup.exchanged_lookup import run_in_order
+from sparring_tf.lookup.row_versions import record_change
 
 __all__ = ["Updater", "RowUpdates"]
 
@@ -78,12 +78,12 @@ class RowUpdates:
             return [np.array(self._take(tables, float(rate), int(iterations), parts), np.int64)]
 
         if tf.executing_eagerly():
-            return in_order(taken, inputs, [tf.int64])[0]
-        with tf.control_dependencies([_written(each) for each in anchors]):
-            (is_taken,) = in_order(taken, inputs, [tf.int64])
+            return run_in_order(taken, inputs, [tf.int64])[0]
+        with tf.control_dependencies([_write_nothing(each) for each in anchors]):
+            (is_taken,) = run_in_order(taken, inputs, [tf.int64])
         is_taken.set_shape([])
         with tf.control_dependencies([is_taken]):
-            written = [_written(each) for each in anchors]
+            written = [_write_nothing(each) for each in anchors]
         with tf.control_dependencies(written):
             return tf.identity(is_taken)
 
@@ -104,7 +104,7 @@ class RowUpdates:
         for table, source in zip(tables, sources, strict=True):
             number = resources.register_direct([table])
             try:
-                resources.hold(number, source)
+                resources.accumulate_sources(number, source)
             finally:
                 resources.release(number)
         self._num_taken += 1
@@ -120,12 +120,12 @@ class RowUpdates:
                 resources.drop(table)
             self._changing.clear()
             raise
-        note_change(self.container, self._changing)
+        record_change(self.container, self._changing)
         self._changing.clear()
         return 1
 
 
-def _written(anchor: Any) -> Any:
+def _write_nothing(anchor: Any) -> Any:
     """Writes to an anchor, which has nothing to write: lookups wait for it, and it for them."""
     variable = anchor.value
     return variable.assign(tf.zeros_like(variable), read_value=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sparring_tf.program.library import packed, reading_library
+from sparring_tf.program.library import import_packed, load_reader
 
 if TYPE_CHECKING:
     from sparring_packed import Program
@@ -40,7 +40,7 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
 
         return call
 
-    made: Program = packed().Program(
-        bundle, served, "tensorflow", lambda _: reading_library(), load
+    made: Program = import_packed().Program(
+        bundle, served, "tensorflow", lambda _: load_reader(), load
     )
     return made

@@ -16,8 +16,8 @@ from tensorflow.python.saved_model import loader_impl
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.program.bundle import PROGRAM, SIGNATURE
-from sparring_tf.program.library import operators, packed, reading_library
-from sparring_tf.program.lookups import traced_for
+from sparring_tf.program.library import load_operators, import_packed, load_reader
+from sparring_tf.program.lookups import trace_for
 from sparring_tf.saving.anchors import trained_table
 
 __all__ = ["export_program"]
@@ -70,16 +70,16 @@ def export_program(
         )
     declared = [each for table in tables for each in table.agent.declarations]
     dims = {each.table.name: each.table.dim for each in declared}
-    binding = packed().program_binding(reading_library(), bundle, dims, served, follow)
+    binding = import_packed().program_binding(load_reader(), bundle, dims, served, follow)
     program = tf.Module(name="program")
     program.weights = [each.value for each in model.variables if trained_table(each) is None]
     compute = call or (lambda *inputs: model(*inputs, training=False))
     program.call = tf.function(compute, input_signature=specs, autograph=False)
     serving = _serving(program.call, specs)
-    _, library = operators()
-    with traced_for(binding.handle), _inner_functions_inlined():
+    _, library = load_operators()
+    with trace_for(binding.handle), _inner_functions_inlined():
         _check_lookups(serving.get_concrete_function().graph)
-        with packed().new_bundle(binding, f"tensorflow {tf.__version__}", library) as made:
+        with import_packed().new_bundle(binding, f"tensorflow {tf.__version__}", library) as made:
             try:
                 # Traces what it has not met, so it belongs into the block, too.
                 tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = [
     "LIBRARY",
     "ProgramError",
-    "operators",
-    "packed",
-    "reading_library",
+    "load_operators",
+    "import_packed",
+    "load_reader",
 ]
 
 LIBRARY = "libsparring_program.so"
 
 
-def packed() -> Any:
+def import_packed() -> Any:
     """Returns the package `sparring_packed`, which writes and loads bundles of programs.
 
     Raises:
@@ -46,14 +46,14 @@ def _loaded() -> tuple[Any, Path]:
     functions, library = load_library(LIBRARY)
     read_by = library.sparring_tf_read_programs_by
     read_by.argtypes, read_by.restype = [ctypes.c_char_p], ctypes.c_char_p
-    fault = read_by(os.fsencode(packed().library_path()))
+    fault = read_by(os.fsencode(import_packed().library_path()))
     if fault is not None:
         raise PluginError(f"sparring-packed: {fault.decode(errors='replace')}")
     # TensorFlow gave the name by which it has opened the library.
     return functions, Path(library._name)
 
 
-def operators() -> tuple[Any, Path]:
+def load_operators() -> tuple[Any, Path]:
     """A function for each op, and the library that they are in.
 
     Raises:
@@ -63,12 +63,12 @@ def operators() -> tuple[Any, Path]:
 
 
 @lru_cache(maxsize=1)
-def reading_library() -> ProgramLibrary:
+def load_reader() -> ProgramLibrary:
     """The functions that bind tables.
 
     Raises:
         PluginError: as `operators`.
     """
-    operators()
-    made: ProgramLibrary = packed().ProgramLibrary()
+    load_operators()
+    made: ProgramLibrary = import_packed().ProgramLibrary()
     return made

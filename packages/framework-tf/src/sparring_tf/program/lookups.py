@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["gather", "is_traced", "pool", "traced_for"]
+__all__ = ["gather", "is_traced", "pool", "trace_for"]
 
 _handle: ContextVar[str | None] = ContextVar("sparring_program_handle", default=None)
 
@@ -18,7 +18,7 @@ tf.no_gradient("SparringProgramPool")
 
 
 @contextmanager
-def traced_for(handle: str) -> Iterator[None]:
+def trace_for(handle: str) -> Iterator[None]:
     """Lookups of layers in the block become a program's, by `handle`."""
     token = _handle.set(handle)
     try:
@@ -61,6 +61,6 @@ def _float_anchor(anchor: Any) -> Any:
 
 
 def _ops() -> Any:
-    from sparring_tf.program.library import operators
+    from sparring_tf.program.library import load_operators
 
-    return operators()[0]
+    return load_operators()[0]

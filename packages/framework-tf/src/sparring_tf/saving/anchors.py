@@ -30,10 +30,10 @@ from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.checkpoint_files import (
     TABLE_TENSOR,
-    Restored,
-    being_restored,
-    being_written,
-    is_saved_model_written,
+    RestoredCheckpoint,
+    find_restored_checkpoint,
+    find_written_checkpoint,
+    is_saved_model_being_written,
     rows_path,
 )
 from sparring_tf.saving.orphaned_rows import remove_orphans
@@ -41,11 +41,11 @@ from sparring_tf.saving.saved_rows import (
     TableRows,
     check_ranks,
     check_rows,
-    described_in,
+    parse_description,
     gather_rows,
     restore_rows,
 )
-from sparring_tf.saving.sidecar import begun_save
+from sparring_tf.saving.sidecar import begin_save
 
 if TYPE_CHECKING:
     from sparring_tf.lookup.table_agent import TableAgent
@@ -90,7 +90,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             name=f"{trained.name}_anchor",
         )
         self.sparring_table = trained
-        self._restored: Restored | None = None
+        self._restored: RestoredCheckpoint | None = None
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -120,7 +120,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
     def numpy(self) -> Any:
         """Called by `get_weights`: no elements, and the version of the rows."""
         trained = self.sparring_table
-        return trained.agent.versioned(trained.name, super().numpy())
+        return trained.agent.with_version(trained.name, super().numpy())
 
     def assign(self, value: Any) -> Any:
         """Called by `set_weights`, with what `numpy` gave: refuses rows of another version."""
@@ -132,34 +132,34 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
     # TensorFlow's protocol of what a checkpoint holds.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        restored = being_restored()
-        if restored is None and is_saved_model_written():
+        restored = find_restored_checkpoint()
+        if restored is None and is_saved_model_being_written():
             return dict(super()._serialize_to_tensors())
         self._check_eager("write" if restored is None else "restore")
         tensors = super()._serialize_to_tensors()
         if restored is not None:
             self._check_restored(restored)
             return {**tensors, TABLE_TENSOR: tf.constant(""), **self._empty()}
-        rows = self._gathered()
+        rows = self._gather_rows()
         tensors |= {name: tf.constant(getattr(rows, field)) for name, field in _ARRAYS.items()}
         return {**tensors, TABLE_TENSOR: tf.constant(json.dumps(rows.described))}
 
-    def _gathered(self) -> TableRows:
+    def _gather_rows(self) -> TableRows:
         """The rows, or where they lie from now on."""
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
         trained.agent.check_versions()
         check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
-        if saved_rows.num_row_bytes(container, table) <= saved_rows.MOST_BYTES:
+        if saved_rows.num_row_bytes(container, table) <= saved_rows.MAX_BYTES:
             return gather_rows(container, table)
-        path, written = being_written()
-        save = begun_save(written, lambda: path)
+        path, written = find_written_checkpoint()
+        save = begin_save(written, lambda: path)
         save.write(container)
         save.remove_older()
         remove_orphans(path)
         return gather_rows(container, table, save.rows(container, table))
 
-    def _check_restored(self, restored: Restored) -> None:
+    def _check_restored(self, restored: RestoredCheckpoint) -> None:
         trained = self.sparring_table
         missing = [name for name in (TABLE_TENSOR, *_ARRAYS) if name not in restored.keys]
         if missing:
@@ -171,7 +171,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
                 table=trained.name,
             )
         reader = tf.train.load_checkpoint(restored.prefix)
-        described = described_in(reader.get_tensor(restored.keys[TABLE_TENSOR]), trained.name)
+        described = parse_description(reader.get_tensor(restored.keys[TABLE_TENSOR]), trained.name)
         path = partial(rows_path, restored.prefix)
         check_rows(trained.agent.container, trained.name, described, path)
         self._restored = restored
@@ -187,7 +187,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         self._check_eager("restore")
         trained = self.sparring_table
         tensors = dict(restored_tensors)
-        described = described_in(tensors.pop(TABLE_TENSOR).numpy(), trained.name)
+        described = parse_description(tensors.pop(TABLE_TENSOR).numpy(), trained.name)
         arrays = {field: np.array(tensors.pop(name)) for name, field in _ARRAYS.items()}
         rows = TableRows(described, **arrays)
         prefix = "" if self._restored is None else self._restored.prefix

@@ -22,10 +22,10 @@ from sparring.errors import UnsupportedError
 __all__ = [
     "ENDING",
     "TABLE_TENSOR",
-    "Restored",
-    "being_restored",
-    "being_written",
-    "is_saved_model_written",
+    "RestoredCheckpoint",
+    "find_restored_checkpoint",
+    "find_written_checkpoint",
+    "is_saved_model_being_written",
     "rows_path",
 ]
 
@@ -37,7 +37,7 @@ TABLE_TENSOR = "SPARRING_TABLE"
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """A checkpoint, as far as one variable is concerned."""
 
     prefix: str
@@ -45,7 +45,7 @@ class Restored:
     """Name of a tensor → what it is called in the checkpoint."""
 
 
-def being_restored() -> Restored | None:
+def find_restored_checkpoint() -> RestoredCheckpoint | None:
     """Checkpoint that TensorFlow restores a variable from; None: it writes one."""
     for frame in _frames("tensorflow.python.checkpoint.restore"):
         position: Any = frame.f_locals.get("self")
@@ -55,16 +55,16 @@ def being_restored() -> Restored | None:
             keys = {
                 each.checkpoint_key.rpartition("/")[2]: each.checkpoint_key for each in attributes
             }
-            return Restored(prefix, keys)
+            return RestoredCheckpoint(prefix, keys)
     return None
 
 
-def is_saved_model_written() -> bool:
+def is_saved_model_being_written() -> bool:
     """Whether what TensorFlow writes are the variables of a SavedModel, which has rows as assets."""
     return next(_frames("tensorflow.python.saved_model.save"), None) is not None
 
 
-def being_written() -> tuple[Path, object]:
+def find_written_checkpoint() -> tuple[Path, object]:
     """The path to store rows next to, and one object for all that TensorFlow writes there.
 
     Raises:
@@ -86,12 +86,12 @@ class _Writing:
     """One checkpoint under way."""
 
 
-class _Last(threading.local):
+class _LastCheckpoint(threading.local):
     graph: object = None
     writing: _Writing | None = None
 
 
-_last = _Last()
+_last = _LastCheckpoint()
 """On each thread, what TensorFlow wrote last: the description of the objects, which it makes again for
 each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
 No table is kept alive by that: see `SidecarSave`."""

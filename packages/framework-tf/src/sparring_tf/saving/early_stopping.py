@@ -9,7 +9,7 @@ import keras
 
 from sparring.adapter import Coordinator
 from sparring.errors import UnsupportedError
-from sparring_tf.lookup.row_versions import RowVersion, set_version, version_of
+from sparring_tf.lookup.row_versions import RowVersion, set_version, get_version
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.anchors import TrainedTable, trained_table
 from sparring_tf.saving.saved_rows import TableRows, gather_rows, replace_rows
@@ -35,7 +35,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
 
     Args:
         *arguments: of Keras's callback.
-        most_bytes: rows of one table on one rank that are copied; None: 1 GiB.
+        max_bytes: rows of one table on one rank that are copied; None: 1 GiB.
         **options: of Keras's callback.
 
     Raises:
@@ -43,9 +43,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         InvalidArgumentError: at the end of training: ranks had their best epochs at different times.
     """
 
-    def __init__(self, *arguments: Any, most_bytes: int | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, max_bytes: int | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._most_bytes = saved_rows.MOST_BYTES if most_bytes is None else most_bytes
+        self._max_bytes = saved_rows.MAX_BYTES if max_bytes is None else max_bytes
         self._kept: list[_KeptRows] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -55,7 +55,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         if self.best_weights is not None and self.best_weights is not before:
             self._kept.clear()
             trained = filter(None, map(trained_table, self.model.weights))
-            self._kept += [self._copied(each) for each in trained]
+            self._kept += [self._copy_rows(each) for each in trained]
 
     def on_train_end(self, logs: Any = None) -> None:
         """Brings back the rows of the best epoch, and then the weights."""
@@ -64,19 +64,19 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         super().on_train_end(logs)
         self._kept.clear()
 
-    def _copied(self, trained: TrainedTable) -> _KeptRows:
+    def _copy_rows(self, trained: TrainedTable) -> _KeptRows:
         container, table = trained.agent.container, trained.name
         container.join_load()
         num_bytes = saved_rows.num_row_bytes(container, table)
-        if num_bytes > self._most_bytes:
+        if num_bytes > self._max_bytes:
             raise UnsupportedError(
                 f"the rows of table {table!r} are {num_bytes:,} bytes, and EarlyStopping copies up to "
-                f"{self._most_bytes:,} a table; allow more by most_bytes, or give Keras's "
+                f"{self._max_bytes:,} a table; allow more by max_bytes, or give Keras's "
                 "EarlyStopping without restore_best_weights and ModelCheckpoint('best.weights.h5', "
                 "save_best_only=True, save_weights_only=True), and load that file afterwards",
                 table=table,
             )
-        return _KeptRows(trained, version_of(container, table), gather_rows(container, table))
+        return _KeptRows(trained, get_version(container, table), gather_rows(container, table))
 
     def _restore(self) -> None:
         for container in dict.fromkeys(each.trained.agent.container for each in self._kept):
@@ -89,7 +89,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
                 )
         for each in self._kept:
             container, table = each.trained.agent.container, each.trained.name
-            if version_of(container, table) != each.version:
+            if get_version(container, table) != each.version:
                 replace_rows(container, table, each.rows)
                 set_version(container, table, each.version)
             each.trained.agent.accept_rows([table])

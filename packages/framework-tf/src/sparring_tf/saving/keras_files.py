@@ -15,7 +15,7 @@ from types import FrameType
 
 from sparring.errors import UnsupportedError
 
-__all__ = ["check_holds_rows", "file_at_hand"]
+__all__ = ["check_file_contains_rows", "find_keras_file"]
 
 _CALLS = frozenset(
     {"load_model", "load_weights", "load_weights_only", "save_model", "save_weights"}
@@ -23,7 +23,7 @@ _CALLS = frozenset(
 )
 
 
-def file_at_hand() -> Path:
+def find_keras_file() -> Path:
     """The file, or the folder that is saved in place of one.
 
     Raises:
@@ -39,7 +39,7 @@ def file_at_hand() -> Path:
     )
 
 
-def check_holds_rows(layer: str) -> None:
+def check_file_contains_rows(layer: str) -> None:
     """Refuses Keras's old ``.h5`` file of a whole model, for which layers give their weights alone.
 
     Raises:

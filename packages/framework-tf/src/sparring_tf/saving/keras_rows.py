@@ -18,9 +18,9 @@ import numpy.typing as npt
 from sparring import StepContainer
 from sparring.errors import DataError
 from sparring_tf.saving import saved_rows
-from sparring_tf.saving.keras_files import file_at_hand
-from sparring_tf.saving.saved_rows import ARRAYS, TableRows, check_ranks, described_in, gather_rows
-from sparring_tf.saving.sidecar import begun_save, prepared
+from sparring_tf.saving.keras_files import find_keras_file
+from sparring_tf.saving.saved_rows import ARRAYS, TableRows, check_ranks, parse_description, gather_rows
+from sparring_tf.saving.sidecar import begin_save, get_prepared_save
 
 __all__ = ["load_rows", "save_rows"]
 
@@ -38,17 +38,17 @@ def save_rows(
 
     Raises:
         UnsupportedError: rows lie on other ranks too, and `sparring_tf.save_model` was not asked; or
-            they are more than `saved_rows.MOST_BYTES`, and Keras writes to no file on this machine.
+            they are more than `saved_rows.MAX_BYTES`, and Keras writes to no file on this machine.
         SnapshotError: the file system failed.
     """
-    save = prepared()
+    save = get_prepared_save()
     if save is None:
         remedy = "call sparring_tf.save_model(model, path) on all of them"
         check_ranks(container, table, "file of Keras", remedy)
-        if saved_rows.num_row_bytes(container, table) > saved_rows.MOST_BYTES:
+        if saved_rows.num_row_bytes(container, table) > saved_rows.MAX_BYTES:
             # Old releases make an entry for each layer, of one file of HDF5.
             written = store if hasattr(store, "make") else getattr(store, "h5_file", store)
-            save = begun_save(written, file_at_hand)
+            save = begin_save(written, find_keras_file)
             save.write(container)
             save.remove_older()
     sidecar = None if save is None else save.rows(container, table)
@@ -74,8 +74,8 @@ def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i:
             f"the saved model lacks the rows of table {table!r} ({error}); save it again, whole",
             table=table,
         ) from error
-    rows = TableRows(described_in(text, table), **arrays)
-    saved_rows.restore_rows(container, table, rows, file_at_hand)
+    rows = TableRows(parse_description(text, table), **arrays)
+    saved_rows.restore_rows(container, table, rows, find_keras_file)
 
 
 def _plain(stored: Any) -> npt.NDArray[Any]:

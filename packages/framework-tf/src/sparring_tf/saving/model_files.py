@@ -17,7 +17,7 @@ from sparring.contracts import Collective
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.anchors import trained_table
-from sparring_tf.saving.sidecar import SidecarSave, prepared_save
+from sparring_tf.saving.sidecar import SidecarSave, use_prepared_save
 
 __all__ = ["save_model"]
 
@@ -25,21 +25,21 @@ _WEIGHTS, _MODEL = ".weights.h5", ".keras"
 
 
 def save_model(
-    model: Any, filepath: str | os.PathLike[str], *, most_bytes_inside: int | None = None
+    model: Any, filepath: str | os.PathLike[str], *, max_bytes_inside: int | None = None
 ) -> None:
     """Saves a model of Keras with the rows of its tables, for `keras.models.load_model`.
 
     What `model.save` does, and more: an older file stays as it is until the new one is whole, and rows
     may lie on several ranks. All ranks call it, and rank 0 writes the file; where each rank has a
     container of its own, the rows of rank 0. Rows go into the file; where a container has several
-    ranks, or a table more bytes than `most_bytes_inside`, into a snapshot in the folder
+    ranks, or a table more bytes than `max_bytes_inside`, into a snapshot in the folder
     ``<filepath>.rows`` next to it. A copy of the file needs a copy of that folder. The snapshot of the
     save before stays there too, older ones go.
 
     Args:
         model: built; its layers hold tables, or none.
         filepath: ``….keras``, or ``….weights.h5`` for the weights alone; all ranks reach it.
-        most_bytes_inside: rows of a table that the file holds; None: 1 GiB.
+        max_bytes_inside: rows of a table that the file holds; None: 1 GiB.
 
     Raises:
         InvalidArgumentError: another ending; ranks were given different paths.
@@ -47,13 +47,13 @@ def save_model(
         SnapshotError, OSError: the file system failed, here or on another rank.
         SparringError: a concurrent load or lookup failed; nothing was written.
     """
-    path = _checked(filepath)
-    limit = saved_rows.MOST_BYTES if most_bytes_inside is None else most_bytes_inside
+    path = _validate_path(filepath)
+    limit = saved_rows.MAX_BYTES if max_bytes_inside is None else max_bytes_inside
     containers = _containers(model)
     widest = max(containers, key=lambda each: each.collective.world_size, default=None)
     collective = None if widest is None else widest.collective
     # A concurrent load or lookup may meet other ranks by the same collective.
-    _agreed(collective, f"save of {path}", lambda: _join(containers))
+    _call_on_all_ranks(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
         save = SidecarSave(path)
     else:
@@ -64,7 +64,7 @@ def save_model(
     _write(model, containers, save, limit, collective)
 
 
-def _checked(filepath: str | os.PathLike[str]) -> Path:
+def _validate_path(filepath: str | os.PathLike[str]) -> Path:
     text = os.fspath(filepath)
     if not text.endswith((_WEIGHTS, _MODEL)):
         raise InvalidArgumentError(
@@ -89,7 +89,7 @@ def _join(containers: Sequence[StepContainer]) -> None:
         container.quiesce()
 
 
-def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
+def _call_on_all_ranks(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
     """Does on each rank its own share. All ranks call it, and are told of one that fails."""
     error: Exception | None = None
     try:
@@ -102,7 +102,7 @@ def _agreed(collective: Collective | None, what: str, call: Callable[[], None]) 
         Coordinator(collective, what).agree(error)
 
 
-def _by_first(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
+def _call_on_first_rank(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
     """Does it on the first rank, as long as it takes. All ranks call it, and are told if it fails."""
     if collective is None:
         call()
@@ -124,7 +124,7 @@ def _by_first(collective: Collective | None, what: str, call: Callable[[], None]
 def _first_save(path: Path, collective: Collective) -> SidecarSave:
     """The save of the first rank, whose number holds for all."""
     saves: list[SidecarSave] = []
-    _by_first(collective, f"save of {path}", lambda: saves.append(SidecarSave(path)))
+    _call_on_first_rank(collective, f"save of {path}", lambda: saves.append(SidecarSave(path)))
     mine = saves[0].number if saves else 0
     told = collective.all_gather(np.array([mine], np.int64))
     return SidecarSave(path, int(told[0][0]))
@@ -138,11 +138,11 @@ def _write(
     collective: Collective | None,
 ) -> None:
     def write_large(container: StepContainer, place: int) -> None:
-        if _most_bytes(container) > limit:
+        if _max_bytes(container) > limit:
             save.write(container, place)
 
     def write_model() -> None:
-        with prepared_save(save):
+        with use_prepared_save(save):
             _write_file(model, save.path)
         save.remove_older()
 
@@ -150,13 +150,13 @@ def _write(
     for place, container in enumerate(containers):
         # One by one: a rank that fails must not leave others alone in the next.
         if container.collective.world_size > 1:
-            _agreed(collective, what, partial(save.write, container, place))
+            _call_on_all_ranks(collective, what, partial(save.write, container, place))
         else:
-            _by_first(collective, what, partial(write_large, container, place))
-    _by_first(collective, what, write_model)
+            _call_on_first_rank(collective, what, partial(write_large, container, place))
+    _call_on_first_rank(collective, what, write_model)
 
 
-def _most_bytes(container: StepContainer) -> int:
+def _max_bytes(container: StepContainer) -> int:
     """Of the rows of its largest table on this rank."""
     sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
     return max(sizes, default=0)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from sparring.errors import DataError
 from sparring_tf.saving.checkpoint_files import ENDING, TABLE_TENSOR
-from sparring_tf.saving.saved_rows import SIDECAR, described_in
-from sparring_tf.saving.sidecar import named_in
+from sparring_tf.saving.saved_rows import SIDECAR, parse_description
+from sparring_tf.saving.sidecar import parse_sidecar_rows
 
 __all__ = ["remove_orphans"]
 
@@ -69,9 +69,9 @@ def _named_folders(parent: Path) -> Iterator[str]:
         reader = tf.compat.v1.train.NewCheckpointReader(str(index).removesuffix(_INDEX))
         for tensor in reader.get_variable_to_shape_map():
             if tensor.rpartition("/")[2] == TABLE_TENSOR:
-                described = described_in(reader.get_tensor(tensor), tensor)
+                described = parse_description(reader.get_tensor(tensor), tensor)
                 if SIDECAR in described:
-                    yield named_in(described[SIDECAR], tensor).folder
+                    yield parse_sidecar_rows(described[SIDECAR], tensor).folder
 
 
 def _remove(folder: Path) -> None:

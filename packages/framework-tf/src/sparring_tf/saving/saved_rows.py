@@ -20,23 +20,23 @@ from sparring.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf.saving.sidecar import SidecarRows, named_in, open_sidecar
+from sparring_tf.saving.sidecar import SidecarRows, parse_sidecar_rows, open_sidecar
 
 __all__ = [
     "SIDECAR",
     "ARRAYS",
-    "MOST_BYTES",
+    "MAX_BYTES",
     "TableRows",
     "check_ranks",
     "check_rows",
-    "described_in",
+    "parse_description",
     "gather_rows",
     "num_row_bytes",
     "replace_rows",
     "restore_rows",
 ]
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Of the rows of one table that a model holds inside: they are in memory while it is saved."""
 
 SIDECAR = "beside"  # a word of the file format
@@ -82,9 +82,9 @@ def gather_rows(
     initial = entry.initial_state
     return TableRows(
         described,
-        _joined([each.keys for each in chunks], np.empty(0, np.int64)),
-        _joined(rows, np.empty((0, config.row_bytes), np.uint8)),
-        _joined([each.scores for each in chunks], np.empty(0, np.uint64)),
+        _concatenate([each.keys for each in chunks], np.empty(0, np.int64)),
+        _concatenate(rows, np.empty((0, config.row_bytes), np.uint8)),
+        _concatenate([each.scores for each in chunks], np.empty(0, np.uint64)),
         np.empty(0, config.computing_dtype) if initial is None else initial,
     )
 
@@ -116,7 +116,7 @@ def check_ranks(container: StepContainer, table: str, target: str, remedy: str) 
             f"and read by one; {remedy}",
             table=table,
         )
-    if num_row_bytes(container, table) > MOST_BYTES:
+    if num_row_bytes(container, table) > MAX_BYTES:
         raise UnsupportedError(
             f"the rows of table {table!r} are too many for a {target}, and the snapshot next to it is "
             f"written by all {world_size} ranks; {remedy}",
@@ -124,7 +124,7 @@ def check_ranks(container: StepContainer, table: str, target: str, remedy: str) 
         )
 
 
-def described_in(text: bytes | str, table: str) -> Mapping[str, Any]:
+def parse_description(text: bytes | str, table: str) -> Mapping[str, Any]:
     """Description of a row, from JSON.
 
     Raises:
@@ -182,7 +182,7 @@ def check_rows(
         )
     if SIDECAR not in described:
         return None
-    rows = named_in(described[SIDECAR], table)
+    rows = parse_sidecar_rows(described[SIDECAR], table)
     if rows.table != table:
         raise InvalidArgumentError(
             f"table {table!r}: these rows were saved as those of table {rows.table!r}; give the "
@@ -231,11 +231,11 @@ def restore_rows(
         config = container.tables[table].with_state(saved.state.size, method)
         _check_whole(saved, config.row_bytes, table)
         if snapshot is None:
-            _check_room(container, table, len(saved.keys))
+            _check_capacity(container, table, len(saved.keys))
         else:
             snapshot.tables[table].check(config)
             if container.collective.world_size == 1:
-                _check_room(container, table, count_rows(snapshot, table))
+                _check_capacity(container, table, count_rows(snapshot, table))
     except Exception as failure:
         error = failure
     if SIDECAR in saved.described:
@@ -263,7 +263,7 @@ def replace_rows(container: StepContainer, table: str, saved: TableRows) -> None
     restore(storage, saved.keys, saved.rows.view(dtype), saved.scores)
 
 
-def _check_room(container: StepContainer, table: str, num_rows: int) -> None:
+def _check_capacity(container: StepContainer, table: str, num_rows: int) -> None:
     # Even if it holds but a part of a snapshot: a load is what mends that.
     storage = container.state.tables.open(container.entry(table))
     if not storage.capabilities.evicts and num_rows > (storage.capacity or num_rows):
@@ -307,5 +307,5 @@ def _described(config: TableConfig) -> dict[str, Any]:
     }
 
 
-def _joined(parts: list[Any], none: Any) -> Any:
+def _concatenate(parts: list[Any], none: Any) -> Any:
     return np.concatenate(parts) if parts else none

@@ -58,7 +58,7 @@ def restore_state(state: State, **parts: _Variables) -> None:
                 f"{', '.join(state.values or ()) or 'nothing'}",
                 name=name,
             )
-        values += _matched(state, name, _kept(part))
+        values += _match_state(state, name, _kept(part))
         anchors += list(filter(None, map(trained_table, part.variables)))
     for variable, value in values:
         variable.assign(value)
@@ -67,7 +67,7 @@ def restore_state(state: State, **parts: _Variables) -> None:
         trained.agent.on_rows_replaced(trained.name)
 
 
-def _matched(state: State, name: str, variables: list[Any]) -> list[tuple[Any, Any]]:
+def _match_state(state: State, name: str, variables: list[Any]) -> list[tuple[Any, Any]]:
     """Variables with their values to be."""
     saved = state.values[name]
     if not saved and all(_is_constant(each) for each in variables):

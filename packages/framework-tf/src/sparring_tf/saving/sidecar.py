@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from sparring import SaveOptions, Snapshot, StepContainer, open_snapshot
-from sparring.adapter import open_place
+from sparring.adapter import open_root
 from sparring.errors import DataError, SnapshotError
 
 __all__ = [
     "SidecarRows",
     "SidecarSave",
-    "begun_save",
-    "named_in",
+    "begin_save",
+    "parse_sidecar_rows",
     "open_sidecar",
-    "prepared",
-    "prepared_save",
+    "get_prepared_save",
+    "use_prepared_save",
 ]
 
 _SAVE = re.compile(r"save-(\d{6,18})\.\d{1,6}\Z")
@@ -56,11 +56,11 @@ class SidecarRows:
     """Its name there."""
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON; `named_in` reads it."""
+        """For JSON; `parse_sidecar_rows` reads it."""
         return asdict(self)
 
 
-def named_in(plain: Any, table: str) -> SidecarRows:
+def parse_sidecar_rows(plain: Any, table: str) -> SidecarRows:
     """The `SidecarRows` of an `as_dict` result, from a file that anybody may have written.
 
     Raises:
@@ -160,7 +160,7 @@ class SidecarSave:
         """Leaves the snapshots of this save and of the one before."""
         if not self.is_whole:
             return
-        place = open_place(_folder(self.path))
+        place = open_root(_folder(self.path))
         numbers = sorted({each for each in _numbers(self.path) if each <= self.number})
         for name in place.names():
             match = _SAVE.match(name)
@@ -169,13 +169,13 @@ class SidecarSave:
         place.remove_stale(_STALE_SECONDS)
 
 
-_prepared: ContextVar[SidecarSave | None] = ContextVar("prepared", default=None)
+_prepared: ContextVar[SidecarSave | None] = ContextVar("get_prepared_save", default=None)
 _saves: dict[int, SidecarSave] = {}
 """Those under way, by the identity of what is written."""
 
 
 @contextmanager
-def prepared_save(save: SidecarSave) -> Iterator[None]:
+def use_prepared_save(save: SidecarSave) -> Iterator[None]:
     """Layers that Keras saves meanwhile name the snapshots of `save`, and write none."""
     token = _prepared.set(save)
     try:
@@ -184,12 +184,12 @@ def prepared_save(save: SidecarSave) -> Iterator[None]:
         _prepared.reset(token)
 
 
-def prepared() -> SidecarSave | None:
-    """That of a `prepared_save`; None where Keras alone is at work."""
+def get_prepared_save() -> SidecarSave | None:
+    """That of a `use_prepared_save`; None where Keras alone is at work."""
     return _prepared.get()
 
 
-def begun_save(written: object, path: Callable[[], Path]) -> SidecarSave:
+def begin_save(written: object, path: Callable[[], Path]) -> SidecarSave:
     """The save of a file that is under way, or a new one.
 
     Args:

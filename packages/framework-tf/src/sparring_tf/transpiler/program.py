@@ -16,15 +16,15 @@ from sparring.adapter import (
     StorageLike,
     check_choices,
     fill_service,
-    service_storage,
-    why_no_weight,
+    choose_service_storage,
+    explain_missing_weight,
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
 from sparring_tf.optim.optimizer import Optimizer
-from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding, take_weight
+from sparring_tf.transpiler.replaced_embedding import ReplacedEmbedding, disable_weight
 from sparring_tf.transpiler.scan import Scan, children, scan, single_steps
-from sparring_tf.transpiler.service import served_optimizer
+from sparring_tf.transpiler.service import create_service_optimizer
 
 __all__ = ["distribute", "distribution_report", "restore"]
 
@@ -75,7 +75,7 @@ def distribute(
     """
     scanned = _scan(model, optimizer, semantics, keep, is_served=service is not None)
     if service is not None:
-        storage = service_storage(service, plan, storage)
+        storage = choose_service_storage(service, plan, storage)
     scanned.report.check()
     weights: list[tuple[str, npt.NDArray[Any]]] = []
     made: dict[int, Any] = {}
@@ -84,9 +84,9 @@ def distribute(
         values = np.asarray(keras.ops.convert_to_numpy(layer.embeddings))
         is_known = values.dtype in (np.float16, np.float32, np.float64)
         weights.append((layer.name, values if is_known else values.astype(np.float32)))
-        made[id(layer)] = _table_of(layer, storage, why_no_weight(path, layer.name))
+        made[id(layer)] = _create_table_layer(layer, storage, explain_missing_weight(path, layer.name))
     rebuilder = _Rebuilder(lambda layer: made.get(id(layer), layer))
-    new = rebuilder.rebuilt(model)
+    new = rebuilder.rebuild(model)
     steps = optimizer.gradient_accumulation_steps
     single = single_steps(optimizer)
     try:
@@ -95,14 +95,14 @@ def distribute(
             for table, values in weights:
                 write_rows(joint.container, table, values)
         else:
-            joint = served_optimizer(new, single, steps)
+            joint = create_service_optimizer(new, single, steps)
             fill_service(joint.container, {name: each.astype(np.float32) for name, each in weights})
     except BaseException:
         rebuilder.undo()
         raise
     joint.report = scanned.report
     for layer in scanned.found.values():
-        take_weight(layer, made[id(layer)].why_no_weight)
+        disable_weight(layer, made[id(layer)].explain_missing_weight)
     return new, joint
 
 
@@ -150,7 +150,7 @@ def restore(model: Any) -> Any:
         plain.set_weights([found[0].rows[found[0].inverse]])
         plain.trainable = layer.trainable
         made[id(layer)] = plain
-    return _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuilt(model)
+    return _Rebuilder(lambda layer: made.get(id(layer), layer)).rebuild(model)
 
 
 class _Replaced:
@@ -171,7 +171,7 @@ class _Rebuilder:
         self._other = other
         self._known: dict[int, tuple[Any, Any]] = {}
 
-    def rebuilt(self, layer: Any) -> Any:
+    def rebuild(self, layer: Any) -> Any:
         """The layer with others inside; the same object wherever it is met."""
         if id(layer) not in self._known:
             self._known[id(layer)] = layer, self._of(layer)
@@ -190,14 +190,14 @@ class _Rebuilder:
         other = self._other(layer)
         if other is not layer or not isinstance(layer, keras.Layer):
             return other
-        new = {id(each): self.rebuilt(each) for _, each in children(layer)}
+        new = {id(each): self.rebuild(each) for _, each in children(layer)}
         changed = {key: each for key, each in new.items() if id(each) != key}
         if not changed:
             return layer
         if isinstance(layer, (keras.Sequential, keras.src.models.Functional)):
             is_compiled, layer.compiled = layer.compiled, False  # with an optimizer of these layers
             try:
-                return keras.models.clone_model(layer, clone_function=self.rebuilt)
+                return keras.models.clone_model(layer, clone_function=self.rebuild)
             finally:
                 layer.compiled = is_compiled
         self._put_into(layer, changed)
@@ -240,7 +240,7 @@ def _scan(
     return scan(model, optimizer, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)
 
 
-def _table_of(layer: Any, storage: StorageLike, why: str) -> ReplacedEmbedding:
+def _create_table_layer(layer: Any, storage: StorageLike, why: str) -> ReplacedEmbedding:
     made = ReplacedEmbedding(
         layer.output_dim,
         num_embeddings=layer.input_dim,
@@ -252,5 +252,5 @@ def _table_of(layer: Any, storage: StorageLike, why: str) -> ReplacedEmbedding:
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
-    made.replaced, made.why_no_weight = _Replaced(layer), why
+    made.replaced, made.explain_missing_weight = _Replaced(layer), why
     return made

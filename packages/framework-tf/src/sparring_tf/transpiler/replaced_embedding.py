@@ -10,7 +10,7 @@ import tensorflow as tf
 from sparring.errors import UnsupportedError
 from sparring_tf.layers.embedding import Embedding
 
-__all__ = ["ReplacedEmbedding", "take_weight"]
+__all__ = ["ReplacedEmbedding", "disable_weight"]
 
 
 @keras.saving.register_keras_serializable("sparring_tf")
@@ -35,7 +35,7 @@ class ReplacedEmbedding(Embedding):
         self.num_embeddings, self.has_mask = num_embeddings, has_mask
         self.supports_masking = has_mask
 
-    why_no_weight = "a table is no matrix; call the layer with ids"
+    explain_missing_weight = "a table is no matrix; call the layer with ids"
 
     @property
     def embeddings(self) -> Any:
@@ -44,7 +44,7 @@ class ReplacedEmbedding(Embedding):
         Raises:
             AttributeError: always.
         """
-        raise AttributeError(self.why_no_weight)
+        raise AttributeError(self.explain_missing_weight)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Embeddings ``(…, embedding_dim)`` of ids ``(…)``."""
@@ -73,7 +73,7 @@ class ReplacedEmbedding(Embedding):
         return {**config, "num_embeddings": self.num_embeddings, "has_mask": self.has_mask}
 
 
-def take_weight(layer: Any, why: str) -> None:
+def disable_weight(layer: Any, why: str) -> None:
     """Makes the weight of a layer whose rows are in a table raise wherever it is used from now on.
 
     In a closure, a list, or the model that was given it would stay as it was.

@@ -12,13 +12,13 @@ from sparring.adapter import (
     DistributionReport,
     ModuleReport,
     Outcome,
-    own_methods,
+    describe_added_methods,
 )
 from sparring.errors import SparringError
 from sparring_tf.layers.table_layer import TableLayer
 from sparring_tf.optim.keras_shadow import check_row_by_row
 from sparring_tf.optim.optimizer import Optimizer
-from sparring_tf.transpiler.service import served_refusal
+from sparring_tf.transpiler.service import find_service_obstacle
 
 __all__ = ["Scan", "children", "scan", "single_steps"]
 
@@ -67,14 +67,14 @@ def scan(
     _walk(model, "", paths, layers)
     for path in sorted(set(keep) - {each for some in paths.values() for each in some}):
         reason = "keep names it, and the model has no such layer"
-        reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))
+        reports.append(ModuleReport(path, "", Outcome.UNSUPPORTED, reason))
     if model.compiled:
         reason = "it is compiled; compile what distribute returns"
-        reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
+        reports.append(ModuleReport("model", type(model).__name__, Outcome.UNSUPPORTED, reason))
     others = [model, *layers.values()]
     for number, layer in layers.items():
         names = {each.name for each in found.values()}
-        judged = _judged(layer, paths[number], keep, others, names)
+        judged = _classify_layer(layer, paths[number], keep, others, names)
         if judged is not None:
             outcome, reason = judged
             path = ", ".join(paths[number])
@@ -83,14 +83,14 @@ def scan(
                 found[paths[number][0]] = layer
     has_tables = any(isinstance(each, TableLayer) for each in layers.values())
     is_trained = any(each.trainable for each in found.values())
-    reason = _optimizer_refusal(optimizer, is_lazy or not is_trained)
+    reason = _find_optimizer_obstacle(optimizer, is_lazy or not is_trained)
     if is_served and not reason:
-        reason = served_refusal(single_steps(optimizer))
+        reason = find_service_obstacle(single_steps(optimizer))
     if reason:
-        reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.REFUSED, reason))
-    if not (found or has_tables or any(each.outcome is Outcome.REFUSED for each in reports)):
+        reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.UNSUPPORTED, reason))
+    if not (found or has_tables or any(each.outcome is Outcome.UNSUPPORTED for each in reports)):
         reason = "it has no embeddings; there is nothing to distribute"
-        reports.append(ModuleReport("model", type(model).__name__, Outcome.REFUSED, reason))
+        reports.append(ModuleReport("model", type(model).__name__, Outcome.UNSUPPORTED, reason))
     return Scan(DistributionReport(tuple(reports)), found)
 
 
@@ -115,7 +115,7 @@ def _walk(layer: Any, path: str, paths: dict[int, list[str]], layers: dict[int, 
             _walk(each, where, paths, layers)
 
 
-def _judged(
+def _classify_layer(
     layer: Any,
     where: list[str],
     keep: Collection[str],
@@ -130,15 +130,15 @@ def _judged(
         return (Outcome.KEPT, "ordinary variables") if has_own else None
     if not set(keep).isdisjoint(where):
         return Outcome.KEPT, "named in keep"
-    reason = _refusal(layer, others, names)
+    reason = _find_obstacle(layer, others, names)
     if reason:
-        return Outcome.REFUSED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
+        return Outcome.UNSUPPORTED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
     note = "" if layer.trainable else "; frozen: rows are read only"
     return Outcome.REPLACED, f"table {layer.name}{note}"
 
 
-def _refusal(layer: Any, others: Collection[Any], names: Collection[str]) -> str:
-    if added := own_methods(type(layer), keras.layers.Embedding, _OF_ITS_OWN):
+def _find_obstacle(layer: Any, others: Collection[Any], names: Collection[str]) -> str:
+    if added := describe_added_methods(type(layer), keras.layers.Embedding, _OF_ITS_OWN):
         return added
     for setting in ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer"):
         if getattr(layer, setting) is not None:
@@ -156,7 +156,7 @@ def _refusal(layer: Any, others: Collection[Any], names: Collection[str]) -> str
     return ""
 
 
-def _optimizer_refusal(optimizer: Any, is_lazy: bool) -> str:
+def _find_optimizer_obstacle(optimizer: Any, is_lazy: bool) -> str:
     if isinstance(optimizer, Optimizer):
         return "it is an optimizer of rows already; give one of Keras"
     if optimizer.built:

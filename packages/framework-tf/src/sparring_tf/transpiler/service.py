@@ -9,10 +9,10 @@ import keras
 from sparring_tf.optim.known_optimizers import known_optimizer
 from sparring_tf.optim.optimizer import Optimizer
 
-__all__ = ["served_optimizer", "served_refusal"]
+__all__ = ["create_service_optimizer", "find_service_obstacle"]
 
 
-def served_refusal(optimizer: Any) -> str:
+def find_service_obstacle(optimizer: Any) -> str:
     """Why no update method of a service takes the steps of an optimizer; empty: one does."""
     if getattr(optimizer, "weight_decay", None):
         return (
@@ -25,17 +25,17 @@ def served_refusal(optimizer: Any) -> str:
     return ""
 
 
-def served_optimizer(model: Any, optimizer: Any, steps: int | None) -> Optimizer:
+def create_service_optimizer(model: Any, optimizer: Any, steps: int | None) -> Optimizer:
     """The optimizer of a model whose tables are in a service.
 
     Tables under plain SGD are `sgd`, which programs of PyTorch train too; others are of Keras's methods.
 
     Args:
         model: with the tables.
-        optimizer: of Keras, for which `served_refusal` has no reason.
+        optimizer: of Keras, for which `find_service_obstacle` has no reason.
         steps: so many calls make one step; None: each does.
     """
     is_plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
     if is_plain and optimizer.clipvalue is None:
-        return Optimizer.of_method(model, "sgd", optimizer, gradient_accumulation_steps=steps)
+        return Optimizer.from_method(model, "sgd", optimizer, gradient_accumulation_steps=steps)
     return Optimizer(model, optimizer, update="method", gradient_accumulation_steps=steps)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparring_torch.jagged.ids import ids_in_place
+from sparring_torch.jagged.ids import to_device_ids
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["DeviceGroup", "bag_groups", "each_alone", "id_groups", "parts_of_features"]
+__all__ = ["DeviceGroup", "build_bag_groups", "single_id_offsets", "build_id_groups", "split_by_feature"]
 
 Features = Sequence[tuple[str, str]]
 
@@ -43,8 +43,8 @@ class DeviceGroup:
         return len(self.offsets) - 1
 
 
-def bag_groups(
-    features: Features, batch: KeyedJaggedTensor, places: Sequence[int], weights: Tensor | None
+def build_bag_groups(
+    features: Features, batch: KeyedJaggedTensor, positions: Sequence[int], weights: Tensor | None
 ) -> list[DeviceGroup]:
     """The bags of a batch, group by group.
 
@@ -56,10 +56,10 @@ def bag_groups(
     """
     ids = _ids(batch)
     offsets = batch.offsets().to(torch.int64)
-    begins, stride = _begins(batch), batch.stride()
+    begins, stride = _find_starts(batch), batch.stride()
     groups = []
-    for (table, mode), members in _members(features):
-        spans = list(_runs([places[member] for member in members]))
+    for (table, mode), members in _group_features(features):
+        spans = list(_find_runs([positions[member] for member in members]))
         bags: list[Tensor] = []
         count = 0
         for first, last in spans:
@@ -74,29 +74,29 @@ def bag_groups(
                 table,
                 mode,
                 members,
-                _joined([ids[cut] for cut in cuts]),
-                _joined(bags),
-                None if weights is None else _joined([weights[cut] for cut in cuts]),
+                _concatenate([ids[cut] for cut in cuts]),
+                _concatenate(bags),
+                None if weights is None else _concatenate([weights[cut] for cut in cuts]),
             )
         )
     return groups
 
 
-def id_groups(
-    features: Features, batch: KeyedJaggedTensor, places: Sequence[int]
+def build_id_groups(
+    features: Features, batch: KeyedJaggedTensor, positions: Sequence[int]
 ) -> list[DeviceGroup]:
     """The ids of a batch, each a bag of its own, group by group."""
     ids = _ids(batch)
-    begins = _begins(batch)
+    begins = _find_starts(batch)
     groups = []
-    for (table, _), members in _members(features):
-        spans = _runs([places[member] for member in members])
-        own = _joined([ids[begins[first] : begins[last]] for first, last in spans])
-        groups.append(DeviceGroup(table, "sum", members, own, each_alone(own)))
+    for (table, _), members in _group_features(features):
+        spans = _find_runs([positions[member] for member in members])
+        own = _concatenate([ids[begins[first] : begins[last]] for first, last in spans])
+        groups.append(DeviceGroup(table, "sum", members, own, single_id_offsets(own)))
     return groups
 
 
-def parts_of_features(
+def split_by_feature(
     groups: Sequence[DeviceGroup], outputs: Sequence[Tensor], counts: Sequence[int]
 ) -> list[Tensor]:
     """The output of each feature, in the order of the features.
@@ -114,30 +114,30 @@ def parts_of_features(
     return [parts[member] for member in range(len(parts))]
 
 
-def each_alone(ids: Tensor) -> Tensor:
+def single_id_offsets(ids: Tensor) -> Tensor:
     """Offsets ``(n + 1,)`` under which each id is a bag."""
     return torch.arange(len(ids) + 1, device=ids.device)
 
 
-def _members(features: Features) -> Iterator[tuple[tuple[str, str], list[int]]]:
+def _group_features(features: Features) -> Iterator[tuple[tuple[str, str], list[int]]]:
     groups: dict[tuple[str, str], list[int]] = {}
     for number, feature in enumerate(features):
         groups.setdefault(feature, []).append(number)
     return iter(groups.items())
 
 
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _find_runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Half-open ranges of places that follow one another."""
-    first = last = places[0]
-    for place in places[1:]:
-        if place != last + 1:
+    first = last = positions[0]
+    for position in positions[1:]:
+        if position != last + 1:
             yield first, last + 1
-            first = place
-        last = place
+            first = position
+        last = position
     yield first, last + 1
 
 
-def _begins(batch: KeyedJaggedTensor) -> list[int]:
+def _find_starts(batch: KeyedJaggedTensor) -> list[int]:
     if len(batch.keys()) == 1:
         return [0, len(batch.values())]
     return batch.offset_per_key()
@@ -149,9 +149,9 @@ def _ids(batch: KeyedJaggedTensor) -> Tensor:
         return values.detach().contiguous()
     # Ids that are not exact are named with their feature.
     return torch.cat(
-        [ids_in_place(part.values(), f"feature {name!r}") for name, part in batch.to_dict().items()]
+        [to_device_ids(part.values(), f"feature {name!r}") for name, part in batch.to_dict().items()]
     )
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))

@@ -17,13 +17,13 @@ from torch import Tensor
 from sparring import make_plugin_manager
 from sparring.contracts import ArraySource, KernelSet
 from sparring.errors import InvalidArgumentError
-from sparring_torch.device.memory import memory_checked, release_unused_memory
-from sparring_torch.device.streams import Produced
+from sparring_torch.device.memory import convert_memory_errors, release_unused_memory
+from sparring_torch.device.streams import ProducedTensors
 
-__all__ = ["current_gpu", "kernel_set_for", "storage_device", "tensor_device"]
+__all__ = ["current_gpu", "get_kernel_set", "find_storage_device", "tensor_device"]
 
 
-def storage_device(device: torch.device | str | None) -> str:
+def find_storage_device(device: torch.device | str | None) -> str:
     """Name of a device as storages have it: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
 
     ``cuda`` without a number is the GPU of this rank, or, in a world of one rank, torch's current
@@ -59,7 +59,7 @@ def current_gpu() -> str | None:
 
 
 @functools.cache
-def kernel_set_for(device: str) -> KernelSet:
+def get_kernel_set(device: str) -> KernelSet:
     """The kernels of a device, on torch's tensors and current stream.
 
     Raises:
@@ -107,20 +107,20 @@ def kernel_set_for(device: str) -> KernelSet:
         return int(torch.cuda.Stream(where).cuda_stream)  # type: ignore[no-untyped-call]
 
     arrays = ArraySource(
-        empty=memory_checked(where, empty, empty_bytes),
+        empty=convert_memory_errors(where, empty, empty_bytes),
         stream=stream,
         index=where.index or 0,
         using=using,
         open_stream=None if where.type == "cpu" else open_stream,
         here=nullcontext if where.type == "cpu" else lambda: torch.cuda.device(where),
         to_host=lambda array: array.cpu().numpy(),
-        from_host=memory_checked(where, from_host, lambda array: int(array.nbytes)),
-        concatenate=memory_checked(
+        from_host=convert_memory_errors(where, from_host, lambda array: int(array.nbytes)),
+        concatenate=convert_memory_errors(
             where, concatenate, lambda parts: sum(each.nbytes for each in parts)
         ),
-        take=memory_checked(where, take, taken_bytes),
-        put=memory_checked(where, put),
-        follow=lambda tensors: Produced(where, list(tensors)).take,
+        take=convert_memory_errors(where, take, taken_bytes),
+        put=convert_memory_errors(where, put),
+        follow=lambda tensors: ProducedTensors(where, list(tensors)).take,
         view=lambda array, dtype: array.view(getattr(torch, dtype)),
         release_unused=None if where.type == "cpu" else partial(release_unused_memory, where),
     )

@@ -18,16 +18,16 @@ import torch
 
 from sparring.errors import DeviceMemoryError
 
-__all__ = ["memory_checked", "memory_error", "memory_errors", "release_unused_memory"]
+__all__ = ["convert_memory_errors", "make_memory_error", "memory_errors", "release_unused_memory"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
-def memory_checked(
+def convert_memory_errors(
     device: torch.device, function: Callable[_P, _T], num_bytes: Callable[_P, int] | None = None
 ) -> Callable[_P, _T]:
     """`function`, whose want of memory is a `DeviceMemoryError`.
@@ -44,7 +44,7 @@ def memory_checked(
             return function(*arguments, **named)
         except torch.OutOfMemoryError as error:
             asked = None if num_bytes is None else num_bytes(*arguments, **named)
-            raise memory_error(device, error, asked) from error
+            raise make_memory_error(device, error, asked) from error
 
     return checked
 
@@ -55,7 +55,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise memory_error(device, error) from error
+        raise make_memory_error(device, error) from error
 
 
 def release_unused_memory(device: torch.device) -> bool:
@@ -64,17 +64,17 @@ def release_unused_memory(device: torch.device) -> bool:
     Returns:
         Whether there was any.
     """
-    if _kept_bytes(device) <= 0:
+    if _count_reserved_bytes(device) <= 0:
         return False
     torch.cuda.empty_cache()
     return True
 
 
-def _kept_bytes(device: torch.device) -> int:
+def _count_reserved_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def memory_error(
+def make_memory_error(
     device: torch.device, error: torch.OutOfMemoryError, asked_bytes: int | None = None
 ) -> DeviceMemoryError:
     """The error for want of memory that torch found.
@@ -82,8 +82,8 @@ def memory_error(
     Args:
         asked_bytes: as was asked for; None: torch's message says how many.
     """
-    asked = _asked_bytes(error) if asked_bytes is None else asked_bytes
-    free = _free_bytes(device)
+    asked = _find_requested_bytes(error) if asked_bytes is None else asked_bytes
+    free = _count_free_bytes(device)
     return DeviceMemoryError(
         f"torch on {device}: {asked} bytes of device memory were asked for, {free} are free; no row "
         "has changed. Use smaller batches, or leave tables less by device_memory_bytes "
@@ -93,14 +93,14 @@ def memory_error(
     )
 
 
-def _asked_bytes(error: torch.OutOfMemoryError) -> int:
+def _find_requested_bytes(error: torch.OutOfMemoryError) -> int:
     """Bytes that torch's message says were requested; 0 where it says nothing."""
-    found = _ASKED.search(str(error))
+    found = _REQUESTED.search(str(error))
     return 0 if found is None else round(float(found[1]) * _UNITS[found[2]])
 
 
-def _free_bytes(device: torch.device) -> int:
+def _count_free_bytes(device: torch.device) -> int:
     """Free memory of the device, and memory that torch keeps for the next tensor."""
     if device.type != "cuda":
         return 0
-    return int(torch.cuda.mem_get_info(device)[0]) + max(0, _kept_bytes(device))
+    return int(torch.cuda.mem_get_info(device)[0]) + max(0, _count_reserved_bytes(device))

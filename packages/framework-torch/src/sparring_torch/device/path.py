@@ -31,14 +31,14 @@ from sparring.adapter import (
     ResourceManager,
     look_up,
     pulls_on_device,
-    reporting,
+    failure_reports,
 )
 from sparring.contracts import Dedup, KernelSet, StorageLookup
 from sparring.errors import InvalidArgumentError
-from sparring_torch.device.groups import DeviceGroup, each_alone
-from sparring_torch.device.kernels import kernel_set_for, tensor_device
+from sparring_torch.device.groups import DeviceGroup, single_id_offsets
+from sparring_torch.device.kernels import get_kernel_set, tensor_device
 from sparring_torch.device.memory import memory_errors
-from sparring_torch.device.streams import Produced
+from sparring_torch.device.streams import ProducedTensors
 
 __all__ = ["DevicePath"]
 
@@ -53,9 +53,9 @@ class DevicePath:
     def __init__(self, device: str) -> None:
         self.name = device
         self.device = tensor_device(device)
-        self.kernels = kernel_set_for(device)
+        self.kernels = get_kernel_set(device)
 
-    def check_place(self, tables: Sequence[str], what: str, given: Tensor) -> None:
+    def check_device(self, tables: Sequence[str], what: str, given: Tensor) -> None:
         """Refuses a tensor on another device than the tables.
 
         Raises:
@@ -72,7 +72,7 @@ class DevicePath:
         )
 
     @contextmanager
-    def refusing(
+    def raising_on_all_ranks(
         self, container: StepContainer, tables: Sequence[str], *, is_training: bool
     ) -> Iterator[None]:
         """Raises on all ranks an error of the block, which precedes a lookup; want of memory too.
@@ -96,11 +96,11 @@ class DevicePath:
                     requests,
                     kernels=self.kernels,
                     is_training=is_registered,
-                    refusal=error,
+                    own_error=error,
                 )
             else:
                 nothing = [(table, np.empty(0, np.int64)) for table in tables]
-                container.lookup_all(nothing, is_registered=is_registered, refusal=error)
+                container.lookup_all(nothing, is_registered=is_registered, own_error=error)
             raise
 
     def pool(
@@ -115,11 +115,11 @@ class DevicePath:
         """
         is_registered = is_training and torch.is_grad_enabled()
         tables = [group.table for group in groups]
-        with self.refusing(container, tables, is_training=is_training):
+        with self.raising_on_all_ranks(container, tables, is_training=is_training):
             for group in groups:
                 self._prepare(container, group)
         sources = self._sources(container, groups, is_registered)
-        with reporting(container.state, self.kernels, tables):
+        with failure_reports(container.state, self.kernels, tables):
             if not is_registered:
                 return self.pooled(sources, groups)
             batch = _Batch(self, container, groups, sources)
@@ -129,12 +129,12 @@ class DevicePath:
             return list(outputs)
 
     def pooled(
-        self, sources: Sequence[_Stored | _Pulled], groups: Sequence[DeviceGroup]
+        self, sources: Sequence[_StoredRows | _PulledRows], groups: Sequence[DeviceGroup]
     ) -> list[Tensor]:
         """As `pool`, of sources that are all of a kind; stored ones go through one set of launches."""
         lookups, bags = list[StorageLookup](), list[Tensor]()
         for source, group in zip(sources, groups, strict=True):
-            if isinstance(source, _Stored):
+            if isinstance(source, _StoredRows):
                 lookups.append(source.lookup(group))
             else:
                 bags.append(source.pooled(group))
@@ -142,26 +142,26 @@ class DevicePath:
 
     def _sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool
-    ) -> list[_Stored | _Pulled]:
+    ) -> list[_StoredRows | _PulledRows]:
         """Where the rows of each group come from."""
         tables = list(dict.fromkeys(group.table for group in groups))
         if container.reads_directly(tables):
             container.check_readable(tables)
-            return [_Stored(self, container, group.table) for group in groups]
+            return [_StoredRows(self, container, group.table) for group in groups]
         requests = [(group.table, group.ids) for group in groups]
         lookups = look_up(
             container.state, requests, kernels=self.kernels, is_training=is_registered
         )
-        return [_Pulled(self.kernels, each) for each in lookups]
+        return [_PulledRows(self.kernels, each) for each in lookups]
 
-    def hold(
+    def accumulate_sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], gradients: Sequence[Tensor]
     ) -> None:
         """Hands the gradients of what `pool` gave without registering it to the step."""
         for group in groups:
             self._prepare(container, group)
-        sources = [_Stored(self, container, group.table) for group in groups]
-        _Batch(self, container, groups, sources).hold(gradients)
+        sources = [_StoredRows(self, container, group.table) for group in groups]
+        _Batch(self, container, groups, sources).accumulate_sources(gradients)
 
     def weight_gradient(
         self, container: StepContainer, group: DeviceGroup, gradient: Tensor
@@ -179,12 +179,12 @@ class DevicePath:
         weights = group.weights
         if weights is None:
             return
-        self.check_place([group.table], "weights", weights)
+        self.check_device([group.table], "weights", weights)
         dtype = getattr(torch, container.entry(group.table).config.computing_dtype.name)
         group.weights = weights.to(dtype).contiguous()
 
 
-class _Stored:
+class _StoredRows:
     """Rows of a storage on this rank."""
 
     def __init__(self, path: DevicePath, container: StepContainer, table: str) -> None:
@@ -196,19 +196,19 @@ class _Stored:
     def lookup(self, group: DeviceGroup) -> StorageLookup:
         """Lookup of one embedding for each bag."""
         mode: Any = group.mode
-        entry, weights = self._entry, _still(group.weights)
+        entry, weights = self._entry, _detach(group.weights)
         return StorageLookup(entry.storage, entry.config, group.ids, group.offsets, mode, weights)
 
     def rows(self, group: DeviceGroup) -> tuple[Tensor, Tensor]:
         """Some embeddings ``(m, dim)``, and which of them each id has ``(n,)``."""
-        each = each_alone(group.ids)
+        each = single_id_offsets(group.ids)
         rows: Tensor = self._kernels.pool_storage(
             self._entry.storage, self._entry.config, group.ids, each
         )
         return rows, each[:-1]
 
 
-class _Pulled:
+class _PulledRows:
     """Rows that came from their owners."""
 
     def __init__(self, kernels: KernelSet, lookup: Lookup) -> None:
@@ -220,12 +220,12 @@ class _Pulled:
         rows, inverse = self.rows(group)
         mode: Any = group.mode
         bags: Tensor = self._kernels.pool(
-            rows, inverse, group.offsets, mode=mode, weights=_still(group.weights)
+            rows, inverse, group.offsets, mode=mode, weights=_detach(group.weights)
         )
         return bags
 
     def rows(self, _group: DeviceGroup) -> tuple[Tensor, Tensor]:
-        """As `_Stored.rows`."""
+        """As `_StoredRows.rows`."""
         assert self.found is not None
         inverse: Any = self.found.inverse
         return self._rows, inverse
@@ -241,7 +241,7 @@ class _Batch:
         path: DevicePath,
         container: StepContainer,
         groups: Sequence[DeviceGroup],
-        sources: Sequence[_Stored | _Pulled],
+        sources: Sequence[_StoredRows | _PulledRows],
     ) -> None:
         self.path, self.groups = path, list(groups)
         self.sources = list(sources)
@@ -251,7 +251,7 @@ class _Batch:
         register = self._resources.register_direct
         self._shadow_ids = {name: register([name]) for name in {each.table for each in groups}}
 
-    def hold(self, gradients: Sequence[Tensor]) -> None:
+    def accumulate_sources(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
         kept = [gradient.contiguous() for gradient in gradients]
         versions = [gradient._version for gradient in kept]
@@ -267,7 +267,7 @@ class _Batch:
         tensors += [each.weights for each in self.groups if each.weights is not None]
         known: list[Any] = [each for each in self._found if each is not None]
         tensors += [array for each in known for array in (each.keys, each.inverse)]
-        produced = Produced(self.path.device, tensors)
+        produced = ProducedTensors(self.path.device, tensors)
         for table, shadow_id in self._shadow_ids.items():
             batches = [
                 BagGradients(
@@ -275,7 +275,7 @@ class _Batch:
                     group.offsets,
                     gradient,
                     group.mode,  # type: ignore[arg-type]
-                    _still(group.weights),
+                    _detach(group.weights),
                     produced.take,
                     found,
                 )
@@ -283,7 +283,7 @@ class _Batch:
                 if group.table == table
             ]
             sources = DeviceGradients(self.path.kernels, batches)
-            self._resources.hold(shadow_id, sources, check)
+            self._resources.accumulate_sources(shadow_id, sources, check)
 
     def __del__(self) -> None:
         for shadow_id in getattr(self, "_shadow_ids", {}).values():  # see `DirectBatch`
@@ -316,7 +316,7 @@ class _Output(torch.autograd.Function):
             mode: Any = group.mode
             outputs.append(
                 batch.path.kernels.pool(
-                    rows, inverse, group.offsets, mode=mode, weights=_still(group.weights)
+                    rows, inverse, group.offsets, mode=mode, weights=_detach(group.weights)
                 )
             )
         batch.sources.clear()
@@ -327,12 +327,12 @@ class _Output(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         batch: _Batch = ctx.batch
-        batch.hold(gradients)
+        batch.accumulate_sources(gradients)
         of_weights: list[Tensor | None] = []
         saved = iter(ctx.saved_tensors)
-        for place, (group, gradient) in enumerate(zip(batch.groups, gradients, strict=True)):
+        for position, (group, gradient) in enumerate(zip(batch.groups, gradients, strict=True)):
             rows, inverse = next(saved), next(saved)
-            if not ctx.needs_input_grad[2 + place]:
+            if not ctx.needs_input_grad[2 + position]:
                 of_weights.append(None)
                 continue
             mode: Any = group.mode
@@ -344,5 +344,5 @@ class _Output(torch.autograd.Function):
         return None, None, *of_weights
 
 
-def _still(weights: Tensor | None) -> Tensor | None:
+def _detach(weights: Tensor | None) -> Tensor | None:
     return None if weights is None else weights.detach()

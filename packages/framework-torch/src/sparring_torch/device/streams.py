@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Produced"]
+__all__ = ["ProducedTensors"]
 
 
-class Produced:
+class ProducedTensors:
     """Tensors that the current stream is making, for a later use.
 
     A step may run on another stream than the backward pass that made its gradients. It then has to

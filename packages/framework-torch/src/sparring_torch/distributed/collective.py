@@ -156,13 +156,13 @@ class TorchCollective(Collective):
         if channel is None:
             channel = self._channels[key] = Channel()
         try:
-            under_way = self._post(is_sending, tensor, peer, tag)
+            in_flight = self._post(is_sending, tensor, peer, tag)
         except RuntimeError as error:
             failure = self._watch.explain(peer, error)
             raise self.peer_failure(
                 peer, failure.found, self.context, culprit=failure.culprit
             ) from error
-        return GroupWork(self, self._watch, channel, under_way, tensor=tensor, peer=peer)
+        return GroupWork(self, self._watch, channel, in_flight, tensor=tensor, peer=peer)
 
     def _post(self, is_sending: bool, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         group = self._group

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparring import ExchangeOptions, PluginManager, StepContainer, join_job, make_plugin_manager
-from sparring.adapter import AUTO, PlanLike, plan_of_job
+from sparring.adapter import AUTO, PlanLike, resolve_plan
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.fully_sharded import FullySharded, check_shardable
-from sparring_torch.distributed.gradient_average import RankAveraging, broadcast
+from sparring_torch.distributed.gradient_average import GradientAverager, broadcast
 from sparring_torch.lookup.row_gradients import Anchor, dense_parameters
-from sparring_torch.modules.table_module import agents_of, table_modules
-from sparring_torch.modules.table_workloads import workloads_of
-from sparring_torch.state.cut_tensors import cut_as
+from sparring_torch.modules.table_module import list_agents, list_table_modules
+from sparring_torch.modules.table_workloads import list_workloads
+from sparring_torch.state.sharded_tensors import shard_like
 
 __all__ = ["DistributedModelParallel", "check_dense"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _CollectiveChoice:
     """A backend with its defaults."""
 
     backend: str
@@ -100,7 +100,7 @@ class DistributedModelParallel(nn.Module):
         check_dense(dense, find_unused_parameters=find_unused_parameters)
         if dense == "fsdp2":
             check_shardable(module)
-        agents = agents_of(module)
+        agents = list_agents(module)
         given = {id(each.container): each.container for each in agents if each.is_container_given}
         if container is None and len(given) == 1:
             (container,) = given.values()
@@ -115,7 +115,7 @@ class DistributedModelParallel(nn.Module):
                 "plan of its own; give it the plan: StepContainer(plan=…)"
             )
         manager = plugin_manager or make_plugin_manager()
-        self.container = container or _joined(module, manager, exchange, deadline_seconds, plan)
+        self.container = container or _join_container(module, manager, exchange, deadline_seconds, plan)
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
@@ -148,7 +148,7 @@ class DistributedModelParallel(nn.Module):
             return
         self.container.quiesce()
         broadcast(module, collective)
-        self._averaging = RankAveraging(module, collective, self.container.quiesce)
+        self._averaging = GradientAverager(module, collective, self.container.quiesce)
 
     def __getstate__(self) -> dict[str, Any]:
         num_ranks = self.container.collective.world_size
@@ -162,7 +162,7 @@ class DistributedModelParallel(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.container = agents_of(self.module)[0].container
+        self.container = list_agents(self.module)[0].container
 
     @property
     def module(self) -> nn.Module:
@@ -214,7 +214,7 @@ class DistributedModelParallel(nn.Module):
         self._release()
         if self.sharded is not None:
             own = dict(self.module.named_parameters(remove_duplicate=False))
-            state_dict = {name: cut_as(each, own.get(name)) for name, each in state_dict.items()}
+            state_dict = {name: shard_like(each, own.get(name)) for name, each in state_dict.items()}
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def named_parameters(
@@ -245,7 +245,7 @@ def check_dense(dense: str, *, find_unused_parameters: bool = False) -> None:
         )
 
 
-def _joined(
+def _join_container(
     module: nn.Module,
     manager: PluginManager,
     exchange: ExchangeOptions | None,
@@ -256,8 +256,8 @@ def _joined(
     # Where torch.distributed is initialised, its ranks are the job's.
     is_initialized = dist.is_available() and dist.is_initialized()
     job = join_job(
-        _Chosen("environment" if is_initialized else AUTO),
-        _Chosen("torch" if is_initialized else AUTO),
+        _CollectiveChoice("environment" if is_initialized else AUTO),
+        _CollectiveChoice("torch" if is_initialized else AUTO),
         framework="torch",
         deadline_seconds=deadline_seconds,
         plugin_manager=manager,
@@ -268,7 +268,7 @@ def _joined(
             rendezvous=job.rendezvous,
             exchange=exchange,
             plugin_manager=manager,
-            plan=plan_of_job(plan, lambda: workloads_of(table_modules(module)), job, manager),
+            plan=resolve_plan(plan, lambda: list_workloads(list_table_modules(module)), job, manager),
         )
     except BaseException:
         job.close()  # the plan was refused

@@ -17,7 +17,7 @@ from torch import nn
 
 from sparring.errors import UnsupportedError
 from sparring_torch.lookup.row_gradients import Anchor, dense_parameters
-from sparring_torch.state.cut_tensors import is_cut, whole
+from sparring_torch.state.sharded_tensors import is_sharded, unshard
 
 __all__ = ["FullySharded", "check_shardable"]
 
@@ -65,9 +65,9 @@ class FullySharded(nn.Module):
             for name, each in module._parameters.items():
                 if isinstance(each, Anchor):
                     each.mesh = None
-                elif each is not None and is_cut(each):
+                elif each is not None and is_sharded(each):
                     if id(each) not in made:
-                        values = whole(each.detach())
+                        values = unshard(each.detach())
                         made[id(each)] = nn.Parameter(values, requires_grad=each.requires_grad)
                     module._parameters[name] = made[id(each)]
 
@@ -86,7 +86,7 @@ def check_shardable(module: nn.Module) -> None:
         )
     parameters = dict(dense_parameters(module))
     for name, each in parameters.items():
-        if is_cut(each):
+        if is_sharded(each):
             raise UnsupportedError(f"FSDP2: parameter {name} is cut over ranks already")
         if not each.ndim:
             raise UnsupportedError(

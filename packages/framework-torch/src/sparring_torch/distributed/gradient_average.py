@@ -17,10 +17,10 @@ from torch.autograd import Variable
 from sparring.contracts import Collective, Reduction
 from sparring_torch.lookup.row_gradients import dense_parameters
 
-__all__ = ["RankAveraging", "broadcast"]
+__all__ = ["GradientAverager", "broadcast"]
 
 
-class RankAveraging:
+class GradientAverager:
     """Averages at the end of each backward pass, as `DistributedDataParallel` does.
 
     Every rank makes the same backward passes, each with a loss that depends on some parameter.

@@ -35,9 +35,9 @@ from sparring.contracts import (
     empty_notice,
 )
 
-__all__ = ["FOREVER", "GroupWatch", "PostMessage"]
+__all__ = ["NO_TIMEOUT", "GroupWatch", "PostMessage"]
 
-FOREVER = timedelta(days=365)
+NO_TIMEOUT = timedelta(days=365)
 
 # How long a rank that lost a connection waits for somebody's notice on who failed first, and how
 # long after a last notice what was sent before it may still come.
@@ -58,7 +58,7 @@ PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Wait:
     """The call in which the main thread is blocked."""
 
     peer: int
@@ -89,8 +89,8 @@ class GroupWatch:
         self._deadline_seconds = deadline_seconds
         self._send, self._receive = send, receive
         self._lock = threading.Lock()
-        self._waiting: _Waiting | None = None
-        self._looked = (NO_RANK, 0.0)
+        self._waiting: _Wait | None = None
+        self._last_poll = (NO_RANK, 0.0)
         self._failure: Failure | None = None
         self._is_closed = False
         # rank -> when it said that it takes part in nothing more, and why
@@ -99,28 +99,28 @@ class GroupWatch:
         self._threads: list[threading.Thread] = []
         self._inquiry = Inquiry(rank, deadline_seconds)
         # gloo loses a message whose work is gone before it has left.
-        self._said: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
+        self._sent: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
         for peer in self._peers:
             # Posted here, so that a notice finds it however early it comes.
             message = torch.from_numpy(empty_notice())
             work = receive(message, peer, NOTICE_TAG)
             self._start(f"sparring-peer-{peer}", self._listen, peer, message, work)
         if self._peers:
-            self._start("sparring-timekeeper", self._keep_time)
+            self._start("sparring-timekeeper", self._watch_deadline)
 
     # -- asked by works ---------------------------------------------------------------
 
     def begin_wait(self, peer: int, limit: float) -> None:
         """The main thread is about to block; `limit` is a time of `time.monotonic`."""
-        self._waiting = _Waiting(peer, limit)
+        self._waiting = _Wait(peer, limit)
 
     def end_wait(self) -> None:
         self._waiting = None
 
-    def trouble(self, peer: int, limit: float) -> Failure | None:
+    def poll_failure(self, peer: int, limit: float) -> Failure | None:
         """Why a wait for `peer` until `limit` is in vain, if it is. Does not block."""
         now = time.monotonic()
-        self._looked = (peer, now)
+        self._last_poll = (peer, now)
         with self._lock:
             gone_at, reason = self._gone.get(peer, (now, None))
             is_due = self._failure is None and self._inquiry.is_due(limit, now)
@@ -128,12 +128,12 @@ class GroupWatch:
             if reason is not None and now > gone_at + _GRACE_SECONDS:
                 self.fail(reason)
             elif now >= limit:
-                asked = self._others()
+                asked = self._list_live_peers()
                 with self._lock:
                     failure = self._inquiry.verdict(peer, asked)
                 self.fail(failure)
             elif is_due:
-                self._say(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
+                self._send_notice(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._list_live_peers())
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
@@ -161,8 +161,8 @@ class GroupWatch:
                 return
             self._failure = failure
         if not self._is_closed:
-            listeners = [peer for peer in self._others() if peer != failure.culprit]
-            self._say(failure.notice(), listeners)
+            listeners = [peer for peer in self._list_live_peers() if peer != failure.culprit]
+            self._send_notice(failure.notice(), listeners)
 
     def close(self) -> None:
         """Tells all others that this rank leaves, closes all connections, and ends the threads.
@@ -170,7 +170,7 @@ class GroupWatch:
         A thread that came back from gloo while the interpreter ends would abort the process.
         """
         if self._failure is None:
-            self._say(Notice(NoticeKind.LEFT), self._others())
+            self._send_notice(Notice(NoticeKind.LEFT), self._list_live_peers())
         self._is_closed = True
         if self._peers:
             time.sleep(_LINGER_SECONDS)
@@ -191,45 +191,45 @@ class GroupWatch:
     def _listen(self, peer: int, message: torch.Tensor, work: dist.Work) -> None:
         try:
             while True:
-                work.wait(FOREVER)
-                notice = Notice.decoded(message.numpy())
+                work.wait(NO_TIMEOUT)
+                notice = Notice.decode(message.numpy())
                 if notice.kind in (NoticeKind.LEFT, NoticeKind.FAILED):
                     break
                 work = self._receive(message, peer, NOTICE_TAG)
-                self._converse(peer, notice)
+                self._answer(peer, notice)
         # gloo has one class of error, for a closed connection too.
         except RuntimeError:
             with self._lock:
                 self._lost.setdefault(peer, time.monotonic())
             return
-        failure = Failure.told(peer, notice, self._rank)
+        failure = Failure.from_notice(peer, notice, self._rank)
         with self._lock:
             self._gone[peer] = time.monotonic(), failure
         if not failure.has_left:
             self.fail(failure)
             self._end_wait_early()
 
-    def _converse(self, peer: int, notice: Notice) -> None:
+    def _answer(self, peer: int, notice: Notice) -> None:
         if notice.kind is NoticeKind.ANSWER:
             with self._lock:
                 self._inquiry.note(peer, notice)
             return
-        self._say(Notice(NoticeKind.ANSWER, self._waiting_for(), notice.round), [peer])
+        self._send_notice(Notice(NoticeKind.ANSWER, self._find_awaited_rank(), notice.round), [peer])
 
-    def _waiting_for(self) -> int:
-        waiting, (looked_at, at) = self._waiting, self._looked
+    def _find_awaited_rank(self) -> int:
+        waiting, (looked_at, at) = self._waiting, self._last_poll
         if waiting is not None:
             return waiting.peer
         # Who asks again and again whether a message is there waits too.
         return looked_at if time.monotonic() - at < _RECENT_SECONDS else NO_RANK
 
-    def _keep_time(self) -> None:
+    def _watch_deadline(self) -> None:
         tick = min(self._deadline_seconds / 50, 0.05)
         while not self._is_closed and self._failure is None:
             time.sleep(tick)
             waiting = self._waiting
             if waiting is not None:
-                self.trouble(waiting.peer, waiting.limit)
+                self.poll_failure(waiting.peer, waiting.limit)
         self._end_wait_early()
 
     def _end_wait_early(self) -> None:
@@ -248,18 +248,18 @@ class GroupWatch:
         except RuntimeError:
             return
 
-    def _others(self) -> list[int]:
+    def _list_live_peers(self) -> list[int]:
         """The ranks that may still listen."""
         with self._lock:
             return [
                 peer for peer in self._peers if peer not in self._gone.keys() | self._lost.keys()
             ]
 
-    def _say(self, notice: Notice, peers: list[int]) -> None:
-        message = torch.from_numpy(notice.encoded())
+    def _send_notice(self, notice: Notice, peers: list[int]) -> None:
+        message = torch.from_numpy(notice.encode())
         for peer in peers:
             try:
-                self._said.append((message, self._send(message, peer, NOTICE_TAG)))
+                self._sent.append((message, self._send(message, peer, NOTICE_TAG)))
             except RuntimeError:
                 # It is gone too.
                 with self._lock:

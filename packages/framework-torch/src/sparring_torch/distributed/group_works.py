@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from sparring.contracts import Collective, Failure, Work, WorkContext
 from sparring.errors import PeerFailure
-from sparring_torch.distributed.group_watch import FOREVER, GroupWatch
+from sparring_torch.distributed.group_watch import NO_TIMEOUT, GroupWatch
 
 __all__ = ["Channel", "GroupWork"]
 
-_GLANCE_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _END_SECONDS = 2.0
 
 
@@ -81,7 +81,7 @@ class GroupWork(Work):
         owner: Collective,
         watch: GroupWatch,
         channel: Channel,
-        under_way: dist.Work,
+        in_flight: dist.Work,
         *,
         tensor: torch.Tensor,
         peer: int,
@@ -89,7 +89,7 @@ class GroupWork(Work):
         self._owner = owner
         self._watch = watch
         self._channel = channel
-        self._under_way = under_way
+        self._under_way = in_flight
         self._tensor = tensor
         self._peer = peer
         self._context: WorkContext = owner.context
@@ -110,14 +110,14 @@ class GroupWork(Work):
             return True
         if not self.is_handed_over:
             self._channel.hand_over(self)
-        return self._look()
+        return self._poll()
 
     def wait(self) -> None:
         if not self.is_settled:
             if self.is_handed_over:
                 self._watch.begin_wait(self._peer, self._deadline())
-                while not self._look():
-                    self._thread_ended.wait(_GLANCE_SECONDS)
+                while not self._poll():
+                    self._thread_ended.wait(_POLL_SECONDS)
                 self._watch.end_wait()
             else:
                 self._wait_here()
@@ -127,7 +127,7 @@ class GroupWork(Work):
     def wait_on_thread(self) -> None:
         """Body of the channel's thread."""
         try:
-            self._under_way.wait(FOREVER)
+            self._under_way.wait(NO_TIMEOUT)
         except RuntimeError as error:
             self._thread_error = error
         self._thread_ended.set()
@@ -135,7 +135,7 @@ class GroupWork(Work):
     def _wait_here(self) -> None:
         self._watch.begin_wait(self._peer, self._deadline())
         try:
-            self._under_way.wait(FOREVER)
+            self._under_way.wait(NO_TIMEOUT)
         except RuntimeError as error:
             self._fail(self._watch.explain(self._peer, error))
         else:
@@ -143,14 +143,14 @@ class GroupWork(Work):
         finally:
             self._watch.end_wait()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         if self._thread_ended.is_set():
             if self._thread_error is None:
                 self._is_done = True
             else:
                 self._fail(self._watch.explain(self._peer, self._thread_error))
             return True
-        failure = self._watch.trouble(self._peer, self._deadline())
+        failure = self._watch.poll_failure(self._peer, self._deadline())
         if failure is not None:
             self._fail(failure)
         return failure is not None

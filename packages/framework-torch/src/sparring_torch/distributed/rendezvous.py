@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, membership_from
+from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, read_membership
 from sparring.errors import DeadlineError, InvalidArgumentError
 from sparring_torch.distributed.options import TorchRendezvousOptions
 
@@ -28,7 +28,7 @@ class TorchRendezvous(Rendezvous):
     """
 
     def __init__(self, options: TorchRendezvousOptions) -> None:
-        self._membership = membership_from(
+        self._membership = read_membership(
             os.environ, EnvironmentOptions(launcher="torchrun", device=options.device)
         )
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]

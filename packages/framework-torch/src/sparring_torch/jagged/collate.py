@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import tensor_of
+from sparring_torch.jagged.ids import to_tensor
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["collate_jagged"]
@@ -43,7 +43,7 @@ def collate_jagged(
                     "mappings, with an empty list where there is no id",
                     feature=feature,
                 )
-            bags.append(tensor_of(example[feature], f"feature {feature!r}").reshape(-1))
+            bags.append(to_tensor(example[feature], f"feature {feature!r}").reshape(-1))
     named = set(features)
     others = [
         {name: value for name, value in example.items() if name not in named}

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.misuse import refuse_proxy
+from sparring_torch.misuse import reject_proxy
 
-__all__ = ["flat_ids", "ids_from", "ids_in_place", "is_flat", "tensor_of", "whole_ids"]
+__all__ = ["flat_ids", "to_ids", "to_device_ids", "is_flat", "to_tensor", "to_integer_ids"]
 
 _FIRST_INEXACT = {
     torch.float64: 2**53,
@@ -28,7 +28,7 @@ _FIRST_INEXACT = {
 _WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 
-def tensor_of(values: object, what: str) -> Tensor:
+def to_tensor(values: object, what: str) -> Tensor:
     """A tensor, or an array or lists as one.
 
     Raises:
@@ -36,7 +36,7 @@ def tensor_of(values: object, what: str) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values
-    refuse_proxy(values, what)
+    reject_proxy(values, what)
     try:
         made = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -73,7 +73,7 @@ def flat_ids(nested: Tensor) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=nested.dtype, device=nested.device)
 
 
-def ids_from(values: Tensor, what: str) -> Tensor:
+def to_ids(values: Tensor, what: str) -> Tensor:
     """Returns `values` as contiguous ``(n,)`` int64 on the CPU.
 
     Args:
@@ -90,27 +90,27 @@ def ids_from(values: Tensor, what: str) -> Tensor:
             "flatten them and give lengths or offsets",
             shape=tuple(values.shape),
         )
-    return whole_ids(values, what).contiguous()
+    return to_integer_ids(values, what).contiguous()
 
 
-def ids_in_place(values: Tensor, what: str) -> Tensor:
-    """As `whole_ids`, on the device where they are. Floats come to the host to be looked at.
+def to_device_ids(values: Tensor, what: str) -> Tensor:
+    """As `to_integer_ids`, on the device where they are. Floats come to the host to be looked at.
 
     Raises:
-        InvalidArgumentError: see `ids_from`.
+        InvalidArgumentError: see `to_ids`.
     """
     if values.dtype is torch.int64:
         return values.detach()
     if values.dtype in _WHOLE:
         return values.detach().to(torch.int64)
-    return whole_ids(values, what).to(values.device)
+    return to_integer_ids(values, what).to(values.device)
 
 
-def whole_ids(values: Tensor, what: str) -> Tensor:
-    """As `ids_from`, for any number of dimensions.
+def to_integer_ids(values: Tensor, what: str) -> Tensor:
+    """As `to_ids`, for any number of dimensions.
 
     Raises:
-        InvalidArgumentError: see `ids_from`.
+        InvalidArgumentError: see `to_ids`.
     """
     dtype = values.dtype
     if dtype is torch.int64:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.jagged_parts import JaggedParts
-from sparring_torch.jagged.jaggedness import Counts, lengths_of, values_from
+from sparring_torch.jagged.jaggedness import Counts, find_lengths, to_values
 from sparring_torch.jagged.keyed_parts import register_tree
 
 __all__ = ["JaggedTensor", "check_weights"]
@@ -45,14 +45,14 @@ class JaggedTensor(JaggedParts):
         lengths: Counts | None = None,
         offsets: Counts | None = None,
     ) -> None:
-        checked = values_from(values, "values")
+        checked = to_values(values, "values")
         self._values = checked
         self._weights = check_weights(weights, checked)
-        self._lengths = lengths_of(checked.shape[0], lengths, offsets, device=checked.device)
+        self._lengths = find_lengths(checked.shape[0], lengths, offsets, device=checked.device)
         self._offsets: Tensor | None = None
 
     @classmethod
-    def _trusted(
+    def _from_valid(
         cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
     ) -> JaggedTensor:
         """Without checks, for parts that come out of a checked tensor."""
@@ -72,7 +72,7 @@ class JaggedTensor(JaggedParts):
         lengths_dtype: torch.dtype = torch.int32,
     ) -> JaggedTensor:
         """No values in no bags."""
-        return JaggedTensor._trusted(
+        return JaggedTensor._from_valid(
             torch.empty(0, dtype=values_dtype, device=device),
             torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
             torch.empty(0, dtype=lengths_dtype, device=device),
@@ -138,7 +138,7 @@ class JaggedTensor(JaggedParts):
             desired_length: None means the longest bag.
             padding_value: what fills up.
         """
-        return self._padded(self._values, desired_length, padding_value)
+        return self._pad(self._values, desired_length, padding_value)
 
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
@@ -146,9 +146,9 @@ class JaggedTensor(JaggedParts):
         """``(batch, desired_length)``, or None without weights."""
         if self._weights is None:
             return None
-        return self._padded(self._weights, desired_length, padding_value)
+        return self._pad(self._weights, desired_length, padding_value)
 
-    def _padded(self, flat: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
+    def _pad(self, flat: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         num_bags = self._lengths.numel()
         if desired_length is not None and torch.compiler.is_compiling():
             # No shape may depend on lengths: values that are cut off go to one more column.
@@ -173,7 +173,7 @@ class JaggedTensor(JaggedParts):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         """The same on another device."""
-        return JaggedTensor._trusted(
+        return JaggedTensor._from_valid(
             *(
                 None if part is None else part.to(device, non_blocking=non_blocking)
                 for part in (self._values, self._weights, self._lengths, self._offsets)
@@ -182,7 +182,7 @@ class JaggedTensor(JaggedParts):
 
     def pin_memory(self) -> JaggedTensor:
         """The same in page-locked memory, from where a copy to a GPU need not wait."""
-        return JaggedTensor._trusted(
+        return JaggedTensor._from_valid(
             *(
                 None if part is None else part.pin_memory()
                 for part in (self._values, self._weights, self._lengths, self._offsets)
@@ -212,7 +212,7 @@ def check_weights(weights: Tensor | Sequence[float] | None, values: Tensor) -> T
     """
     if weights is None:
         return None
-    checked = values_from(weights, "weights")
+    checked = to_values(weights, "weights")
     if checked.shape[0] != values.shape[0]:
         raise InvalidArgumentError(
             f"weights must be as many as values, found {checked.shape[0]} weights for "
@@ -228,7 +228,7 @@ def _leaves(tensor: JaggedTensor) -> tuple[list[Any], list[Any]]:
 
 
 def _from_leaves(leaves: Iterable[Any], _: list[Any]) -> JaggedTensor:
-    return JaggedTensor._trusted(*leaves)
+    return JaggedTensor._from_valid(*leaves)
 
 
 register_tree(JaggedTensor, _leaves, _from_leaves, ("values", "weights", "lengths"))

@@ -19,17 +19,17 @@ from sparring.errors import InvalidArgumentError
 __all__ = [
     "Counts",
     "check_values",
-    "lengths_of",
+    "find_lengths",
     "lengths_to_offsets",
     "offsets_to_lengths",
-    "values_from",
+    "to_values",
 ]
 
 Counts = Tensor | Sequence[int]
 """Lengths or offsets as users give them: ``(bags,)`` whole numbers, a tensor or a list."""
 
 
-def values_from(values: object, what: str) -> Tensor:
+def to_values(values: object, what: str) -> Tensor:
     """A tensor of at least one dimension from a tensor, an array or a list.
 
     Raises:
@@ -53,7 +53,7 @@ def values_from(values: object, what: str) -> Tensor:
     return values
 
 
-def lengths_of(
+def find_lengths(
     num_values: int,
     lengths: Counts | None,
     offsets: Counts | None,
@@ -77,7 +77,7 @@ def lengths_of(
             odds.
     """
     if lengths is not None:
-        checked = _whole_counts(lengths, "lengths").to(device)
+        checked = _to_counts(lengths, "lengths").to(device)
         _check_lengths(checked, num_values)
         if offsets is not None:
             other = offsets_to_lengths(offsets, num_values, num_keys=num_keys)
@@ -85,8 +85,8 @@ def lengths_of(
                 checked.cpu().to(torch.int64), other.cpu().to(torch.int64)
             ):
                 raise InvalidArgumentError(
-                    f"lengths and offsets disagree: lengths are {_shown(checked)}, offsets give "
-                    f"{_shown(other)}; give one of the two"
+                    f"lengths and offsets disagree: lengths are {_format_counts(checked)}, offsets give "
+                    f"{_format_counts(other)}; give one of the two"
                 )
         return checked
     if offsets is not None:
@@ -123,7 +123,7 @@ def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -
     Raises:
         InvalidArgumentError: wrong rank, not whole, not from 0 upward, beyond `num_values`.
     """
-    checked = _whole_counts(offsets, "offsets")
+    checked = _to_counts(offsets, "offsets")
     count = checked.numel()
     if count == 0:
         checked = torch.zeros(1, dtype=torch.int64, device=checked.device)
@@ -133,16 +133,16 @@ def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -
         return steps if (count - 1) % num_keys == 0 else checked
     if int(checked[0]) != 0:
         raise InvalidArgumentError(
-            f"offsets must start at 0, found {_shown(checked)}; the first bag starts at value 0",
+            f"offsets must start at 0, found {_format_counts(checked)}; the first bag starts at value 0",
             offsets=checked.tolist(),
         )
     steps = checked[1:] - checked[:-1]
     if count > 1 and int(steps.min()) < 0:
-        place = int((steps < 0).nonzero()[0])
+        position = int((steps < 0).nonzero()[0])
         raise InvalidArgumentError(
-            f"offsets must not fall, found {int(checked[place + 1])} after {int(checked[place])} "
-            f"at position {place + 1}; an empty bag repeats the offset before it",
-            position=place + 1,
+            f"offsets must not fall, found {int(checked[position + 1])} after {int(checked[position])} "
+            f"at position {position + 1}; an empty bag repeats the offset before it",
+            position=position + 1,
         )
     last = int(checked[-1])
     if last > num_values:
@@ -161,7 +161,7 @@ def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -
     return torch.cat([steps, torch.tensor([num_values - last], dtype=checked.dtype).to(steps)])
 
 
-def _whole_counts(counts: Counts, what: str) -> Tensor:
+def _to_counts(counts: Counts, what: str) -> Tensor:
     tensor = counts if isinstance(counts, Tensor) else torch.as_tensor(counts)
     if tensor.numel() == 0 and tensor.dtype.is_floating_point:
         tensor = tensor.to(torch.int64)
@@ -180,7 +180,7 @@ def _whole_counts(counts: Counts, what: str) -> Tensor:
         is_whole = True
     if not is_whole:
         raise InvalidArgumentError(
-            f"{what} must be whole numbers, found {_shown(tensor)} of dtype {tensor.dtype}",
+            f"{what} must be whole numbers, found {_format_counts(tensor)} of dtype {tensor.dtype}",
             dtype=str(tensor.dtype),
         )
     return tensor.to(torch.int64)
@@ -190,12 +190,12 @@ def _check_lengths(lengths: Tensor, num_values: int) -> None:
     if lengths.is_meta or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
         return  # they have no values yet: the program's lookup checks them
     if lengths.numel() and int(lengths.min()) < 0:
-        place = int((lengths < 0).nonzero()[0])
+        position = int((lengths < 0).nonzero()[0])
         raise InvalidArgumentError(
-            f"lengths must not be negative, found {int(lengths[place])} at position {place}; "
+            f"lengths must not be negative, found {int(lengths[position])} at position {position}; "
             "an empty bag has length 0",
-            position=place,
-            length=int(lengths[place]),
+            position=position,
+            length=int(lengths[position]),
         )
     total = int(lengths.sum())
     if total != num_values:
@@ -207,7 +207,7 @@ def _check_lengths(lengths: Tensor, num_values: int) -> None:
         )
 
 
-def _shown(tensor: Tensor) -> str:
+def _format_counts(tensor: Tensor) -> str:
     numbers = tensor.detach().cpu().tolist()
     if len(numbers) <= 8:
         return str(numbers)

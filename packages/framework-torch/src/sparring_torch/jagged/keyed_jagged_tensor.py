@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged import keyed_parts
 from sparring_torch.jagged.jagged_parts import JaggedParts
 from sparring_torch.jagged.jagged_tensor import JaggedTensor, check_weights
-from sparring_torch.jagged.jaggedness import Counts, check_values, lengths_of, values_from
+from sparring_torch.jagged.jaggedness import Counts, check_values, find_lengths, to_values
 
 __all__ = ["KeyedJaggedTensor"]
 
@@ -89,7 +89,7 @@ class KeyedJaggedTensor(JaggedParts):
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         names = list(keys)
-        checked = values_from(values, "values")
+        checked = to_values(values, "values")
         if checked.dim() != 1:
             raise InvalidArgumentError(
                 f"values of a KeyedJaggedTensor must have one dimension, found shape "
@@ -111,15 +111,15 @@ class KeyedJaggedTensor(JaggedParts):
         if stride_per_key_per_rank is not None:
             self._strides = [sum(map(int, each)) for each in stride_per_key_per_rank]
         num_keys = 1 if self._strides else len(names)
-        self._lengths = lengths_of(
+        self._lengths = find_lengths(
             checked.shape[0], lengths, offsets, num_keys=num_keys, device=checked.device
         )
         self._offsets: Tensor | None = None
         self._inverse = (
-            None if inverse_indices is None else keyed_parts.inverse_of(names, *inverse_indices)
+            None if inverse_indices is None else keyed_parts.arrange_inverse(names, *inverse_indices)
         )
         if self._strides is None:
-            self._stride = keyed_parts.shared_stride(len(names), self._lengths.numel(), stride)
+            self._stride = keyed_parts.find_shared_stride(len(names), self._lengths.numel(), stride)
         else:
             keyed_parts.check_strides(names, self._strides, self._lengths.numel())
             self._stride = max(self._strides, default=0)
@@ -131,7 +131,7 @@ class KeyedJaggedTensor(JaggedParts):
         self._length_per_key: list[int] | None = None
 
     @classmethod
-    def _trusted(
+    def _from_valid(
         cls,
         keys: list[str],
         values: Tensor,
@@ -204,7 +204,7 @@ class KeyedJaggedTensor(JaggedParts):
         return KeyedJaggedTensor(
             list(jt_dict),
             torch.cat([part.values() for part in parts]),
-            keyed_parts.joined([part.weights_or_none() for part in parts], "weights"),
+            keyed_parts.concatenate_parts([part.weights_or_none() for part in parts], "weights"),
             torch.cat([part.lengths() for part in parts]),
             stride=next(iter(strides.values())),
         )
@@ -229,11 +229,11 @@ class KeyedJaggedTensor(JaggedParts):
             )
         keys = [name for part in kjt_list for name in part._keys]
         each = [[stride] for part in kjt_list for stride in part.stride_per_key()]
-        inverse = keyed_parts.joined([part._inverse for part in kjt_list], "inverse_indices")
+        inverse = keyed_parts.concatenate_parts([part._inverse for part in kjt_list], "inverse_indices")
         return KeyedJaggedTensor(
             keys,
             torch.cat([part.values() for part in kjt_list]),
-            keyed_parts.joined([part.weights_or_none() for part in kjt_list], "weights"),
+            keyed_parts.concatenate_parts([part.weights_or_none() for part in kjt_list], "weights"),
             torch.cat([part.lengths() for part in kjt_list]),
             stride=strides[0],
             stride_per_key_per_rank=each if is_variable else None,
@@ -249,7 +249,7 @@ class KeyedJaggedTensor(JaggedParts):
         lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
         """No features, no examples."""
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             [],
             torch.empty(0, dtype=values_dtype, device=device),
             torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
@@ -262,7 +262,7 @@ class KeyedJaggedTensor(JaggedParts):
         """No features, with the dtypes, the device and the stride of `kjt`."""
         weights = kjt._weights
         weights = None if weights is None else weights[:0]
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             [], kjt._values[:0], weights, kjt._lengths[:0], kjt._stride
         )
 
@@ -305,7 +305,7 @@ class KeyedJaggedTensor(JaggedParts):
             )
         return self._keys, self._inverse
 
-    def evened(self) -> KeyedJaggedTensor:
+    def with_even_stride(self) -> KeyedJaggedTensor:
         """The same bags, with as many for each feature: empty ones are added at the end."""
         if self._strides is None:
             return self
@@ -313,7 +313,7 @@ class KeyedJaggedTensor(JaggedParts):
         lengths = self._lengths.new_zeros(len(self._keys), stride)
         for row, own in zip(lengths, torch.split(self._lengths, self._strides), strict=True):
             row[: len(own)] = own
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             self._keys, self._values, self._weights, lengths.flatten(), stride, self._length_per_key
         )
 
@@ -321,7 +321,7 @@ class KeyedJaggedTensor(JaggedParts):
         """Ids of each feature; raises if the batch is on the device ``meta``."""
         if self._length_per_key is None:
             check_values(self._lengths, "length_per_key")
-            even = self.evened()
+            even = self.with_even_stride()
             self._length_per_key = even._lengths.view(len(self._keys), even._stride).sum(1).tolist()
         return self._length_per_key
 
@@ -362,11 +362,11 @@ class KeyedJaggedTensor(JaggedParts):
         if index is None:
             raise InvalidArgumentError(
                 f"no feature {key!r} in this KeyedJaggedTensor; "
-                + suggestion(key, self._index_per_key),
+                + format_suggestion(key, self._index_per_key),
                 feature=key,
             )
         part = self._part(index, index + 1)
-        return JaggedTensor._trusted(part._values, part._weights, part._lengths)
+        return JaggedTensor._from_valid(part._values, part._weights, part._lengths)
 
     def __contains__(self, key: object) -> bool:
         return key in self._index_per_key
@@ -416,10 +416,10 @@ class KeyedJaggedTensor(JaggedParts):
         parts = [self._part(index, index + 1) for index in order]
         if not parts:
             return KeyedJaggedTensor.empty_like(self)
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             [self._keys[index] for index in order],
             torch.cat([part._values for part in parts]),
-            keyed_parts.joined([part._weights for part in parts], "weights"),
+            keyed_parts.concatenate_parts([part._weights for part in parts], "weights"),
             torch.cat([part._lengths for part in parts]),
             self._stride,
             [self.length_per_key()[index] for index in order],
@@ -438,7 +438,7 @@ class KeyedJaggedTensor(JaggedParts):
         bags = slice(begin * self._stride, end * self._stride)
         if strides is not None:
             bags = slice(sum(strides[:begin]), sum(strides[:end]))
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             self._keys[begin:end],
             self._values[start:stop],
             None if weights is None else weights[start:stop],
@@ -458,18 +458,18 @@ class KeyedJaggedTensor(JaggedParts):
         dtype: torch.dtype | None = None,
     ) -> KeyedJaggedTensor:
         """The same on another device; `dtype`, if given, is for the weights."""
-        moved = self._mapped(lambda part: part.to(device, non_blocking=non_blocking))
+        moved = self._map(lambda part: part.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
         return moved
 
     def pin_memory(self) -> KeyedJaggedTensor:
         """The same in page-locked memory, from where a copy to a GPU need not wait."""
-        return self._mapped(Tensor.pin_memory)
+        return self._map(Tensor.pin_memory)
 
-    def _mapped(self, move: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+    def _map(self, move: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
         """The same with every tensor moved."""
-        return KeyedJaggedTensor._trusted(
+        return KeyedJaggedTensor._from_valid(
             self._keys,
             move(self._values),
             None if self._weights is None else move(self._weights),

@@ -14,15 +14,15 @@ from sparring.errors import InvalidArgumentError
 __all__ = [
     "check_order",
     "check_strides",
-    "inverse_of",
-    "joined",
+    "arrange_inverse",
+    "concatenate_parts",
     "register_batch",
     "register_tree",
-    "shared_stride",
+    "find_shared_stride",
 ]
 
 
-def shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
+def find_shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
     """Bags of each feature, where all have as many.
 
     Raises:
@@ -78,7 +78,7 @@ def check_strides(names: Sequence[str], strides: Sequence[int], num_bags: int) -
         )
 
 
-def inverse_of(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Tensor:
+def arrange_inverse(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Tensor:
     """Inverse indices ``(features, examples)`` in the order of the features.
 
     Raises:
@@ -95,7 +95,7 @@ def inverse_of(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Te
     return indices if order == list(range(len(indices))) else indices[order]
 
 
-def joined(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
+def concatenate_parts(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
     """One tensor of what several parts have; None where none of them has it.
 
     Raises:
@@ -162,7 +162,7 @@ def _batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> 
     stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
     if strides is not None:
         stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
-    return kind._trusted(keys, values, weights, lengths, stride, strides=strides, inverse=inverse)
+    return kind._from_valid(keys, values, weights, lengths, stride, strides=strides, inverse=inverse)
 
 
 def register_batch(kind: Any) -> None:

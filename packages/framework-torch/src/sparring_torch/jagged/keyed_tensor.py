@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.keyed_parts import register_tree
 
@@ -64,7 +64,7 @@ class KeyedTensor:
             raise InvalidArgumentError(f"a feature is named more than once in keys {names}")
 
     @classmethod
-    def _trusted(
+    def _from_valid(
         cls, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1
     ) -> KeyedTensor:
         """Without checks, for modules that made the values themselves."""
@@ -121,7 +121,7 @@ class KeyedTensor:
         index = self._index_per_key.get(key)
         if index is None:
             raise InvalidArgumentError(
-                f"no feature {key!r} in this KeyedTensor; " + suggestion(key, self._keys),
+                f"no feature {key!r} in this KeyedTensor; " + format_suggestion(key, self._keys),
                 feature=key,
             )
         return self._values.narrow(self._key_dim, self._offsets[index], self._length_per_key[index])
@@ -149,7 +149,7 @@ class KeyedTensor:
                 holders.setdefault(name, []).append(tensor)
         return [
             torch.cat(
-                [_held(holders, name)[name] for name in group], dim=keyed_tensors[0].key_dim()
+                [_find_holder(holders, name)[name] for name in group], dim=keyed_tensors[0].key_dim()
             )
             for group in groups
         ]
@@ -174,7 +174,7 @@ class KeyedTensor:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """The same on another device."""
-        return KeyedTensor._trusted(
+        return KeyedTensor._from_valid(
             self._keys,
             self._length_per_key,
             self._values.to(device, non_blocking=non_blocking),
@@ -190,7 +190,7 @@ class KeyedTensor:
         return f"KeyedTensor({{{parts}}})"
 
 
-def _held(holders: dict[str, list[KeyedTensor]], name: str) -> KeyedTensor:
+def _find_holder(holders: dict[str, list[KeyedTensor]], name: str) -> KeyedTensor:
     found = holders.get(name, [])
     if len(found) > 1:
         raise InvalidArgumentError(
@@ -201,7 +201,7 @@ def _held(holders: dict[str, list[KeyedTensor]], name: str) -> KeyedTensor:
         )
     if not found:
         raise InvalidArgumentError(
-            f"regroup: no feature {name!r}; " + suggestion(name, holders), feature=name
+            f"regroup: no feature {name!r}; " + format_suggestion(name, holders), feature=name
         )
     return found[0]
 
@@ -213,7 +213,7 @@ def _leaves(keyed: KeyedTensor) -> tuple[list[Any], list[Any]]:
 def _from_leaves(leaves: Iterable[Any], context: list[Any]) -> KeyedTensor:
     keys, length_per_key, key_dim = context
     (values,) = leaves
-    return KeyedTensor._trusted(keys, length_per_key, values, key_dim)
+    return KeyedTensor._from_valid(keys, length_per_key, values, key_dim)
 
 
 register_tree(KeyedTensor, _leaves, _from_leaves, ("values",))

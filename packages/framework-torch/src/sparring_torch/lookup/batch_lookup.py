@@ -41,7 +41,7 @@ class Bags:
     """``(features of the batch * num_bags + 1,)``, never falling, from 0 to n."""
     weights: Tensor | None
     """``(n,)``"""
-    places: Sequence[int]
+    positions: Sequence[int]
     """Which feature of the batch each looked-up feature is."""
     num_bags: int
     """Bags of each feature."""
@@ -78,7 +78,7 @@ class DirectBatch:
         self._make_sources = make_sources
         self._shadow_id = resources.register_direct(tables)
 
-    def hold(self, gradients: Sequence[Tensor]) -> None:
+    def accumulate_sources(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
         kept = list(map(Tensor.contiguous, gradients))
         # They are not copied, so they must not be written to before the step.
@@ -92,7 +92,7 @@ class DirectBatch:
                 )
 
         sources = self._make_sources(list(map(Tensor.numpy, kept)))
-        self._resources.hold(self._shadow_id, sources, check)
+        self._resources.accumulate_sources(self._shadow_id, sources, check)
 
     def __del__(self) -> None:
         # A compiler that traces its making has one without attributes.
@@ -122,6 +122,6 @@ class _Output(torch.autograd.Function):
     # Autograd calls it without grad mode. With create_graph, numpy() refuses the gradient.
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.batch.hold(gradients)
+        ctx.batch.accumulate_sources(gradients)
         num_outputs: int = ctx.num_outputs
         return (None,) * (2 + num_outputs)

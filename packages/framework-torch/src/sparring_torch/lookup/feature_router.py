@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import ids_from
+from sparring_torch.jagged.ids import to_ids
 from sparring_torch.jagged.jaggedness import check_values
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.lookup.batch_lookup import Bags
-from sparring_torch.misuse import refuse_proxy
+from sparring_torch.misuse import reject_proxy
 
 __all__ = ["FeatureRouter"]
 
@@ -56,9 +56,9 @@ class FeatureRouter:
             InvalidArgumentError: the batch lacks a feature, has an unknown one that is rejected, has no
                 weights where they are needed, or holds what is no id.
         """
-        places = self.places(batch)
+        positions = self.positions(batch)
         check_values(batch.values(), self._owner)
-        batch = batch.evened()
+        batch = batch.with_even_stride()
         weights = batch.weights() if is_weighted else None
         values = batch.values()
         if values.dtype is torch.int64:
@@ -67,66 +67,66 @@ class FeatureRouter:
             # Ids that are not exact are named with their feature.
             ids = torch.cat(
                 [
-                    ids_from(part.values(), f"feature {name!r}")
+                    to_ids(part.values(), f"feature {name!r}")
                     if name in self._known
                     else torch.zeros(len(part.values()), dtype=torch.int64)
                     for name, part in batch.to_dict().items()
                 ]
             ).numpy()
         offsets = batch.offsets().cpu().numpy().astype(np.int64, copy=False)
-        return Bags(ids, np.ascontiguousarray(offsets), weights, places, batch.stride())
+        return Bags(ids, np.ascontiguousarray(offsets), weights, positions, batch.stride())
 
-    def places(self, batch: KeyedJaggedTensor) -> list[int]:
+    def positions(self, batch: KeyedJaggedTensor) -> list[int]:
         """Which feature of the batch each looked-up feature is, table by table.
 
         Raises:
             InvalidArgumentError: the batch lacks a feature, or has an unknown one that is rejected.
         """
         if not isinstance(batch, KeyedJaggedTensor):
-            refuse_proxy(batch, self._owner)
+            reject_proxy(batch, self._owner)
             raise InvalidArgumentError(
                 f"{self._owner} takes a KeyedJaggedTensor, found {type(batch).__name__}"
             )
         if batch.keys() != self._planned_for:
-            self._plan = self._planned(batch.keys())
+            self._plan = self._find_positions(batch.keys())
             self._planned_for = list(batch.keys())
         return self._plan
 
-    def op_places(self, batch: KeyedJaggedTensor) -> list[int]:
+    def op_positions(self, batch: KeyedJaggedTensor) -> list[int]:
         """`places`, and at the end the number of features of the batch, for operators of torch."""
-        return [*self.places(batch), len(batch.keys())]
+        return [*self.positions(batch), len(batch.keys())]
 
     def batch(
-        self, ids: Tensor, lengths: Tensor, weights: Tensor | None, places: Sequence[int]
+        self, ids: Tensor, lengths: Tensor, weights: Tensor | None, positions: Sequence[int]
     ) -> KeyedJaggedTensor:
         """Returns the batch of which operators of torch received these parts.
 
         Args:
             lengths: of bags; each feature has as many.
-            places: `op_places` of the batch.
+            places: `op_positions` of the batch.
         """
-        *known, num_features = places
+        *known, num_features = positions
         names = dict(zip(known, self.names, strict=True))
-        keys = [names.get(place, f"{self._unknown}{place}") for place in range(num_features)]
+        keys = [names.get(position, f"{self._unknown}{position}") for position in range(num_features)]
         stride = len(lengths) // len(keys)
-        return KeyedJaggedTensor._trusted(keys, ids, weights, lengths, stride)
+        return KeyedJaggedTensor._from_valid(keys, ids, weights, lengths, stride)
 
-    def _planned(self, keys: Sequence[str]) -> list[int]:
-        places = {name: place for place, name in enumerate(keys)}
+    def _find_positions(self, keys: Sequence[str]) -> list[int]:
+        positions = {name: position for position, name in enumerate(keys)}
         for name in keys:
             if self._rejects_unknown and name not in self._known:
                 raise InvalidArgumentError(
                     f"feature {name!r} of the batch has no table in this {self._owner}; "
-                    f"{suggestion(name, sorted(self._known))}. Leave it out with permute(), name it "
+                    f"{format_suggestion(name, sorted(self._known))}. Leave it out with permute(), name it "
                     "in a table's feature_names, or give unknown_features='ignore'",
                     feature=name,
                 )
         for each in self._features:
             for name in each:
-                if name not in places:
+                if name not in positions:
                     raise InvalidArgumentError(
                         f"this {self._owner} needs feature {name!r}, which the batch lacks; "
-                        + suggestion(name, keys),
+                        + format_suggestion(name, keys),
                         feature=name,
                     )
-        return [places[name] for each in self._features for name in each]
+        return [positions[name] for each in self._features for name in each]

@@ -26,29 +26,29 @@ from torch import Tensor
 from sparring import StepContainer
 from sparring.adapter import Lookup, ResourceManager, dedup
 from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
-from sparring_torch.lookup.owner_pooling import are_pooled, divided, pooled_by_owners
+from sparring_torch.lookup.owner_pooling import is_pooled_by_owners, split_plan, pool_by_owners
 from sparring_torch.lookup.shadow_pooling import (
     Features,
     Plan,
     Shadow,
-    bag_gradients,
-    gathered,
-    id_gradients,
-    joined,
+    compute_bag_gradients,
+    gather_ids,
+    compute_id_gradients,
+    join_parts,
     plan_bags,
     plan_ids,
-    pooled,
-    pooled_parts,
-    weight_gradients,
+    pool_bags,
+    pool_parts,
+    compute_weight_gradients,
 )
 
-__all__ = ["HostPath", "Prefetched"]
+__all__ = ["HostPath", "PrefetchedLookups"]
 
 Requests = Sequence[tuple[str, npt.NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetched:
+class PrefetchedLookups:
     """Lookups of a forward pass, made before it began."""
 
     plan: Plan
@@ -80,12 +80,12 @@ class HostPath:
         self._container = container
         self._resources = container.resources
         self._tables, self._features, self._dtype = tables, features, dtype
-        self._prefetched: deque[Prefetched] = deque()
+        self._prefetched: deque[PrefetchedLookups] = deque()
 
     @property
     def pools_at_owners(self) -> bool:
         """Whether bags of any table are pooled by the owners of their rows."""
-        return any(are_pooled(self._container, table) for table in self._tables)
+        return any(is_pooled_by_owners(self._container, table) for table in self._tables)
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
         """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
@@ -106,7 +106,7 @@ class HostPath:
         assert self._dtype is not None
         self._check_readable(prefetched)
         weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
-        given = bags.ids, bags.offsets, bags.places, bags.num_bags, weights
+        given = bags.ids, bags.offsets, bags.positions, bags.num_bags, weights
         if not is_registered:
             return torch.from_numpy(self._collection.pool(*given))
         batch = self._collection.plan_bags(*given, finds_rows=prefetched is None)
@@ -114,7 +114,7 @@ class HostPath:
             out = batch.pool()
         else:
             with torch.no_grad():
-                out = pooled(plan, bags, _still(prefetched)).numpy()
+                out = pool_bags(plan, bags, _make_constant_shadows(prefetched)).numpy()
         held = DirectBatch(self._resources, self._tables, batch.gradients)
         return with_gradient(held, [out])[0]
 
@@ -127,7 +127,7 @@ class HostPath:
             plan = plan_ids(self._features, ids)
             prefetched = self._take_prefetched(plan, is_registered)
         if not is_direct:
-            return gathered(plan, self._shadows(plan, prefetched, is_training))
+            return gather_ids(plan, self._shadows(plan, prefetched, is_training))
         self._check_readable(prefetched)
         if not is_registered:
             return [torch.from_numpy(each) for each in self._collection.gather(ids.ids, ids.spans)]
@@ -135,7 +135,7 @@ class HostPath:
         if prefetched is None:
             outputs = batch.gather()
         else:
-            outputs = [each.numpy() for each in gathered(plan, _still(prefetched))]
+            outputs = [each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))]
         held = DirectBatch(self._resources, self._tables, batch.gradients)
         return with_gradient(held, outputs)
 
@@ -151,7 +151,7 @@ class HostPath:
 
     # -- lookups that operators of torch made
 
-    def take_gradient(self, wanted: Bags | Ids, parts: Sequence[Tensor]) -> None:
+    def take_gradient(self, looked_up: Bags | Ids, parts: Sequence[Tensor]) -> None:
         """Takes the gradients of what `pool` or `gather` returned without registering it.
 
         Args:
@@ -159,22 +159,22 @@ class HostPath:
             parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
         """
         if self._is_direct:
-            if isinstance(wanted, Bags):
+            if isinstance(looked_up, Bags):
                 assert self._dtype is not None
-                weights = wanted.numpy_weights(self._dtype)
-                bags = wanted.ids, wanted.offsets, wanted.places, wanted.num_bags, weights
+                weights = looked_up.numpy_weights(self._dtype)
+                bags = looked_up.ids, looked_up.offsets, looked_up.positions, looked_up.num_bags, weights
                 batch = self._collection.plan_bags(*bags, finds_rows=False)
                 parts = [torch.cat(list(parts), dim=1)]
             else:
-                batch = self._collection.plan_ids(wanted.ids, wanted.spans, finds_rows=False)
-            DirectBatch(self._resources, self._tables, batch.gradients).hold(parts)
+                batch = self._collection.plan_ids(looked_up.ids, looked_up.spans, finds_rows=False)
+            DirectBatch(self._resources, self._tables, batch.gradients).accumulate_sources(parts)
             return
-        plan = self.plan(wanted)
+        plan = self.plan(looked_up)
         found = [dedup(ids) for _, ids in plan.requests]
-        if isinstance(wanted, Bags):
-            gradients = bag_gradients(plan, wanted, parts, found)
+        if isinstance(looked_up, Bags):
+            gradients = compute_bag_gradients(plan, looked_up, parts, found)
         else:
-            gradients = id_gradients(plan, parts, found)
+            gradients = compute_id_gradients(plan, parts, found)
         for (table, _), each, gradient in zip(plan.requests, found, gradients, strict=True):
             shadow_id = self._resources.register(table, each.keys, each.inverse)
             self._resources.accumulate(shadow_id, gradient)
@@ -187,14 +187,14 @@ class HostPath:
             parts: as of `take_gradient`.
         """
         plan = self.plan(bags)
-        return weight_gradients(plan, bags, parts, self.look_up(plan.requests, is_training=False))
+        return compute_weight_gradients(plan, bags, parts, self.look_up(plan.requests, is_training=False))
 
     # -- prefetched lookups
 
-    def plan(self, wanted: Bags | Ids) -> Plan:
+    def plan(self, looked_up: Bags | Ids) -> Plan:
         """Lookups that `pool` or `gather` would make."""
-        make: Any = plan_bags if isinstance(wanted, Bags) else plan_ids
-        plan: Plan = make(self._features, wanted)
+        make: Any = plan_bags if isinstance(looked_up, Bags) else plan_ids
+        plan: Plan = make(self._features, looked_up)
         return plan
 
     @property
@@ -202,14 +202,14 @@ class HostPath:
         """Whether lookups of a forward pass wait for it."""
         return bool(self._prefetched)
 
-    def give_prefetched(self, prefetched: Iterable[Prefetched]) -> None:
+    def set_prefetched(self, prefetched: Iterable[PrefetchedLookups]) -> None:
         """Sets the lookups of the next forward passes of training, in their order.
 
         They replace those that were given before and not used.
         """
         self._prefetched = deque(prefetched)
 
-    def _take_prefetched(self, plan: Plan, is_registered: bool) -> Prefetched | None:
+    def _take_prefetched(self, plan: Plan, is_registered: bool) -> PrefetchedLookups | None:
         """Prefetched lookups of this pass; None if the pass looks up something else."""
         if not is_registered or not self._prefetched:
             return None
@@ -230,7 +230,7 @@ class HostPath:
         """All features' lookups as one native call."""
         return self._container.collection(self._features)
 
-    def _check_readable(self, prefetched: Prefetched | None) -> None:
+    def _check_readable(self, prefetched: PrefetchedLookups | None) -> None:
         if prefetched is None:
             self._container.check_readable(self._tables)
         else:
@@ -238,22 +238,22 @@ class HostPath:
             self._container.check_open()
 
     def _pool_on_ranks(
-        self, plan: Plan, bags: Bags, prefetched: Prefetched | None, *, is_training: bool
+        self, plan: Plan, bags: Bags, prefetched: PrefetchedLookups | None, *, is_training: bool
     ) -> Tensor:
         """Pools rows that came from other ranks, and joins bags that these have pooled."""
         if prefetched is not None or not self.pools_at_owners:
-            return pooled(plan, bags, self._shadows(plan, prefetched, is_training))
-        by_rows, by_owners = divided(self._container, plan)
+            return pool_bags(plan, bags, self._shadows(plan, prefetched, is_training))
+        by_rows, by_owners = split_plan(self._container, plan)
         parts: dict[int, Tensor] = {}
         if by_rows.groups:
             shadows = self._shadows(by_rows, None, is_training)
-            parts = pooled_parts(by_rows, bags, shadows)
+            parts = pool_parts(by_rows, bags, shadows)
         is_registered = is_training and torch.is_grad_enabled()
-        parts |= pooled_by_owners(self._container, by_owners, bags, is_registered=is_registered)
-        return joined(parts)
+        parts |= pool_by_owners(self._container, by_owners, bags, is_registered=is_registered)
+        return join_parts(parts)
 
     def _shadows(
-        self, plan: Plan, prefetched: Prefetched | None, is_training: bool
+        self, plan: Plan, prefetched: PrefetchedLookups | None, is_training: bool
     ) -> list[Shadow]:
         if prefetched is None:
             return self.look_up(plan.requests, is_training=is_training)
@@ -274,7 +274,7 @@ class HostPath:
         return shadows
 
 
-def _still(prefetched: Prefetched) -> list[Shadow]:
+def _make_constant_shadows(prefetched: PrefetchedLookups) -> list[Shadow]:
     """Rows that are only read."""
     return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in prefetched.lookups]
 

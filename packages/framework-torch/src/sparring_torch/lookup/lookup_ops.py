@@ -126,20 +126,20 @@ def _(ids: Tensor, anchor: Tensor, _table: str, dim: int) -> Tensor:
 
 
 @torch.library.custom_op("sparring::lookup_backward", mutates_args=(), schema=_lookup_backward)
-def _take(gradient: Tensor, ids: Tensor, anchor: Tensor, table: str) -> Tensor:
-    module_of_site(table).take_gradient(_own(gradient), _own(ids))
+def _take_gradient(gradient: Tensor, ids: Tensor, anchor: Tensor, table: str) -> Tensor:
+    module_of_site(table).take_gradient(_copy_if_shared(gradient), _copy_if_shared(ids))
     return torch.zeros_like(anchor)
 
 
-@_take.register_fake
+@_take_gradient.register_fake
 def _(_gradient: Tensor, _ids: Tensor, anchor: Tensor, _table: str) -> Tensor:
     return torch.empty_like(anchor)
 
 
 @torch.library.custom_op("sparring::pooled_lookup", mutates_args=(), schema=_pooled_lookup)
 def _look_up_pooled(*arguments: Any) -> Tensor:
-    *batch, _anchor, table, places, num_bags, _dim = arguments
-    return module_of_site(table).look_up(*batch, places, num_bags)
+    *batch, _anchor, table, positions, num_bags, _dim = arguments
+    return module_of_site(table).look_up(*batch, positions, num_bags)
 
 
 @_look_up_pooled.register_fake
@@ -152,23 +152,23 @@ def _(*arguments: Any) -> Tensor:
 @torch.library.custom_op(
     "sparring::pooled_lookup_backward", mutates_args=(), schema=_pooled_lookup_backward
 )
-def _take_pooled(*arguments: Any) -> tuple[Tensor, Tensor]:
-    gradient, *batch, anchor, table, places, num_bags, are_weights_trained = arguments
-    gradient, *batch = map(_own, (gradient, *batch))
+def _take_pooled_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
+    gradient, *batch, anchor, table, positions, num_bags, are_weights_trained = arguments
+    gradient, *batch = map(_copy_if_shared, (gradient, *batch))
     of_weights = module_of_site(table).take_gradient(
-        gradient, *batch, places, num_bags, are_weights_trained
+        gradient, *batch, positions, num_bags, are_weights_trained
     )
     return torch.zeros_like(anchor), torch.empty(0) if of_weights is None else of_weights
 
 
-@_take_pooled.register_fake
+@_take_pooled_gradient.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     _gradient, _ids, _bags, weights, anchor, *_, are_weights_trained = arguments
     of_weights = torch.empty_like(weights) if are_weights_trained else torch.empty(0)
     return torch.empty_like(anchor), of_weights
 
 
-def _own(given: Any) -> Any:
+def _copy_if_shared(given: Any) -> Any:
     """A copy that lasts until the step: compilers use memory again."""
     return None if given is None else given.clone(memory_format=torch.contiguous_format)
 
@@ -184,7 +184,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 
 
 def _set_up_pooled(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - as above
-    ids, bags, weights, anchor, ctx.table, ctx.places, ctx.num_bags, _ = inputs
+    ids, bags, weights, anchor, ctx.table, ctx.positions, ctx.num_bags, _ = inputs
     ctx.save_for_backward(ids, bags, weights, anchor)
 
 
@@ -198,7 +198,7 @@ def _backward_pooled(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         weights,
         anchor,
         ctx.table,
-        ctx.places,
+        ctx.positions,
         ctx.num_bags,
         are_weights_trained,
     )

@@ -19,21 +19,21 @@ from sparring.adapter import BagLookup, PooledLookup, bag_weight_gradients, look
 from sparring_torch.lookup.batch_lookup import Bags
 from sparring_torch.lookup.shadow_pooling import Plan, group_bags
 
-__all__ = ["are_pooled", "divided", "pooled_by_owners"]
+__all__ = ["is_pooled_by_owners", "split_plan", "pool_by_owners"]
 
 
-def are_pooled(container: StepContainer, table: str) -> bool:
+def is_pooled_by_owners(container: StepContainer, table: str) -> bool:
     """Whether bags of a table are pooled by the owners of their rows."""
     return container.transfer(table)[0] == "pooled"
 
 
-def divided(container: StepContainer, plan: Plan) -> tuple[Plan, Plan]:
+def split_plan(container: StepContainer, plan: Plan) -> tuple[Plan, Plan]:
     """The lookups of a plan that go by rows, and those that owners pool."""
-    pooled = [are_pooled(container, table) for table, _ in plan.groups]
+    pooled = [is_pooled_by_owners(container, table) for table, _ in plan.groups]
     return plan.part([not each for each in pooled]), plan.part(pooled)
 
 
-def pooled_by_owners(
+def pool_by_owners(
     container: StepContainer, plan: Plan, bags: Bags, *, is_registered: bool
 ) -> dict[int, Tensor]:
     """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.

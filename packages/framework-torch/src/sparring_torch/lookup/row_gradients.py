@@ -27,7 +27,7 @@ from sparring import StepContainer
 from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.state.cut_tensors import is_cut, replicated
+from sparring_torch.state.sharded_tensors import is_sharded, replicate
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
 
@@ -36,7 +36,7 @@ class _Norm(nn.Parameter):
     """A parameter without elements; its gradient is the norm of the gradients of some tables."""
 
     gradients: RowGradients | None = None
-    place = 0
+    position = 0
     """Its place among the norms of `gradients`."""
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> _Norm:
@@ -53,14 +53,14 @@ class _Norm(nn.Parameter):
 
         On several ranks all of them read it: it is the norm over all ranks.
         """
-        if self.gradients is None or not self.gradients.are_waiting:
+        if self.gradients is None or not self.gradients.has_pending:
             return None
-        return self.gradients.norm(self.place, self.device)
+        return self.gradients.norm(self.position, self.device)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self.gradients is not None and self.gradients.are_waiting:
-            self.gradients.set_norm(self.place, value)
+        if self.gradients is not None and self.gradients.has_pending:
+            self.gradients.set_norm(self.position, value)
 
 
 class Anchor(_Norm):
@@ -89,22 +89,22 @@ class Anchor(_Norm):
         """As `_Norm.grad`."""
         if self.gradients is None:
             return None
-        if not self.gradients.are_waiting:
+        if not self.gradients.has_pending:
             if sys._getframe(1).f_code in _ZERO_GRAD:
                 self.gradients.drop(())
             return None
-        reader = _reader()
+        reader = _find_reader()
         if _is_optimizer(reader):
             return None
         _check_clipping(reader)
-        return self.gradients.norm(self.place, self.device)
+        return self.gradients.norm(self.position, self.device)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self.gradients is None or _is_optimizer(_reader()):
+        if self.gradients is None or _is_optimizer(_find_reader()):
             return
-        if self.gradients.are_waiting:
-            self.gradients.set_norm(self.place, value)
+        if self.gradients.has_pending:
+            self.gradients.set_norm(self.position, value)
         elif value is None:
             self.gradients.drop(())
 
@@ -165,14 +165,14 @@ class RowGradients:
     ) -> None:
         self._container = container
         self._resources = container.resources
-        self._place = {
-            name: place for place in reversed(range(len(anchors))) for name in tables[place]
+        self._anchor_of_table = {
+            name: position for position in reversed(range(len(anchors))) for name in tables[position]
         }
         self.parameters = [_Norm(requires_grad=True) for _ in anchors]
         """One for each anchor: gradient scalers find them in the optimizer's `param_groups`."""
-        for place, (anchor, own) in enumerate(zip(anchors, self.parameters, strict=True)):
+        for position, (anchor, own) in enumerate(zip(anchors, self.parameters, strict=True)):
             anchor.gradients = own.gradients = self
-            anchor.place = own.place = place
+            anchor.position = own.position = position
         self._num_seen = self._resources.num_gradients
         self._has_stepped = False
         """Whether a step took gradients, and no `zero_grad` followed."""
@@ -181,39 +181,39 @@ class RowGradients:
         self._before: list[float] = []
 
     @property
-    def are_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether a gradient came since the last step, or a norm is to be given back."""
         return bool(self._norms) or self._resources.num_gradients != self._num_seen
 
     @property
-    def were_read(self) -> bool:
+    def has_read_norms(self) -> bool:
         """Whether a norm was, and may have been scaled since."""
         return bool(self._norms)
 
-    def norm(self, place: int, device: torch.device) -> Tensor | None:
+    def norm(self, position: int, device: torch.device) -> Tensor | None:
         """The norm ``(1,)`` of the gradients of an anchor's tables; the same tensor until more come.
 
         None where they were dropped. All ranks call it.
         """
         if not self._norms or self._resources.num_gradients != self._num_seen:
-            self._sum()
-        norm = self._norms[place]
+            self._compute_norms()
+        norm = self._norms[position]
         if norm is not None and norm.device != device and device.type != "meta":
-            norm = self._norms[place] = norm.to(device)
-        if norm is not None and self._mesh is not None and not is_cut(norm):
-            norm = self._norms[place] = replicated(norm, self._mesh)
+            norm = self._norms[position] = norm.to(device)
+        if norm is not None and self._mesh is not None and not is_sharded(norm):
+            norm = self._norms[position] = replicate(norm, self._mesh)
         return norm
 
-    def set_norm(self, place: int, value: Tensor | None) -> None:
+    def set_norm(self, position: int, value: Tensor | None) -> None:
         """Scales the gradients to another norm; None drops them."""
         if value is not None:
-            self.norm(place, value.device)
-            self._norms[place] = value
+            self.norm(position, value.device)
+            self._norms[position] = value
             return
         self._has_stepped = False
         if self._norms:
-            self._norms[place] = None
-        for name in [name for name, own in self._place.items() if own == place]:
+            self._norms[position] = None
+        for name in [name for name, own in self._anchor_of_table.items() if own == position]:
             self._resources.drop(name)
 
     def scale(self, factor: float = 1.0) -> None:
@@ -221,16 +221,16 @@ class RowGradients:
 
         All ranks call it with an equal factor.
         """
-        if factor != 1.0 and self.are_waiting:
-            self._sum()
+        if factor != 1.0 and self.has_pending:
+            self._compute_norms()
         factors = [
             factor * (norm.item() / before if norm is not None and before else 1.0)
             for norm, before in zip(self._norms, self._before, strict=True)
         ]
         for entry, each in self._resources.summed.items():
             name = self._container.entry(entry).table_name
-            if name in self._place and factors and factors[self._place[name]] != 1.0:
-                each.gradients *= factors[self._place[name]]
+            if name in self._anchor_of_table and factors and factors[self._anchor_of_table[name]] != 1.0:
+                each.gradients *= factors[self._anchor_of_table[name]]
         self.forget()
 
     def check_cleared(self) -> bool:
@@ -240,7 +240,7 @@ class RowGradients:
             InvalidArgumentError: if there was no `zero_grad` since a step that had gradients: torch would
                 use them again.
         """
-        has_gradients = any(map(self._resources.has_gradient, self._place))
+        has_gradients = any(map(self._resources.has_gradient, self._anchor_of_table))
         if not self._has_stepped:
             return has_gradients
         found = "gradients of a backward()" if has_gradients else "no gradient"
@@ -267,7 +267,7 @@ class RowGradients:
         self._norms, self._before = [], []
         self._num_seen = self._resources.num_gradients
 
-    def _sum(self) -> None:
+    def _compute_norms(self) -> None:
         """Adds up all gradients so far, and computes their norms again."""
         self.scale()
         container = self._container
@@ -276,10 +276,10 @@ class RowGradients:
         for entry, each in summed.items():
             name = container.entry(entry).table_name
             # A table of another module: the step says that it has no optimizer.
-            if name in self._place and len(each.keys):
+            if name in self._anchor_of_table and len(each.keys):
                 values = torch.as_tensor(each.gradients)
                 norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-                squares[self._place[name]] += norm.item() ** 2
+                squares[self._anchor_of_table[name]] += norm.item() ** 2
         world_size = container.collective.world_size
         if world_size > 1:
             squares = container.collective.all_reduce(squares, Reduction.SUM)
@@ -287,7 +287,7 @@ class RowGradients:
         if container.state.reduction is Reduction.MEAN:
             norms /= world_size
         is_double = any(
-            container.tables[name].computing_dtype == np.float64 for name in self._place
+            container.tables[name].computing_dtype == np.float64 for name in self._anchor_of_table
         )
         dtype = torch.float64 if is_double else torch.float32
         made = [torch.tensor([each], dtype=dtype) for each in norms]
@@ -315,7 +315,7 @@ def _reject_penalty(anchor: Anchor) -> NoReturn:
     )
 
 
-def _reader() -> FrameType:
+def _find_reader() -> FrameType:
     """The function that reads or sets `Anchor.grad`."""
     frame = sys._getframe(2)
     while frame.f_code.co_name in ("<listcomp>", "<dictcomp>", "<genexpr>"):

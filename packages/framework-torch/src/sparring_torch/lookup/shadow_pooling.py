@@ -26,16 +26,16 @@ from sparring_torch.lookup.pooling import gather, pool
 __all__ = [
     "Plan",
     "Shadow",
-    "bag_gradients",
-    "gathered",
+    "compute_bag_gradients",
+    "gather_ids",
     "group_bags",
-    "id_gradients",
-    "joined",
+    "compute_id_gradients",
+    "join_parts",
     "plan_bags",
     "plan_ids",
-    "pooled",
-    "pooled_parts",
-    "weight_gradients",
+    "pool_bags",
+    "pool_parts",
+    "compute_weight_gradients",
 ]
 
 Features = Sequence[tuple[str, str]]
@@ -79,7 +79,7 @@ class Plan:
 def plan_bags(features: Features, bags: Bags) -> Plan:
     """Plans the lookups of bags."""
     return _plan(
-        features, bags.ids, [_span(bags, bags.places[member]) for member in range(len(features))]
+        features, bags.ids, [_span(bags, bags.positions[member]) for member in range(len(features))]
     )
 
 
@@ -88,22 +88,22 @@ def plan_ids(features: Features, ids: Ids) -> Plan:
     return _plan(features, ids.ids, [slice(*span) for span in ids.spans])
 
 
-def pooled(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
+def pool_bags(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
     """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
 
     Args:
         plan: of these bags.
         shadows: one for each of its groups.
     """
-    return joined(pooled_parts(plan, bags, shadows))
+    return join_parts(pool_parts(plan, bags, shadows))
 
 
-def joined(parts: Mapping[int, Tensor]) -> Tensor:
+def join_parts(parts: Mapping[int, Tensor]) -> Tensor:
     """The embeddings of all features side by side, in the order of features."""
     return torch.cat([parts[member] for member in range(len(parts))], dim=1)
 
 
-def pooled_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, Tensor]:
+def pool_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, Tensor]:
     """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.
 
     Args:
@@ -122,7 +122,7 @@ def pooled_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int,
     return parts
 
 
-def bag_gradients(
+def compute_bag_gradients(
     plan: Plan, bags: Bags, parts: Sequence[Tensor], found: Sequence[Dedup]
 ) -> list[Any]:
     """Gradients for the rows of each group, ``(u, dim)``, as `pooled` passes them back.
@@ -150,7 +150,7 @@ def bag_gradients(
     return result
 
 
-def id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) -> list[Any]:
+def compute_id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) -> list[Any]:
     """Gradients for the rows of each group, ``(u, dim)``, as `gathered` passes them back.
 
     Args:
@@ -165,13 +165,13 @@ def id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) ->
     ]
 
 
-def weight_gradients(
+def compute_weight_gradients(
     plan: Plan, bags: Bags, parts: Sequence[Tensor], shadows: Sequence[Shadow]
 ) -> Tensor:
     """The gradient of the weights of bags, ``(n,)``, as `pooled` passes it back.
 
     Args:
-        parts: as of `bag_gradients`.
+        parts: as of `compute_bag_gradients`.
     """
     assert bags.weights is not None
     result = torch.zeros(len(bags.ids), dtype=shadows[0].rows.dtype)
@@ -195,7 +195,7 @@ def group_bags(
     bags: Bags, members: Sequence[int], spans: Sequence[slice], dtype: torch.dtype
 ) -> tuple[npt.NDArray[np.int64], Tensor | None]:
     """Offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""
-    lengths = np.concatenate([_lengths(bags, bags.places[member]) for member in members])
+    lengths = np.concatenate([_lengths(bags, bags.positions[member]) for member in members])
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     if bags.weights is None:
@@ -203,7 +203,7 @@ def group_bags(
     return offsets, torch.cat([bags.weights[span] for span in spans]).to("cpu", dtype)
 
 
-def gathered(plan: Plan, shadows: Sequence[Shadow]) -> list[Tensor]:
+def gather_ids(plan: Plan, shadows: Sequence[Shadow]) -> list[Tensor]:
     """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
     parts: dict[int, Tensor] = {}
     for members, spans, shadow in zip(plan.groups.values(), plan.spans, shadows, strict=True):
@@ -225,12 +225,12 @@ def _plan(features: Features, ids: npt.NDArray[np.int64], spans: Sequence[slice]
     return Plan(groups, all_spans, requests)
 
 
-def _span(bags: Bags, place: int) -> slice:
-    first = place * bags.num_bags
+def _span(bags: Bags, position: int) -> slice:
+    first = position * bags.num_bags
     return slice(int(bags.offsets[first]), int(bags.offsets[first + bags.num_bags]))
 
 
-def _lengths(bags: Bags, place: int) -> npt.NDArray[np.int64]:
-    first = place * bags.num_bags
+def _lengths(bags: Bags, position: int) -> npt.NDArray[np.int64]:
+    first = position * bags.num_bags
     lengths: npt.NDArray[np.int64] = np.diff(bags.offsets[first : first + bags.num_bags + 1])
     return lengths

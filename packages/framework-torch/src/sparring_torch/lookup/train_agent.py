@@ -24,7 +24,7 @@ from sparring import StepContainer
 from sparring.adapter import TableDeclaration, pulls_on_device
 from sparring_torch import misuse
 from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
-from sparring_torch.device.kernels import current_gpu, kernel_set_for
+from sparring_torch.device.kernels import current_gpu, get_kernel_set
 from sparring_torch.device.path import DevicePath
 from sparring_torch.lookup.host_path import HostPath
 from sparring_torch.lookup.shadow_pooling import Shadow
@@ -64,7 +64,7 @@ class TrainAgent(CopiedTables):
         self._dtype = computing.pop() if len(computing) == 1 else None
         self._path: DevicePath | None = None
         self._host: HostPath | None = None
-        self._brought_in: list[tuple[str, Index, npt.NDArray[Any]]] = []
+        self._initial_rows: list[tuple[str, Index, npt.NDArray[Any]]] = []
         self._may_train = False
         self.awaits_state = False
         """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
@@ -78,7 +78,7 @@ class TrainAgent(CopiedTables):
             misuse.check_backend(each.storage, container)
         for device in {each.device for each in declarations} - {"cpu"}:
             # Where there is no such device, the module's constructor raises.
-            kernel_set_for(device)
+            get_kernel_set(device)
         borrow_intra_op_threads()  # the thread that makes a model also trains it
         super().__init__(declarations, container)
 
@@ -93,24 +93,24 @@ class TrainAgent(CopiedTables):
         if self._path is not None:
             self.container.keep_on_device(self.table_names, self._path.kernels)
         if not self.awaits_state:
-            self.write_brought_in()
+            self.write_initial_rows()
 
-    def bring_in(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
+    def add_initial_rows(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
         """Rows that `table` begins with, once its container is known; all ranks give the same.
 
         Args:
             ids: ``(n,)``.
             embeddings: ``(n, dim)``.
         """
-        self._brought_in.append((table, ids, embeddings))
+        self._initial_rows.append((table, ids, embeddings))
         if self.has_container:
-            self.write_brought_in()
+            self.write_initial_rows()
 
-    def write_brought_in(self) -> None:
+    def write_initial_rows(self) -> None:
         """Writes the rows that tables begin with, each rank a part of them."""
         collective = self.container.collective
-        while self._brought_in:
-            table, ids, embeddings = self._brought_in.pop(0)
+        while self._initial_rows:
+            table, ids, embeddings = self._initial_rows.pop(0)
             mine = slice(collective.rank, None, collective.world_size)
             self.container.assign(table, ids[mine], embeddings[mine])
 
@@ -131,14 +131,14 @@ class TrainAgent(CopiedTables):
     def stays_on_device(self) -> bool:
         """Whether lookups never come to the host, so that nothing can be prefetched there."""
         container = self.container
-        return self._path is not None and self._leaves_rows(container)
+        return self._path is not None and self._keeps_rows_on_device(container)
 
     @property
     def can_prefetch(self) -> bool:
         """Whether lookups may begin before their turn: of rows that come to the host."""
         return not (self.stays_on_device or self.host.pools_at_owners)
 
-    def _leaves_rows(self, container: StepContainer) -> bool:
+    def _keeps_rows_on_device(self, container: StepContainer) -> bool:
         """Whether rows need not come to the host: the same on all ranks."""
         names = self.table_names
         return container.reads_directly(names) or pulls_on_device(container.state, names)
@@ -155,15 +155,15 @@ class TrainAgent(CopiedTables):
         """
         container = self._container or self.container
         if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
-            misuse.refuse_tracing(self.table_names)
+            misuse.reject_tracing(self.table_names)
         if is_training and not self._may_train and torch.is_grad_enabled():
             self._check_training(container)
         path = self._path
         if path is None:
             return None
-        with self.refusing(path, is_training=is_training):
-            path.check_place(self.table_names, "ids", ids)
-        return path if self._leaves_rows(container) else None
+        with self.raising_on_all_ranks(path, is_training=is_training):
+            path.check_device(self.table_names, "ids", ids)
+        return path if self._keeps_rows_on_device(container) else None
 
     def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
         """As `path_for`, for the gradient of what an operator of torch has looked up."""
@@ -188,15 +188,15 @@ class TrainAgent(CopiedTables):
                 self._first_step = step  # a model that was loaded has taken steps
             self._may_train = self.has_optimizer or step > self._first_step
             if not self._may_train:
-                misuse.check_gradients_are_taken(self.table_names, container)
+                misuse.check_has_optimizer(self.table_names, container)
         except Exception as error:
-            self.refuse(error, is_training=True)
+            self.raise_on_all_ranks(error, is_training=True)
 
-    def refusing(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
+    def raising_on_all_ranks(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
         """Raises on all ranks an error of the block, which precedes a lookup on the device."""
-        return path.refusing(self.container, self.table_names, is_training=is_training)
+        return path.raising_on_all_ranks(self.container, self.table_names, is_training=is_training)
 
-    def refuse(self, error: Exception, *, is_training: bool) -> NoReturn:
+    def raise_on_all_ranks(self, error: Exception, *, is_training: bool) -> NoReturn:
         """Raises `error`, which came before a lookup, on all ranks: the others have begun it.
 
         Args:
@@ -208,10 +208,10 @@ class TrainAgent(CopiedTables):
         if is_alone or (self.host.has_prefetched and is_registered):
             raise error
         if self._path is not None:
-            with self.refusing(self._path, is_training=is_training):
+            with self.raising_on_all_ranks(self._path, is_training=is_training):
                 raise error
         requests = [(table, np.empty(0, np.int64)) for table in self.table_names]
-        container.lookup_all(requests, is_registered=is_registered, refusal=error)
+        container.lookup_all(requests, is_registered=is_registered, own_error=error)
         raise error
 
     def lookup(self, table: str, ids: Index, *, is_training: bool) -> Shadow:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
-from sparring_torch.models.layers import MLP, DenseArch, one_dim
+from sparring_torch.models.layers import MLP, DenseArch, find_common_dim
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 
 __all__ = ["Batch", "DeepFM", "SparseArch"]
@@ -49,7 +49,7 @@ class SparseArch(nn.Module):
         self, embedding_bag_collection: EmbeddingBagCollection, model: str = "SparseArch"
     ) -> None:
         super().__init__()
-        self.num_features, self.dim = one_dim(embedding_bag_collection, model)
+        self.num_features, self.dim = find_common_dim(embedding_bag_collection, model)
         self.embedding_bag_collection = embedding_bag_collection
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:

@@ -55,7 +55,7 @@ class MatrixFactorization(nn.Module):
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Predicted ratings ``(b,)`` for ids ``(b,)`` each."""
-        return self._predicted(self.users(users), self.items(items))
+        return self._predict(self.users(users), self.items(items))
 
     def loss(
         self,
@@ -78,13 +78,13 @@ class MatrixFactorization(nn.Module):
             weights: of the ratings, with their penalties, ``(b,)``; None: 1 each.
         """
         user_rows, item_rows = self.users(users), self.items(items)
-        error = self._predicted(user_rows, item_rows) - ratings
+        error = self._predict(user_rows, item_rows) - ratings
         squares = user_rows.square() + item_rows.square()
         penalty = bias_l2 * squares[:, 0] + embedding_l2 * squares[:, 1:].sum(1)
         each: Tensor = error.square() + penalty
         return (each if weights is None else each * weights).sum()
 
-    def _predicted(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
+    def _predict(self, user_rows: Tensor, item_rows: Tensor) -> Tensor:
         biases = user_rows[:, 0] + item_rows[:, 0]
         assert isinstance(self.mean, Tensor)
         return self.mean + biases + (user_rows[:, 1:] * item_rows[:, 1:]).sum(1)

@@ -11,7 +11,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import table_features
 
-__all__ = ["MLP", "DenseArch", "OverArch", "one_dim"]
+__all__ = ["MLP", "DenseArch", "OverArch", "find_common_dim"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 
@@ -108,7 +108,7 @@ def _activation(given: str | nn.Module | Callable[[Tensor], Tensor]) -> nn.Modul
     return _ACTIVATIONS[given]()
 
 
-def one_dim(collection: EmbeddingBagCollection, model: str) -> tuple[int, int]:
+def find_common_dim(collection: EmbeddingBagCollection, model: str) -> tuple[int, int]:
     """Number of features of a collection, and the one dim of its tables.
 
     Raises:

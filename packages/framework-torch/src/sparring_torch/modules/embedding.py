@@ -10,16 +10,16 @@ from torch import Tensor
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_torch.device.groups import DeviceGroup, each_alone
+from sparring_torch.device.groups import DeviceGroup, single_id_offsets
 from sparring_torch.device.memory import memory_errors
 from sparring_torch.device.path import DevicePath
-from sparring_torch.jagged.ids import flat_ids, ids_in_place, is_flat, tensor_of, whole_ids
+from sparring_torch.jagged.ids import flat_ids, to_device_ids, is_flat, to_tensor, to_integer_ids
 from sparring_torch.lookup.batch_lookup import Ids
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.modules.single_table import SingleTable, answering_torch
-from sparring_torch.modules.table_configs import EmbeddingConfig, declaration, storage_on
+from sparring_torch.modules.single_table import SingleTable, explain_torch_arguments
+from sparring_torch.modules.table_configs import EmbeddingConfig, declare_table, choose_storage
 from sparring_torch.modules.table_module import untraced
-from sparring_torch.state.table_names import free_table_name
+from sparring_torch.state.table_names import find_free_table_name
 
 __all__ = ["Embedding"]
 
@@ -51,7 +51,7 @@ class Embedding(SingleTable):
         InvalidArgumentError: a number out of range, an unknown dtype or initializer.
     """
 
-    @answering_torch
+    @explain_torch_arguments
     def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
         self,
         embedding_dim: int,
@@ -72,7 +72,7 @@ class Embedding(SingleTable):
         super().__init__()
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
-        self.name = free_table_name("embedding", self) if name is None else name
+        self.name = find_free_table_name("embedding", self) if name is None else name
         config = EmbeddingConfig(
             name=self.name,
             embedding_dim=embedding_dim,
@@ -84,7 +84,7 @@ class Embedding(SingleTable):
             placement=placement,
             expire=expire,
         )
-        declared = [declaration(config, storage_on(device, storage))]
+        declared = [declare_table(config, choose_storage(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
         self.register_for_ops()
 
@@ -97,7 +97,7 @@ class Embedding(SingleTable):
             InvalidArgumentError: a value is no id.
         """
         if not isinstance(input, Tensor) or input.is_nested:
-            return self._of_other_ids(input)
+            return self._forward_converted(input)
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.sparring.lookup(
                 input, *self.op_arguments(), self.embedding_dim
@@ -112,9 +112,9 @@ class Embedding(SingleTable):
             with memory_errors(path.device):
                 return self._on_device(path, input)
         try:
-            ids, kept = self._kept(input)
+            ids, kept = self._drop_padding(input)
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         (embeddings,) = self.agent.host.gather(ids, is_training=is_training)
         if kept is not None:
             padded = embeddings.new_zeros(input.numel(), self.embedding_dim)
@@ -133,18 +133,18 @@ class Embedding(SingleTable):
         if path is not None:
             group, kept = self._group(values)
             gradient = gradient if kept is None else gradient[kept]
-            path.hold(self.agent.container, [group], [gradient])
+            path.accumulate_sources(self.agent.container, [group], [gradient])
             return
-        ids, kept = self._kept(values)
+        ids, kept = self._drop_padding(values)
         self.agent.host.take_gradient(ids, [(gradient if kept is None else gradient[kept]).cpu()])
 
     @untraced
-    def _of_other_ids(self, given: Any) -> Tensor:
+    def _forward_converted(self, given: Any) -> Tensor:
         if not isinstance(given, Tensor):
             try:
-                ids = tensor_of(given, f"ids of table {self.name!r}")
+                ids = to_tensor(given, f"ids of table {self.name!r}")
             except Exception as error:
-                self.agent.refuse(error, is_training=self.is_training)
+                self.agent.raise_on_all_ranks(error, is_training=self.is_training)
             return self.forward(ids)
         embeddings = self.forward(flat_ids(given))
         if is_flat(given):
@@ -159,7 +159,7 @@ class Embedding(SingleTable):
         return torch.nested.as_nested_tensor(shaped, layout=given.layout)
 
     def _on_device(self, path: DevicePath, values: Tensor) -> Tensor:
-        with self.agent.refusing(path, is_training=self.is_training):
+        with self.agent.raising_on_all_ranks(path, is_training=self.is_training):
             group, kept = self._group(values)
         (embeddings,) = path.pool(self.agent.container, [group], is_training=self.is_training)
         if kept is not None:
@@ -170,20 +170,20 @@ class Embedding(SingleTable):
     def _group(self, values: Tensor) -> tuple[DeviceGroup, Tensor | None]:
         """As `_kept`, on the device."""
         kept = None
-        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        ids = to_device_ids(values, f"table {self.name!r}").reshape(-1)
         if self.padding_idx is not None:
             kept = (ids != self.padding_idx).nonzero().squeeze(1)
             ids = ids[kept]
-        return DeviceGroup(self.name, "sum", [0], ids.contiguous(), each_alone(ids)), kept
+        return DeviceGroup(self.name, "sum", [0], ids.contiguous(), single_id_offsets(ids)), kept
 
-    def wanted(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
+    def parse_input(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
         """Ids that `forward` looks up."""
-        given = tensor_of(input, f"ids of table {self.name!r}")
-        return self._kept(flat_ids(given) if given.is_nested else given)[0]
+        given = to_tensor(input, f"ids of table {self.name!r}")
+        return self._drop_padding(flat_ids(given) if given.is_nested else given)[0]
 
-    def _kept(self, values: Tensor) -> tuple[Ids, Tensor | None]:
+    def _drop_padding(self, values: Tensor) -> tuple[Ids, Tensor | None]:
         """Ids to look up, and their places in `values` if some are left out."""
-        ids = whole_ids(values, f"table {self.name!r}").reshape(-1)
+        ids = to_integer_ids(values, f"table {self.name!r}").reshape(-1)
         kept = None
         if self.padding_idx is not None:
             kept = (ids != self.padding_idx).nonzero().squeeze(1)

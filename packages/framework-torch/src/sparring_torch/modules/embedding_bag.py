@@ -15,14 +15,14 @@ from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.groups import DeviceGroup
 from sparring_torch.device.memory import memory_errors
-from sparring_torch.jagged.ids import flat_ids, ids_in_place, tensor_of, whole_ids
+from sparring_torch.jagged.ids import flat_ids, to_device_ids, to_tensor, to_integer_ids
 from sparring_torch.jagged.jaggedness import lengths_to_offsets, offsets_to_lengths
 from sparring_torch.lookup.batch_lookup import Bags
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.modules.single_table import SingleTable, answering_torch
-from sparring_torch.modules.table_configs import EmbeddingConfig, declaration, storage_on
+from sparring_torch.modules.single_table import SingleTable, explain_torch_arguments
+from sparring_torch.modules.table_configs import EmbeddingConfig, declare_table, choose_storage
 from sparring_torch.modules.table_module import untraced
-from sparring_torch.state.table_names import free_table_name
+from sparring_torch.state.table_names import find_free_table_name
 
 __all__ = ["EmbeddingBag"]
 
@@ -57,7 +57,7 @@ class EmbeddingBag(SingleTable):
         InvalidArgumentError: a number out of range, an unknown mode, dtype or initializer.
     """
 
-    @answering_torch
+    @explain_torch_arguments
     def __init__(  # noqa: PLR0913 - torch.nn.EmbeddingBag is made by keywords too
         self,
         embedding_dim: int,
@@ -86,7 +86,7 @@ class EmbeddingBag(SingleTable):
         self.mode = mode
         self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
-        self.name = free_table_name("embedding_bag", self) if name is None else name
+        self.name = find_free_table_name("embedding_bag", self) if name is None else name
         config = EmbeddingConfig(
             name=self.name,
             embedding_dim=embedding_dim,
@@ -98,7 +98,7 @@ class EmbeddingBag(SingleTable):
             placement=placement,
             expire=expire,
         )
-        declared = [declaration(config, storage_on(device, storage))]
+        declared = [declare_table(config, choose_storage(device, storage))]
         self.agent = TrainAgent(declared, [(self.name, mode)], container)
         self.register_for_ops()
 
@@ -122,7 +122,7 @@ class EmbeddingBag(SingleTable):
                 mode ``mean``, or a value is no id.
         """
         if not isinstance(input, Tensor) or input.is_nested:
-            return self._of_other_ids(input, offsets, per_sample_weights)
+            return self._forward_converted(input, offsets, per_sample_weights)
         if not torch.compiler.is_compiling():
             return self._eager(input, offsets, per_sample_weights)
         self._check_weights(input, per_sample_weights)
@@ -151,13 +151,13 @@ class EmbeddingBag(SingleTable):
         path = self.agent.path_for(input, is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=is_training):
+                with self.agent.raising_on_all_ranks(path, is_training=is_training):
                     group = self._group(input, offsets, per_sample_weights)
                 return path.pool(self.agent.container, [group], is_training=is_training)[0]
         try:
-            bags = self.wanted(input, offsets, per_sample_weights)
+            bags = self.parse_input(input, offsets, per_sample_weights)
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         pooled = self.agent.host.pool(bags, is_training=is_training)
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
@@ -171,9 +171,9 @@ class EmbeddingBag(SingleTable):
         path = self.agent.path_of_gradient(ids)
         if path is not None:
             group = self._group(ids, offsets, weights)
-            path.hold(self.agent.container, [group], [gradient])
+            path.accumulate_sources(self.agent.container, [group], [gradient])
         else:
-            bags = self.wanted(ids, offsets, weights)
+            bags = self.parse_input(ids, offsets, weights)
             self.agent.host.take_gradient(bags, [gradient.cpu()])
         if not are_weights_trained:
             return None
@@ -187,11 +187,11 @@ class EmbeddingBag(SingleTable):
         return torch.zeros_like(weights).masked_scatter_(ids != self.padding_idx, of_kept)
 
     @untraced
-    def _of_other_ids(self, given: Any, offsets: Any, weights: Any) -> Tensor:
+    def _forward_converted(self, given: Any, offsets: Any, weights: Any) -> Tensor:
         try:
             flat = self._flat(given, offsets, weights)
         except Exception as error:
-            self.agent.refuse(error, is_training=self.is_training)
+            self.agent.raise_on_all_ranks(error, is_training=self.is_training)
         return self.forward(*flat)
 
     def _flat(
@@ -200,8 +200,8 @@ class EmbeddingBag(SingleTable):
         """A nested tensor, an array or lists as tensors that `forward` takes."""
         ids, lengths = _parts(given, f"ids of table {self.name!r}")
         if lengths is None:
-            starts = None if offsets is None else tensor_of(offsets, "offsets")
-            return ids, starts, None if weights is None else tensor_of(weights, "weights")
+            starts = None if offsets is None else to_tensor(offsets, "offsets")
+            return ids, starts, None if weights is None else to_tensor(weights, "weights")
         if offsets is not None:
             raise InvalidArgumentError(
                 f"table {self.name!r}: an input of {len(lengths)} bags takes no offsets; leave them out"
@@ -219,7 +219,7 @@ class EmbeddingBag(SingleTable):
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
         """Bags that `forward` looks up, on the device."""
         self._check_weights(values, weights)
-        ids = ids_in_place(values, f"table {self.name!r}").reshape(-1)
+        ids = to_device_ids(values, f"table {self.name!r}").reshape(-1)
         ends = self._ends_on_device(values, offsets)
         weights = None if weights is None else weights.reshape(-1)
         if self.padding_idx is not None:
@@ -232,7 +232,7 @@ class EmbeddingBag(SingleTable):
             weights = None if weights is None else weights[kept]
         return DeviceGroup(self.name, self.mode, [0], ids.contiguous(), ends, weights)
 
-    def wanted(
+    def parse_input(
         self,
         input: Tensor,  # noqa: A002 - as in `forward`
         offsets: Tensor | None = None,
@@ -240,9 +240,9 @@ class EmbeddingBag(SingleTable):
     ) -> Bags:
         """Bags that `forward` looks up."""
         if not isinstance(input, Tensor) or input.is_nested:
-            return self.wanted(*self._flat(input, offsets, per_sample_weights))
+            return self.parse_input(*self._flat(input, offsets, per_sample_weights))
         self._check_weights(input, per_sample_weights)
-        ids = whole_ids(input, f"table {self.name!r}").reshape(-1)
+        ids = to_integer_ids(input, f"table {self.name!r}").reshape(-1)
         ends = self._ends(input, offsets)
         num_bags = len(ends) - 1
         weights = per_sample_weights
@@ -350,9 +350,9 @@ def _parts(given: Any, what: str) -> tuple[Tensor, list[int] | None]:
     """Flat values and the length of each bag of a nested tensor, or of lists of different lengths; None
     of what is a tensor already, or can be one."""
     if isinstance(given, (list, tuple)) and len({np.size(each) for each in given}) > 1:
-        parts = [tensor_of(each, what).reshape(-1) for each in given]
+        parts = [to_tensor(each, what).reshape(-1) for each in given]
         return torch.cat(parts), [len(each) for each in parts]
-    values = tensor_of(given, what)
+    values = to_tensor(given, what)
     if not values.is_nested:
         return values, None
     return flat_ids(values), [each.numel() for each in values.unbind()]

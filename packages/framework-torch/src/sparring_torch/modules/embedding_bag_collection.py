@@ -11,7 +11,7 @@ from torch import Tensor
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.device.groups import bag_groups, parts_of_features
+from sparring_torch.device.groups import build_bag_groups, split_by_feature
 from sparring_torch.device.memory import memory_errors
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
@@ -21,9 +21,9 @@ from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_configs import (
     EmbeddingBagConfig,
     PoolingType,
-    declaration,
+    declare_table,
     feature_outputs,
-    storage_on,
+    choose_storage,
     table_features,
 )
 from sparring_torch.modules.table_module import TableModule
@@ -86,8 +86,8 @@ class EmbeddingBagCollection(TableModule):
             "EmbeddingBagCollection",
             unknown_features,
         )
-        everywhere = storage_on(device, storage)
-        declared = [declaration(config, everywhere) for config in tables]
+        everywhere = choose_storage(device, storage)
+        declared = [declare_table(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, pooled, container)
         self.register_for_ops()
 
@@ -107,16 +107,16 @@ class EmbeddingBagCollection(TableModule):
         """
         if not torch.compiler.is_compiling():
             return self._eager(features)
-        places, inverse = self._router.op_places(features), None
+        positions, inverse = self._router.op_positions(features), None
         if features.variable_stride_per_key():
-            inverse = features.inverse_indices()[1][places[:-1]]
-            features = features.evened()
+            inverse = features.inverse_indices()[1][positions[:-1]]
+            features = features.with_even_stride()
         values = torch.ops.sparring.pooled_lookup(
             features.values(),
             features.lengths(),
             features.weights() if self._is_weighted else None,
             *self.op_arguments(),
-            places,
+            positions,
             features.stride(),
             sum(self._dims),
         )
@@ -125,26 +125,26 @@ class EmbeddingBagCollection(TableModule):
     def _eager(self, features: KeyedJaggedTensor) -> KeyedTensor:
         is_training = self.is_training
         try:
-            places = self._router.places(features)
+            positions = self._router.positions(features)
             inverse = None
             if features.variable_stride_per_key():
-                inverse = features.inverse_indices()[1][places]
-                features = features.evened()
+                inverse = features.inverse_indices()[1][positions]
+                features = features.with_even_stride()
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                with self.agent.refusing(path, is_training=is_training):
+                with self.agent.raising_on_all_ranks(path, is_training=is_training):
                     weights = features.weights() if self._is_weighted else None
-                    groups = bag_groups(self.agent.features, features, places, weights)
+                    groups = build_bag_groups(self.agent.features, features, positions, weights)
                 outputs = path.pool(self.agent.container, groups, is_training=is_training)
-                parts = parts_of_features(groups, outputs, [features.stride()] * len(places))
+                parts = split_by_feature(groups, outputs, [features.stride()] * len(positions))
                 return self._keyed(torch.cat(parts, dim=1), inverse)
         try:
-            bags = self.wanted(features)
+            bags = self.parse_input(features)
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         values = self.agent.host.pool(bags, is_training=is_training)
         if features.device().type != "cpu":
             values = values.to(features.device())
@@ -162,36 +162,36 @@ class EmbeddingBagCollection(TableModule):
                 torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
             )
             values = torch.cat([part.index_select(0, bags) for part, bags in parts], dim=1)
-        return KeyedTensor._trusted(self._names, self._dims, values)
+        return KeyedTensor._from_valid(self._names, self._dims, values)
 
     def look_up(self, *arguments: Any) -> Tensor:
-        ids, lengths, weights, places, _num_bags = arguments
+        ids, lengths, weights, positions, _num_bags = arguments
         with torch.no_grad():
-            return self._eager(self._router.batch(ids, lengths, weights, places)).values()
+            return self._eager(self._router.batch(ids, lengths, weights, positions)).values()
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
-        ids, lengths, weights, places, _num_bags, are_weights_trained = arguments
-        features = self._router.batch(ids, lengths, weights, places)
+        ids, lengths, weights, positions, _num_bags, are_weights_trained = arguments
+        features = self._router.batch(ids, lengths, weights, positions)
         path = self.agent.path_of_gradient(features.values())
         split = zip(torch.split(gradient, self._dims, dim=1), self.agent.dtypes, strict=True)
         parts = [part.to(dtype) for part, dtype in split]
         if path is not None:
-            groups = bag_groups(self.agent.features, features, places[:-1], weights)
+            groups = build_bag_groups(self.agent.features, features, positions[:-1], weights)
             joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
-            path.hold(self.agent.container, groups, joined)
+            path.accumulate_sources(self.agent.container, groups, joined)
             if are_weights_trained:
                 raise UnsupportedError(
                     "a compiled EmbeddingBagCollection on a device trains no weights; call it "
                     "outside of torch.compile, or keep its tables in host memory"
                 )
             return None
-        bags, parts = self.wanted(features), [part.cpu() for part in parts]
+        bags, parts = self.parse_input(features), [part.cpu() for part in parts]
         self.agent.host.take_gradient(bags, parts)
         if not are_weights_trained:
             return None
         return self.agent.host.weight_gradient(bags, parts).to(features.device())
 
-    def wanted(self, features: KeyedJaggedTensor) -> Bags:
+    def parse_input(self, features: KeyedJaggedTensor) -> Bags:
         """Bags that `forward` looks up."""
         return self._router.route(features, is_weighted=self._is_weighted)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparring import StepContainer
 from sparring.adapter import StorageLike
-from sparring_torch.device.groups import id_groups, parts_of_features
+from sparring_torch.device.groups import build_id_groups, split_by_feature
 from sparring_torch.device.memory import memory_errors
 from sparring_torch.device.path import DevicePath
 from sparring_torch.jagged.jagged_tensor import JaggedTensor
@@ -20,9 +20,9 @@ from sparring_torch.lookup.feature_router import FeatureRouter
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_configs import (
     EmbeddingConfig,
-    declaration,
+    declare_table,
     feature_outputs,
-    storage_on,
+    choose_storage,
     table_features,
 )
 from sparring_torch.modules.table_module import TableModule, untraced
@@ -82,8 +82,8 @@ class EmbeddingCollection(TableModule):
             for config, each in zip(tables, self._outputs, strict=True)
             for _ in each
         ]
-        everywhere = storage_on(device, storage)
-        declared = [declaration(config, everywhere) for config in tables]
+        everywhere = choose_storage(device, storage)
+        declared = [declare_table(config, everywhere) for config in tables]
         self.agent = TrainAgent(declared, looked_up, container)
         self.register_for_ops()
 
@@ -104,80 +104,80 @@ class EmbeddingCollection(TableModule):
         if not torch.compiler.is_compiling():
             return self._eager(features)
         if features.length_per_key_or_none() is None and not _is_exporting():
-            return self._of_unsynced(features)
-        places, strides = self._router.places(features), features.stride_per_key()
-        features = features.evened()
+            return self._forward_unsynced(features)
+        positions, strides = self._router.positions(features), features.stride_per_key()
+        features = features.with_even_stride()
         counts = features.length_per_key()
-        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
+        sizes = [counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)]
         # One operator for all features, although they differ in dim: each element is a row.
         flat = torch.ops.sparring.pooled_lookup(
             features.values(),
             features.lengths(),
             None,
             *self.op_arguments(),
-            self._router.op_places(features),
+            self._router.op_positions(features),
             sum(sizes),
             1,
         )
         lengths = features.lengths().to(torch.int64).view(len(counts), features.stride())
-        parts = self._shaped(torch.split(flat, sizes))
+        parts = self._build_output(torch.split(flat, sizes))
         return {
-            name: JaggedTensor._trusted(part, None, lengths[place, : strides[place]])
-            for name, place, part in zip(self._names, places, parts, strict=True)
+            name: JaggedTensor._from_valid(part, None, lengths[position, : strides[position]])
+            for name, position, part in zip(self._names, positions, parts, strict=True)
         }
 
     @untraced
-    def _of_unsynced(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    def _forward_unsynced(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """As `forward`; a compiler does not know the shapes of what it returns."""
         return self._eager(features)
 
     def _eager(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         is_training = self.is_training
         try:
-            places = self._router.places(features)
+            positions = self._router.positions(features)
             strides = features.stride_per_key()
-            features = features.evened()
+            features = features.with_even_stride()
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         path = self.agent.path_for(features.values(), is_training=is_training)
         if path is not None:
             with memory_errors(path.device):
-                return self._on_device(path, features, places, strides)
+                return self._on_device(path, features, positions, strides)
         try:
             bags = self._router.route(features, is_weighted=False)
         except Exception as error:
-            self.agent.refuse(error, is_training=is_training)
+            self.agent.raise_on_all_ranks(error, is_training=is_training)
         device, stride = features.device(), features.stride()
-        parts = self.agent.host.gather(_ids_of(bags, len(features.keys())), is_training=is_training)
+        parts = self.agent.host.gather(_split_ids(bags, len(features.keys())), is_training=is_training)
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
-        for name, place, part in zip(self._names, bags.places, parts, strict=True):
-            own = lengths[place * stride : place * stride + strides[place]]
+        for name, position, part in zip(self._names, bags.positions, parts, strict=True):
+            own = lengths[position * stride : position * stride + strides[position]]
             embeddings = part if device.type == "cpu" else part.to(device)
-            result[name] = JaggedTensor._trusted(embeddings, None, own)
+            result[name] = JaggedTensor._from_valid(embeddings, None, own)
         return result
 
     def _on_device(
         self,
         path: DevicePath,
         features: KeyedJaggedTensor,
-        places: list[int],
+        positions: list[int],
         strides: list[int],
     ) -> dict[str, JaggedTensor]:
-        with self.agent.refusing(path, is_training=self.is_training):
-            groups = id_groups(self.agent.features, features, places)
+        with self.agent.raising_on_all_ranks(path, is_training=self.is_training):
+            groups = build_id_groups(self.agent.features, features, positions)
         outputs = path.pool(self.agent.container, groups, is_training=self.is_training)
         counts, stride = features.length_per_key(), features.stride()
-        parts = parts_of_features(groups, outputs, [counts[place] for place in places])
+        parts = split_by_feature(groups, outputs, [counts[position] for position in positions])
         lengths = features.lengths().to(torch.int64)
         return {
-            name: JaggedTensor._trusted(
-                part, None, lengths[place * stride : place * stride + strides[place]]
+            name: JaggedTensor._from_valid(
+                part, None, lengths[position * stride : position * stride + strides[position]]
             )
-            for name, place, part in zip(self._names, places, parts, strict=True)
+            for name, position, part in zip(self._names, positions, parts, strict=True)
         }
 
-    def _shaped(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def _build_output(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings ``(ids of the feature, dim)``, or their gradients, of elements ``(n, 1)``."""
         return [
             part.view(-1, dim).to(dtype)
@@ -185,35 +185,35 @@ class EmbeddingCollection(TableModule):
         ]
 
     def look_up(self, *arguments: Any) -> Tensor:
-        ids, lengths, weights, places, _num_elements = arguments
+        ids, lengths, weights, positions, _num_elements = arguments
         with torch.no_grad():
-            found = self._eager(self._router.batch(ids, lengths, weights, places))
+            found = self._eager(self._router.batch(ids, lengths, weights, positions))
         return torch.cat([each.values().reshape(-1, 1) for each in found.values()])
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
-        ids, lengths, weights, places, *_ = arguments
-        features = self._router.batch(ids, lengths, weights, places)
-        places = places[:-1]
+        ids, lengths, weights, positions, *_ = arguments
+        features = self._router.batch(ids, lengths, weights, positions)
+        positions = positions[:-1]
         counts = features.length_per_key()
-        sizes = [counts[place] * dim for place, dim in zip(places, self._dims, strict=True)]
-        parts = self._shaped(torch.split(gradient, sizes))
+        sizes = [counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)]
+        parts = self._build_output(torch.split(gradient, sizes))
         path = self.agent.path_of_gradient(features.values())
         if path is None:
-            self.agent.host.take_gradient(self.wanted(features), [part.cpu() for part in parts])
+            self.agent.host.take_gradient(self.parse_input(features), [part.cpu() for part in parts])
             return
-        groups = id_groups(self.agent.features, features, places)
+        groups = build_id_groups(self.agent.features, features, positions)
         joined = [torch.cat([parts[each] for each in group.members]) for group in groups]
-        path.hold(self.agent.container, groups, joined)
+        path.accumulate_sources(self.agent.container, groups, joined)
 
-    def wanted(self, features: KeyedJaggedTensor) -> Ids:
+    def parse_input(self, features: KeyedJaggedTensor) -> Ids:
         """Ids that `forward` looks up."""
-        return _ids_of(self._router.route(features, is_weighted=False), len(features.keys()))
+        return _split_ids(self._router.route(features, is_weighted=False), len(features.keys()))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{config.name}: {config.embedding_dim}" for config in self._tables)
 
 
-def _ids_of(bags: Bags, num_features: int) -> Ids:
+def _split_ids(bags: Bags, num_features: int) -> Ids:
     """The same ids, one embedding for each.
 
     Args:
@@ -221,4 +221,4 @@ def _ids_of(bags: Bags, num_features: int) -> Ids:
     """
     stride = bags.num_bags
     ends = bags.offsets[::stride].tolist() if stride else [0] * (num_features + 1)
-    return Ids(bags.ids, [(ends[place], ends[place + 1]) for place in bags.places])
+    return Ids(bags.ids, [(ends[position], ends[position + 1]) for position in bags.positions])

@@ -13,10 +13,10 @@ from sparring import Constant, Normal, TruncatedNormal, Uniform, Zeros
 from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["initializer_of"]
+__all__ = ["to_initializer"]
 
 
-def initializer_of(function: Callable[..., Any], table: str) -> Initializer:
+def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
     """The initializer that draws from the distribution of a function of `torch.nn.init`.
 
     The numbers are others than the function's own: an initial embedding is determined by the seed,

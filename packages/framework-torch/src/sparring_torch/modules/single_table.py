@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import tensor_of
+from sparring_torch.jagged.ids import to_tensor
 from sparring_torch.modules.table_module import TableModule
 
-__all__ = ["SingleTable", "answering_torch"]
+__all__ = ["SingleTable", "explain_torch_arguments"]
 
 Init = TypeVar("Init", bound=Callable[..., None])
 Table = TypeVar("Table", bound="SingleTable")
@@ -32,11 +32,11 @@ _ONLY_IN_TORCH = {
 }
 
 
-def answering_torch(init: Init) -> Init:
+def explain_torch_arguments(init: Init) -> Init:
     """Answers arguments of `torch.nn.Embedding` that mean something else here, or nothing."""
 
     @functools.wraps(init)
-    def answered(self: Any, *positional: Any, **named: Any) -> None:
+    def checked_init(self: Any, *positional: Any, **named: Any) -> None:
         name = type(self).__name__
         if len(positional) > 1 or (positional and "embedding_dim" in named):
             count, *others = positional
@@ -55,7 +55,7 @@ def answering_torch(init: Init) -> Init:
             )
         init(self, *positional, **named)
 
-    return answered  # type: ignore[return-value]
+    return checked_init  # type: ignore[return-value]
 
 
 class SingleTable(TableModule):
@@ -90,31 +90,31 @@ class SingleTable(TableModule):
         Raises:
             InvalidArgumentError: weights or ids of another shape, or an id that is there twice.
         """
-        given = tensor_of(weights, "from_pretrained: weights").detach().cpu()
+        given = to_tensor(weights, "from_pretrained: weights").detach().cpu()
         if given.dim() != 2:
             raise InvalidArgumentError(
                 f"from_pretrained: weights must be (n, embedding_dim), found shape "
                 f"{tuple(given.shape)}",
                 shape=tuple(given.shape),
             )
-        places = torch.arange(len(given)) if ids is None else tensor_of(ids, "from_pretrained: ids")
-        if places.shape != (len(given),) or places.is_floating_point():
+        positions = torch.arange(len(given)) if ids is None else to_tensor(ids, "from_pretrained: ids")
+        if positions.shape != (len(given),) or positions.is_floating_point():
             raise InvalidArgumentError(
                 f"from_pretrained: ids must be whole numbers, one for each of {len(given)} "
-                f"embeddings, found shape {tuple(places.shape)} of {places.dtype}",
-                shape=tuple(places.shape),
+                f"embeddings, found shape {tuple(positions.shape)} of {positions.dtype}",
+                shape=tuple(positions.shape),
             )
-        if len(np.unique(places.cpu().numpy())) < len(places):
+        if len(np.unique(positions.cpu().numpy())) < len(positions):
             raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
         module: Table = make(given.shape[1], **options)
         if module.padding_idx is not None:
-            is_kept = places.cpu() != module.padding_idx
-            places, given = places[is_kept], given[is_kept]
+            is_kept = positions.cpu() != module.padding_idx
+            positions, given = positions[is_kept], given[is_kept]
         if given.dtype is torch.bfloat16:  # of which numpy knows nothing
             given = given.float()
         if freeze:
             module.requires_grad_(False)
-        module.agent.bring_in(module.name, places.cpu().numpy(), given.numpy())
+        module.agent.add_initial_rows(module.name, positions.cpu().numpy(), given.numpy())
         return module

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from sparring import Uniform
-from sparring.adapter import StorageLike, TableDeclaration, declared, shared_settings
+from sparring.adapter import StorageLike, TableDeclaration, make_declaration, shared_settings
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring_torch.device.kernels import storage_device
-from sparring_torch.misuse import say_bound
-from sparring_torch.modules.init_functions import initializer_of
+from sparring_torch.device.kernels import find_storage_device
+from sparring_torch.misuse import warn_about_bound
+from sparring_torch.modules.init_functions import to_initializer
 
 __all__ = [
     "DataType",
@@ -24,9 +24,9 @@ __all__ = [
     "PoolingType",
     "StorageLike",
     "TableDeclaration",
-    "declaration",
+    "declare_table",
     "feature_outputs",
-    "storage_on",
+    "choose_storage",
 ]
 
 
@@ -141,7 +141,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
         )
 
 
-def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
+def declare_table(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
     """Table declaration of a configuration.
 
     Args:
@@ -152,7 +152,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         InvalidArgumentError: an unknown dtype, or a number out of range.
     """
     if config.num_embeddings is not None:
-        say_bound(config.name, config.num_embeddings)
+        warn_about_bound(config.name, config.num_embeddings)
     dtype = _DTYPE_NAMES.get(config.data_type)
     if dtype is None:
         raise InvalidArgumentError(
@@ -168,7 +168,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
                 f"table {config.name!r} has an initializer and an init_fn; give one of the two",
                 table=config.name,
             )
-        initializer = initializer_of(config.init_fn, config.name)
+        initializer = to_initializer(config.init_fn, config.name)
     if initializer is None:
         initializer = Uniform(config.weight_init_min, config.weight_init_max)
     table = TableConfig(
@@ -181,7 +181,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
         placement=config.placement,
         expire=config.expire,
     )
-    return declared(
+    return make_declaration(
         table,
         storage if config.storage is None else config.storage,
         capacity=config.num_embeddings,
@@ -189,7 +189,7 @@ def declaration(config: EmbeddingConfig, storage: StorageLike) -> TableDeclarati
     )
 
 
-def storage_on(device: torch.device | str | None, storage: StorageLike) -> StorageLike:
+def choose_storage(device: torch.device | str | None, storage: StorageLike) -> StorageLike:
     """The storage of a module's tables, on the device that the module was given.
 
     Args:
@@ -200,7 +200,7 @@ def storage_on(device: torch.device | str | None, storage: StorageLike) -> Stora
     Raises:
         InvalidArgumentError: no such device, or a storage with options of its own.
     """
-    where = storage_device(None if str(device) == "meta" else device)
+    where = find_storage_device(None if str(device) == "meta" else device)
     if where == "cpu":
         return storage
     if storage != "hkv":

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import ids_from, tensor_of
+from sparring_torch.jagged.ids import to_ids, to_tensor
 from sparring_torch.jagged.jagged_tensor import JaggedTensor
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.batch_lookup import Bags, Ids
 from sparring_torch.lookup.lookup_ops import LookupModule
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.misuse import refuse_scripting
+from sparring_torch.misuse import reject_scripting
 from sparring_torch.state.rows_in_state import RowsInState
 
-__all__ = ["TableModule", "agents_of", "table_modules", "tables_device", "untraced"]
+__all__ = ["TableModule", "list_agents", "list_table_modules", "tables_device", "untraced"]
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
@@ -39,29 +39,29 @@ class TableModule(LookupModule, RowsInState):
     """The base of modules that look up in tables."""
 
     agent: TrainAgent
-    why_no_weight = ""
+    explain_missing_weight = ""
     """Why its `weight` cannot be read, where that is for another reason than that it has tables."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "embedding_bags", "embeddings"):
             raise AttributeError(
-                self.why_no_weight
+                self.explain_missing_weight
                 or f"{type(self).__name__} has no {name}: its tables are no matrices; read rows by "
-                "embeddings_of(ids), and write them by Embedding.from_pretrained or "
+                "read_embeddings(ids), and write them by Embedding.from_pretrained or "
                 "StepContainer.assign"
             )
         return super().__getattr__(name)
 
     def __prepare_scriptable__(self) -> NoReturn:
         # torch.jit.script calls it for each module.
-        refuse_scripting(f"{type(self).__name__} of {', '.join(map(repr, self.agent.table_names))}")
+        reject_scripting(f"{type(self).__name__} of {', '.join(map(repr, self.agent.table_names))}")
 
     @property
     def has_optimizer(self) -> bool:
         """Whether an optimizer takes the gradients of the rows."""
         return self.agent.has_optimizer
 
-    def wanted(self, *arguments: Any, **named: Any) -> Bags | Ids:
+    def parse_input(self, *arguments: Any, **named: Any) -> Bags | Ids:
         """Bags or ids that `forward` looks up for these arguments.
 
         Raises:
@@ -73,7 +73,7 @@ class TableModule(LookupModule, RowsInState):
         """Table name → rows held on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
-    def embeddings_of(self, ids: Any, table: str | None = None) -> Tensor:
+    def read_embeddings(self, ids: Any, table: str | None = None) -> Tensor:
         """Embeddings ``(n, dim)`` of ids ``(n,)``, as they are now; changes nothing.
 
         An id without a row reads as its initial value. All ranks call it, each with ids of its own.
@@ -90,14 +90,14 @@ class TableModule(LookupModule, RowsInState):
             (table,) = names
         if table not in names:
             raise InvalidArgumentError(
-                f"embeddings_of: found table {table!r}; {suggestion(table, names)}", table=table
+                f"read_embeddings: found table {table!r}; {format_suggestion(table, names)}", table=table
             )
-        container, keys, refusal = self.agent.container, np.empty(0, np.int64), None
+        container, keys, own_error = self.agent.container, np.empty(0, np.int64), None
         try:
-            keys = ids_from(tensor_of(ids, f"ids of table {table!r}"), f"table {table!r}").numpy()
+            keys = to_ids(to_tensor(ids, f"ids of table {table!r}"), f"table {table!r}").numpy()
         except Exception as error:  # other ranks have begun their lookup
-            refusal = error
-        (found,) = container.lookup_all([(table, keys)], is_registered=False, refusal=refusal)
+            own_error = error
+        (found,) = container.lookup_all([(table, keys)], is_registered=False, own_error=own_error)
         return torch.from_numpy(found.rows[found.inverse])
 
     # -- dtype of the output
@@ -111,41 +111,41 @@ class TableModule(LookupModule, RowsInState):
         after = fn(torch.empty(0, dtype=before)).dtype
         if after is not before:
             if self._output_dtype is None:
-                self.register_forward_hook(_output_converted)
+                self.register_forward_hook(_convert_output)
             self._output_dtype = after
         return self
 
 
-def _output_converted(module: nn.Module, _: Any, output: Any) -> Any:
+def _convert_output(module: nn.Module, _: Any, output: Any) -> Any:
     """Forward hook: embeddings in the dtype of the module; rows stay as they are stored."""
     assert isinstance(module, TableModule)
     dtype = module._output_dtype
     if isinstance(output, KeyedTensor):
-        return KeyedTensor._trusted(
+        return KeyedTensor._from_valid(
             output.keys(), output.length_per_key(), output.values().to(dtype)
         )
     if isinstance(output, dict):
         return {
-            name: JaggedTensor._trusted(each.values().to(dtype), None, each.lengths())
+            name: JaggedTensor._from_valid(each.values().to(dtype), None, each.lengths())
             for name, each in output.items()
         }
     return output.to(dtype)
 
 
-def agents_of(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
+def list_agents(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
     """The agents in some modules and their parts, each once, in the order of the modules.
 
     Raises:
         InvalidArgumentError: something else than modules, or no table in any of them.
     """
-    return list({id(each.agent): each.agent for each in table_modules(modules)}.values())
+    return list({id(each.agent): each.agent for each in list_table_modules(modules)}.values())
 
 
-def table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
+def list_table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
     """The modules with tables in some modules and their parts, in their order.
 
     Raises:
-        InvalidArgumentError: as `agents_of`.
+        InvalidArgumentError: as `list_agents`.
     """
     roots: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
     found: dict[int, TableModule] = {}
@@ -167,5 +167,5 @@ def table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]
 
 def tables_device(model: nn.Module) -> torch.device:
     """Where a model does best: on the GPU of its tables, if any of them lie on one."""
-    devices = [agent.device for agent in agents_of(model)]
+    devices = [agent.device for agent in list_agents(model)]
     return next((each for each in devices if each.type != "cpu"), torch.device("cpu"))

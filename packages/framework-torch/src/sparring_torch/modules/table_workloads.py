@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sparring.adapter import TableDeclaration, workload_of
+from sparring.adapter import TableDeclaration, describe_workload
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_collection import EmbeddingCollection
 from sparring_torch.modules.table_module import TableModule
 
-__all__ = ["workloads_of"]
+__all__ = ["list_workloads"]
 
 
-def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
+def list_workloads(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
     """One for each table, with the features of all `modules` that look up in it."""
     features: dict[str, list[FeatureWorkload]] = {}
     declared: dict[str, tuple[TableDeclaration, TrainAgent]] = {}
@@ -29,10 +29,10 @@ def workloads_of(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
     workloads = []
     for name, (each, agent) in declared.items():
         found_in, method = features.get(name, ()), agent.known_method
-        workload = workload_of(
+        workload = describe_workload(
             each.table, each.storage, found_in, method, agent.known_hyperparameters
         )
-        may_pool = each.device == "cpu" and all(of.pooling for of in found_in)
-        may_divide = workload.may_divide and each.device == "cpu"
-        workloads.append(replace(workload, may_pool=may_pool, may_divide=may_divide))
+        supports_pooling = each.device == "cpu" and all(of.pooling for of in found_in)
+        supports_column_split = workload.supports_column_split and each.device == "cpu"
+        workloads.append(replace(workload, supports_pooling=supports_pooling, supports_column_split=supports_column_split))
     return workloads

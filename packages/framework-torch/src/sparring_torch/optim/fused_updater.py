@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparring import StepContainer
-from sparring.adapter import give_method_states, hyper_from, hypers_by_table, method_state
+from sparring.adapter import set_method_states, parse_hyper, hypers_by_table, method_state
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -42,7 +42,7 @@ class FusedUpdater:
         self._container = container
         self._method = method
         self.name = method.name
-        self.defaults = hyper_from(method, hyperparameters).model_dump()
+        self.defaults = parse_hyper(method, hyperparameters).model_dump()
         self._steps = dict.fromkeys(tables, 0)
         self._checked: dict[str, tuple[tuple[Any, ...], HyperParameters]] = {}
         self.param_groups: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class FusedUpdater:
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
         hypers = hypers_by_table(method, tables, hyperparameters, by_table)
-        give_method_states(container.state, method, hypers, given)
+        set_method_states(container.state, method, hypers, given)
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)
@@ -78,7 +78,7 @@ class FusedUpdater:
         known = self._checked.get(name)
         if known is None or known[0] != values:
             given = dict(zip(self.defaults, values, strict=True))
-            known = values, hyper_from(self._method, given)
+            known = values, parse_hyper(self._method, given)
             # New rows start as the group says from now on.
             state = method_state(self._method, known[1], self._container.tables[name])
             self._container.set_state(name, state.initial, state.method)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from sparring.adapter import hyper_from, resolve_method, rounds_alike
+from sparring.adapter import parse_hyper, resolve_method, is_equal_up_to_rounding
 from sparring.contracts import HyperParameters, UpdateMethod
 from sparring.errors import InvalidArgumentError
 from sparring_torch.optim.block_step import step_in_blocks, unhooked_step
@@ -27,7 +27,7 @@ from sparring_torch.optim.row_state import RowState
 from sparring_torch.optim.shadow_parameter import ShadowParameter
 from sparring_torch.optim.sparse_adam import SparseAdam
 
-__all__ = ["FusedForm", "KnownOptimizer", "known_optimizer", "without_fused"]
+__all__ = ["FusedForm", "KnownOptimizer", "find_known_optimizer", "without_fused"]
 
 _DIM = 11
 # Values of hyper-parameters that cannot change in place.
@@ -115,11 +115,11 @@ class KnownOptimizer:
     """
 
     def __init__(
-        self, native: type[Optimizer], defaults: Mapping[str, Any], num_states: int
+        self, optimizer_class: type[Optimizer], defaults: Mapping[str, Any], num_states: int
     ) -> None:
-        known = _KNOWN.get(native)
+        known = _KNOWN.get(optimizer_class)
         if known is None:
-            raise UnknownFormError(f"no update method is known for {native.__name__}")
+            raise UnknownFormError(f"no update method is known for {optimizer_class.__name__}")
         self._known = known
         self._num_states = num_states
         self._names = sorted(defaults)
@@ -129,7 +129,7 @@ class KnownOptimizer:
         self._methods: dict[str, UpdateMethod] = {}
         self._last: tuple[tuple[Any, ...], FusedForm | str] | None = None
 
-    def form_of(self, group: Mapping[str, Any]) -> FusedForm | str:
+    def find_form(self, group: Mapping[str, Any]) -> FusedForm | str:
         """The method for a param_group as it is now; or why there is none."""
         found = []
         for name in self._names:
@@ -146,12 +146,12 @@ class KnownOptimizer:
         values = tuple(found)
         if self._last is None or self._last[0] != values:
             try:
-                self._last = values, self._form_of(group)
+                self._last = values, self._find_form(group)
             except (UnknownFormError, InvalidArgumentError, TypeError, ValueError) as error:
                 self._last = values, str(error)
         return self._last[1]
 
-    def _form_of(self, group: Mapping[str, Any]) -> FusedForm:
+    def _find_form(self, group: Mapping[str, Any]) -> FusedForm:
         known = self._known
         for name, value in known.required.items():
             if name in group and group[name] != value:
@@ -167,11 +167,11 @@ class KnownOptimizer:
             method = self._methods[name] = resolve_method(name)
         if method.state_width(_DIM) != self._num_states * _DIM:
             raise UnknownFormError(f"rows were made without the state of update method {name!r}")
-        return FusedForm(method, hyper_from(method, given))
+        return FusedForm(method, parse_hyper(method, given))
 
 
-def known_optimizer(
-    native: type[Optimizer],
+def find_known_optimizer(
+    optimizer_class: type[Optimizer],
     hyperparameters: Mapping[str, Any],
     layouts: Mapping[tuple[torch.dtype, torch.device], RowState],
 ) -> KnownOptimizer | str:
@@ -185,22 +185,22 @@ def known_optimizer(
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
             parameter = torch.nn.Parameter(torch.zeros(1))
-            defaults = native([parameter], **hyperparameters).defaults
+            defaults = optimizer_class([parameter], **hyperparameters).defaults
             num_states = max(len(layout.names) for layout in layouts.values())
-            known = KnownOptimizer(native, defaults, num_states)
-            form = known.form_of(defaults)
+            known = KnownOptimizer(optimizer_class, defaults, num_states)
+            form = known.find_form(defaults)
             if isinstance(form, str):
                 # A scheduler may bring it into the range of the method.
                 return form
             for kind, layout in layouts.items():
-                _check_rounding(native, hyperparameters, form, layout, kind)
+                _check_rounding(optimizer_class, hyperparameters, form, layout, kind)
     except UnknownFormError as error:
         return str(error)
     return known
 
 
 def _check_rounding(
-    native: type[Optimizer],
+    optimizer_class: type[Optimizer],
     hyperparameters: Mapping[str, Any],
     form: FusedForm,
     layout: RowState,
@@ -208,7 +208,7 @@ def _check_rounding(
 ) -> None:
     dtype, device = kind
     shadow = ShadowParameter(_DIM, dtype, layout, device)
-    optimizer = native([shadow.parameter], **hyperparameters)
+    optimizer = optimizer_class([shadow.parameter], **hyperparameters)
     shadow.adopt(optimizer.state)
 
     def step(rows: npt.NDArray[Any], gradients: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
@@ -219,11 +219,11 @@ def _check_rounding(
         return on_device.cpu().numpy()
 
     state = np.array(layout.initial_row(_DIM), str(dtype).removeprefix("torch."))
-    if not rounds_alike(form.method, lambda _: form.hyper, step, state, _DIM):
+    if not is_equal_up_to_rounding(form.method, lambda _: form.hyper, step, state, _DIM):
         raise UnknownFormError("this build of torch rounds otherwise")
 
 
-def without_fused(native: type[Optimizer], hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+def without_fused(optimizer_class: type[Optimizer], hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     """Hyper-parameters without torch's ``fused=True``, whose kernels take rows to lie without gaps.
 
     Rows of tables have gaps between them, and the classes that are known here do the same without.
@@ -231,13 +231,13 @@ def without_fused(native: type[Optimizer], hyperparameters: Mapping[str, Any]) -
     Raises:
         InvalidArgumentError: torch refuses the hyper-parameters as they are.
     """
-    if native not in _KNOWN or not hyperparameters.get("fused"):
+    if optimizer_class not in _KNOWN or not hyperparameters.get("fused"):
         return dict(hyperparameters)
     try:
-        native([torch.nn.Parameter(torch.zeros(1, device="cpu"))], **hyperparameters)
+        optimizer_class([torch.nn.Parameter(torch.zeros(1, device="cpu"))], **hyperparameters)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError(
-            f"optimizer {native.__name__} does not accept {dict(hyperparameters)}: {error}",
-            optimizer=native.__name__,
+            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}",
+            optimizer=optimizer_class.__name__,
         ) from error
     return {**hyperparameters, "fused": None}

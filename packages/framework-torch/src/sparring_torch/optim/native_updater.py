@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from sparring import StepContainer
-from sparring.adapter import TableState, TableUpdate, give_states, storage_device, suggestion
+from sparring.adapter import TableState, TableUpdate, set_states, find_storage_device, format_suggestion
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.kernels import tensor_device
-from sparring_torch.device.memory import memory_error
+from sparring_torch.device.memory import make_memory_error
 from sparring_torch.optim.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
 from sparring_torch.optim.known_optimizers import (
     FusedForm,
     KnownOptimizer,
-    known_optimizer,
+    find_known_optimizer,
     without_fused,
 )
 from sparring_torch.optim.optimizer_probe import probe
@@ -56,7 +56,7 @@ class NativeUpdater:
         self,
         container: StepContainer,
         tables: Sequence[str],
-        native: type[torch.optim.Optimizer],
+        optimizer_class: type[torch.optim.Optimizer],
         hyperparameters: dict[str, Any],
         by_table: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Storage],
@@ -64,35 +64,35 @@ class NativeUpdater:
         may_fuse: bool,
     ) -> None:
         self._container = container
-        native = over_rows(native)
-        hyperparameters = without_fused(native, hyperparameters)
-        by_table = {name: without_fused(native, dict(own)) for name, own in by_table.items()}
+        optimizer_class = over_rows(optimizer_class)
+        hyperparameters = without_fused(optimizer_class, hyperparameters)
+        by_table = {name: without_fused(optimizer_class, dict(own)) for name, own in by_table.items()}
         groups = _groups(tables, hyperparameters, by_table)
         layouts: dict[str, RowState] = {}
         self._known: list[KnownOptimizer | str] = []
         """For each param_group."""
         for names, values in groups:
-            found = _layouts(container, names, native, values)
+            found = _layouts(container, names, optimizer_class, values)
             layouts |= {name: found[_kind(container, name)] for name in names}
             known: KnownOptimizer | str = "update='shadow' was given"
             if may_fuse:
-                known = _uncounted_steps(container, names, found) or known_optimizer(
-                    native, values, found
+                known = _uncounted_steps(container, names, found) or find_known_optimizer(
+                    optimizer_class, values, found
                 )
             self._known.append(known)
-        self._shadows = _make_shadows(container, tables, native, layouts, given)
+        self._shadows = _make_shadows(container, tables, optimizer_class, layouts, given)
         self.parameters: list[Any] = [shadow.parameter for shadow in self._shadows.values()]
         if by_table:
             self.parameters = [
                 {"params": [self._shadows[name].parameter], "table": name, **values}
                 for (name,), values in groups
             ]
-        self._native = native(self.parameters, **hyperparameters)
+        self._native = optimizer_class(self.parameters, **hyperparameters)
         # The hooks of `Optimizer` run already.
         self._native_step = unhooked_step(self._native)
         # The probe stepped rows with this value: with True, rows of tables may become NaN.
         self._fused = self._native.defaults.get("fused")
-        self.name = native.__name__
+        self.name = optimizer_class.__name__
         self.defaults = self._native.defaults
         self.param_groups = self._native.param_groups
         self.state: Any = self._native.state
@@ -134,13 +134,13 @@ class NativeUpdater:
         """The update method of each table; or why one of them has none."""
         forms: dict[str, FusedForm] = {}
         for known, group in zip(self._known, self.param_groups, strict=True):
-            form = known if isinstance(known, str) else known.form_of(group)
+            form = known if isinstance(known, str) else known.find_form(group)
             if isinstance(form, str):
                 return form
-            forms |= dict.fromkeys(self._tables_of(group), form)
+            forms |= dict.fromkeys(self._list_tables(group), form)
         return forms
 
-    def _tables_of(self, group: Mapping[str, Any]) -> list[str]:
+    def _list_tables(self, group: Mapping[str, Any]) -> list[str]:
         return [group["table"]] if "table" in group else list(self._shadows)
 
     def _note(self, route: str) -> None:
@@ -175,14 +175,14 @@ class NativeUpdater:
             )
         except torch.OutOfMemoryError as error:
             # Tensors that the optimizer makes on the way are made on the device of the rows.
-            raise memory_error(on_device or torch.device("cpu"), error) from error
+            raise make_memory_error(on_device or torch.device("cpu"), error) from error
         finally:
             for shadow in loaded:
                 shadow.unload()
 
     def saved_groups(self) -> list[dict[str, Any]]:
         """The param_groups with table names in place of parameters."""
-        return [{**group, "params": self._tables_of(group)} for group in self.param_groups]
+        return [{**group, "params": self._list_tables(group)} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
         """State that is kept for each table as a whole."""
@@ -207,7 +207,7 @@ def _groups(
     for name in by_table:
         if name not in tables:
             raise InvalidArgumentError(
-                f"tables: this optimizer updates no table {name!r}; {suggestion(name, tables)}",
+                f"tables: this optimizer updates no table {name!r}; {format_suggestion(name, tables)}",
                 table=name,
             )
     if not by_table:
@@ -222,18 +222,18 @@ def _kind(container: StepContainer, table: str) -> _Kind:
     """Dtype that a table computes in, and the device of its rows: optimizers may keep their scalars
     there, or work otherwise there."""
     entry = container.entry(table)
-    device = tensor_device(storage_device(entry.choice or entry.storage))
+    device = tensor_device(find_storage_device(entry.choice or entry.storage))
     return getattr(torch, entry.config.computing_dtype.name), device
 
 
 def _layouts(
     container: StepContainer,
     tables: Sequence[str],
-    native: type[torch.optim.Optimizer],
+    optimizer_class: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
 ) -> dict[_Kind, RowState]:
     kinds = dict.fromkeys(_kind(container, name) for name in tables)
-    return {kind: probe(native, hyperparameters, *kind) for kind in kinds}
+    return {kind: probe(optimizer_class, hyperparameters, *kind) for kind in kinds}
 
 
 def _uncounted_steps(
@@ -253,7 +253,7 @@ def _uncounted_steps(
 def _make_shadows(
     container: StepContainer,
     tables: Sequence[str],
-    native: type[torch.optim.Optimizer],
+    optimizer_class: type[torch.optim.Optimizer],
     layouts: Mapping[str, RowState],
     given: Mapping[str, Storage],
 ) -> dict[str, ShadowParameter]:
@@ -263,9 +263,9 @@ def _make_shadows(
         dtype, device = _kind(container, name)
         layout = layouts[name]
         initial = np.array(layout.initial_row(table.dim), table.computing_dtype)
-        states[name] = TableState(native.__name__, initial, layout.why_coupled)
+        states[name] = TableState(optimizer_class.__name__, initial, layout.why_coupled)
         # As wide as the blocks, where columns of the table are divided.
         width = table.dim // container.layout(name).num_blocks
         shadows[name] = ShadowParameter(width, dtype, layout, device)
-    give_states(container.state, states, given, native.__name__)
+    set_states(container.state, states, given, optimizer_class.__name__)
     return shadows

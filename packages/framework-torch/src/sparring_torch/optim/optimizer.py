@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from sparring.adapter import (
-    given_storages,
-    joined_container,
+    collect_open_storages,
+    join_container,
     non_finite_policy,
     resolve_method,
-    suggestion,
+    format_suggestion,
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.row_gradients import Anchor, RowGradients
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.modules.table_module import table_modules
+from sparring_torch.modules.table_module import list_table_modules
 from sparring_torch.optim.fused_updater import FusedUpdater
 from sparring_torch.optim.native_updater import NativeUpdater
 
-__all__ = ["Optimizer", "method_of"]
+__all__ = ["Optimizer", "to_update_method"]
 
 _ROWS_ARE_IN = (
     "the state_dict of the model, or a snapshot: embeddings and the state of each row; "
@@ -105,7 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         update: str = "auto",
         **hyperparameters: Any,
     ) -> None:
-        native = method_of(native)
+        native = to_update_method(native)
         if not _is_native(native) and not isinstance(native, (str, UpdateMethod)):
             raise InvalidArgumentError(
                 "Optimizer takes a class of torch.optim, as torch.optim.Adagrad, or the name of an "
@@ -118,15 +118,15 @@ class Optimizer(torch.optim.Optimizer):
                 f"update='shadow' is for classes of torch.optim; update method {native!r} changes rows "
                 "where they are"
             )
-        holders = table_modules(modules)
+        holders = list_table_modules(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
         for agent in agents:
             agent.awaits_state = True
-        self.container = joined_container(agents)
+        self.container = join_container(agents)
         if non_finite_gradients is not None:
             self.container.non_finite_gradients = non_finite_policy(non_finite_gradients)
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
-        given = given_storages(agents)
+        given = collect_open_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
         if isinstance(native, type):
             self._updater = NativeUpdater(
@@ -145,10 +145,10 @@ class Optimizer(torch.optim.Optimizer):
             )
         for agent in agents:
             agent.has_optimizer = True
-            agent.write_brought_in()
+            agent.write_initial_rows()
             former = _of_agents.get(agent, lambda: None)()
             if former is not None:
-                former._before_step = former._refuse_step
+                former._before_step = former._reject_step
             _of_agents[agent] = weakref.ref(self)
         self._is_made = False
         super().__init__(self._updater.parameters, {})
@@ -198,13 +198,13 @@ class Optimizer(torch.optim.Optimizer):
     _before_step: Callable[[], None] | None = None
     """Called once before a step: what it is must be looked at first."""
 
-    def _refuse_step(self) -> None:
+    def _reject_step(self) -> None:
         raise InvalidArgumentError(
             "another Optimizer was made for tables of this one, and takes their gradients: "
             f"{', '.join(self._names)}; step that one, and drop this"
         )
 
-    def _look_for_rows(self) -> None:
+    def _warn_if_no_rows(self) -> None:
         self._before_step = None
         container, rank = self.container, self.container.collective.rank
         parts = [part for name in self._names for part in container.entry(name).parts]
@@ -226,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         has_gradients = self._row_gradients.check_cleared()
-        if self._row_gradients.were_read or self.found_inf is not None:
+        if self._row_gradients.has_read_norms or self.found_inf is not None:
             if not self._scale_gradients():
                 return loss
         else:
@@ -355,7 +355,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._before_step is None and any(
             float(each.get("step", 0)) > 0 for each in state_dict["state"].values()
         ):
-            self._before_step = self._look_for_rows
+            self._before_step = self._warn_if_no_rows
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(
@@ -377,7 +377,7 @@ class Optimizer(torch.optim.Optimizer):
             if name not in self._names:
                 raise InvalidArgumentError(
                     f"this state_dict has table {name!r}, which no module holds; "
-                    + suggestion(name, self._names),
+                    + format_suggestion(name, self._names),
                     table=name,
                 )
         for name, scalars in self._updater.scalars().items():
@@ -395,7 +395,7 @@ class Optimizer(torch.optim.Optimizer):
             )
 
 
-def method_of(
+def to_update_method(
     native: type[torch.optim.Optimizer] | str | UpdateMethod,
 ) -> type[torch.optim.Optimizer] | str | UpdateMethod:
     """The update method that a class stands for, as its `update_method` says; or `native`."""

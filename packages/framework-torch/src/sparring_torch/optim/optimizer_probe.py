@@ -37,7 +37,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def probe(
-    native: type[Optimizer],
+    optimizer_class: type[Optimizer],
     hyperparameters: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device | None = None,
@@ -58,16 +58,16 @@ def probe(
     # Tensors without a device of their own are the CPU's, whatever torch's default is: a step count
     # that is on a GPU would have to be read from there in each step.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
-        layout = _found_state(native, hyperparameters, dtype, device)
-        trial = _Trial(native, hyperparameters, dtype, device)
-        with _refusal(native):
+        layout = _find_state(optimizer_class, hyperparameters, dtype, device)
+        trial = _Trial(optimizer_class, hyperparameters, dtype, device)
+        with _find_rejection(optimizer_class):
             stepped = trial.over_rows(layout, slice(None))
             halves = [trial.over_rows(layout, half) for half in (slice(0, 2), slice(2, 4))]
         if not trial.is_close(stepped, torch.cat(halves)):
             reason = "rows that are stepped together move differently from rows stepped apart"
             if hyperparameters.get("fused"):
                 reason += " (found fused=True, which takes rows to lie without gaps: leave it out)"
-            raise _refused(native, reason)
+            raise _make_error(optimizer_class, reason)
         layout = _with_counting_scalars(layout, trial, stepped)
         return replace(
             layout,
@@ -98,41 +98,41 @@ class _FirstValues(dict[str, Any]):
             self[name] = value
 
 
-def _found_state(
-    native: type[Optimizer],
+def _find_state(
+    optimizer_class: type[Optimizer],
     hyperparameters: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
 ) -> RowState:
     parameter = torch.nn.Parameter(torch.zeros(_ROWS, _DIM, dtype=dtype, device=device))
     try:
-        optimizer = native([parameter], **hyperparameters)
+        optimizer = optimizer_class([parameter], **hyperparameters)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"optimizer {native.__name__} does not accept {dict(hyperparameters)}: {error}",
-            optimizer=native.__name__,
+            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}",
+            optimizer=optimizer_class.__name__,
         ) from error
     state = _FirstValues(optimizer.state.get(parameter, {}))
     optimizer.state[parameter] = state
     parameter.grad = torch.zeros_like(parameter)
-    with _refusal(native):
+    with _find_rejection(optimizer_class):
         unhooked_step(optimizer)()
     names, initial, scalars = [], [], {}
     for name, value in optimizer.state[parameter].items():
         is_tensor = isinstance(value, Tensor)
         if is_tensor and value.shape == parameter.shape:
             if value.dtype != dtype:
-                raise _refused(native, f"state {name!r} is {value.dtype}, but rows are {dtype}")
+                raise _make_error(optimizer_class, f"state {name!r} is {value.dtype}, but rows are {dtype}")
             filling = value.reshape(-1)
             if not bool((filling == filling[0]).all()):
-                raise _refused(native, f"state {name!r} of an untouched row is not one number")
+                raise _make_error(optimizer_class, f"state {name!r} of an untouched row is not one number")
             names.append(name)
             initial.append(float(filling[0]))
         elif not is_tensor or value.dim() == 0:
             scalars[name] = state.first.get(name, value)
         else:
-            raise _refused(
-                native,
+            raise _make_error(
+                optimizer_class,
                 f"state {name!r} has shape {tuple(value.shape)} for a parameter of shape "
                 f"{tuple(parameter.shape)}",
             )
@@ -144,12 +144,12 @@ class _Trial:
 
     def __init__(
         self,
-        native: type[Optimizer],
+        optimizer_class: type[Optimizer],
         hyperparameters: Mapping[str, Any],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._native, self._hyperparameters, self._dtype = native, hyperparameters, dtype
+        self._optimizer_class, self._hyperparameters, self._dtype = optimizer_class, hyperparameters, dtype
         self._device = device
         generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
@@ -159,7 +159,7 @@ class _Trial:
     def over_parameter(self) -> Tensor:
         """The rows as an ordinary parameter."""
         parameter = torch.nn.Parameter(self._start.clone())
-        optimizer = self._native([parameter], **self._hyperparameters)
+        optimizer = self._optimizer_class([parameter], **self._hyperparameters)
         step = unhooked_step(optimizer)
         for gradient in self._gradients:
             parameter.grad = gradient.clone()
@@ -200,7 +200,7 @@ class _Trial:
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
         shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
-        optimizer = self._native([shadow.parameter], **self._hyperparameters)
+        optimizer = self._optimizer_class([shadow.parameter], **self._hyperparameters)
         shadow.adopt(optimizer.state)
         step = unhooked_step(optimizer)
         for gradient in self._gradients[:, part]:
@@ -235,19 +235,19 @@ def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> 
 
 
 @contextmanager
-def _refusal(native: type[Optimizer]) -> Iterator[None]:
+def _find_rejection(optimizer_class: type[Optimizer]) -> Iterator[None]:
     """Whatever a probe step raises is the reason why this optimizer will not do."""
     try:
         yield
     except Exception as error:
         reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
-        raise _refused(native, reason) from error
+        raise _make_error(optimizer_class, reason) from error
 
 
-def _refused(native: type[Optimizer], reason: str) -> UnsupportedError:
+def _make_error(optimizer_class: type[Optimizer], reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"optimizer {native.__name__} cannot update rows of a table: {reason}; choose one that "
+        f"optimizer {optimizer_class.__name__} cannot update rows of a table: {reason}; choose one that "
         "works element by element, as SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta or NAdam",
-        optimizer=native.__name__,
+        optimizer=optimizer_class.__name__,
         reason=reason,
     )

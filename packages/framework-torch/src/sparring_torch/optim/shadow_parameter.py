@@ -127,7 +127,7 @@ class ShadowParameter:
         """Brings back into the rows what the optimizer put elsewhere instead of updating it."""
         if not self._shown:
             return
-        self._refuse_new_state()
+        self._reject_new_state()
         if self.parameter.data_ptr() != self._shown[0].data_ptr():
             self._shown[0].copy_(self.parameter.data)
         for place, name in enumerate(self._layout.names, 1):
@@ -135,7 +135,7 @@ class ShadowParameter:
             if now is not self._shown[place]:
                 self._shown[place].copy_(now)
 
-    def _refuse_new_state(self) -> None:
+    def _reject_new_state(self) -> None:
         """Refuses state by row that the rows have no place for: the next step would have other rows."""
         for name, value in self._state.items():
             if name in self._layout.names or not isinstance(value, Tensor):

@@ -58,6 +58,6 @@ class SparseAdam(torch.optim.Optimizer):
                 parameter.add_(-size * average.div(square.sqrt().add_(group["eps"])))
 
 
-def over_rows(native: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def over_rows(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """The class that steps rows as `native` steps a weight."""
-    return SparseAdam if native is torch.optim.SparseAdam else native
+    return SparseAdam if optimizer_class is torch.optim.SparseAdam else optimizer_class

@@ -17,9 +17,9 @@ from sparring_torch.jagged.jagged_tensor import JaggedTensor
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.table_module import TableModule
 
-__all__ = ["Call", "CallsSeen", "recorded_calls"]
+__all__ = ["Call", "RecordedCalls", "record_calls"]
 
-_MOST_DEPTH = 5
+_MAX_DEPTH = 5
 _PARTS = (Tensor, KeyedJaggedTensor, JaggedTensor)
 _CONSTANTS = (type(None), bool, int, float, str)
 
@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclasses.dataclass(slots=True)
-class CallsSeen:
+class RecordedCalls:
     """How modules were called in one forward pass."""
 
     calls: list[Call] = dataclasses.field(default_factory=list)
@@ -61,9 +61,9 @@ class CallsSeen:
 
 
 @contextmanager
-def recorded_calls(model: nn.Module, batch: Any) -> Iterator[CallsSeen]:
+def record_calls(model: nn.Module, batch: Any) -> Iterator[RecordedCalls]:
     """Arguments of the block's calls to modules with tables, in its order."""
-    seen = CallsSeen()
+    seen = RecordedCalls()
 
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, TableModule)
@@ -109,7 +109,7 @@ def _take(batch: Any, wanted: Any) -> Take | None:
 def _search(place: Any, wanted: Any, depth: int) -> Take | None:
     if place is wanted:
         return lambda found: found
-    if depth == _MOST_DEPTH or isinstance(place, (*_PARTS, *_CONSTANTS)):
+    if depth == _MAX_DEPTH or isinstance(place, (*_PARTS, *_CONSTANTS)):
         return None
     for take, part in _parts(place):
         rest = _search(part, wanted, depth + 1)

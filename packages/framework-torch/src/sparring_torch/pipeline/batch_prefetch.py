@@ -10,7 +10,7 @@ import numpy as np
 
 from sparring import StepContainer
 from sparring.adapter import Prefetch
-from sparring_torch.lookup.host_path import Prefetched
+from sparring_torch.lookup.host_path import PrefetchedLookups
 from sparring_torch.lookup.shadow_pooling import Plan
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.pipeline.batch_paths import Call
@@ -38,19 +38,19 @@ class BatchPrefetch:
     """
 
     def __init__(self, container: StepContainer, calls: Sequence[Call], batch: Any) -> None:
-        self._planned: list[_Planned] = []
-        refusal: Exception | None = None
+        self._plan_call: list[_Planned] = []
+        own_error: Exception | None = None
         try:
-            self._planned = [_planned(call, batch) for call in calls]
+            self._plan_call = [_plan_call(call, batch) for call in calls]
         except Exception as error:
             if container.collective.world_size == 1:
                 raise
-            refusal = error
-        requests = [request for each in self._planned for request in each.plan.requests]
-        if refusal is not None:
+            own_error = error
+        requests = [request for each in self._plan_call for request in each.plan.requests]
+        if own_error is not None:
             names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
             requests = [(name, np.empty(0, np.int64)) for name in names]
-        self._prefetch: Prefetch = container.prefetch(requests, refusal=refusal)
+        self._prefetch: Prefetch = container.prefetch(requests, own_error=own_error)
 
     def give(self) -> None:
         """Hands what was looked up to the modules, for the forward pass that comes now.
@@ -59,24 +59,24 @@ class BatchPrefetch:
             SparringError: as `StepContainer.lookup_all`.
         """
         lookups = iter(self._prefetch.finish())
-        by_agent: dict[int, list[Prefetched]] = {}
-        for each in self._planned:
+        by_agent: dict[int, list[PrefetchedLookups]] = {}
+        for each in self._plan_call:
             mine = [next(lookups) for _ in each.plan.requests]
-            by_agent.setdefault(id(each.agent), []).append(Prefetched(each.plan, mine))
-        for each in self._planned:
-            each.agent.host.give_prefetched(by_agent[id(each.agent)])
+            by_agent.setdefault(id(each.agent), []).append(PrefetchedLookups(each.plan, mine))
+        for each in self._plan_call:
+            each.agent.host.set_prefetched(by_agent[id(each.agent)])
 
     def withdraw(self) -> None:
         """Takes back what modules did not use."""
-        for each in self._planned:
-            each.agent.host.give_prefetched(())
+        for each in self._plan_call:
+            each.agent.host.set_prefetched(())
 
     def drop(self) -> None:
         """Its turn will not come."""
         self._prefetch.drop()
 
 
-def _planned(call: Call, batch: Any) -> _Planned:
+def _plan_call(call: Call, batch: Any) -> _Planned:
     arguments, named = call.on(batch)
     agent = call.module.agent
-    return _Planned(agent, agent.host.plan(call.module.wanted(*arguments, **named)))
+    return _Planned(agent, agent.host.plan(call.module.parse_input(*arguments, **named)))

@@ -17,8 +17,8 @@ from torch import nn
 
 from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_torch.modules.table_module import agents_of
-from sparring_torch.pipeline.batch_paths import Call, recorded_calls
+from sparring_torch.modules.table_module import list_agents
+from sparring_torch.pipeline.batch_paths import Call, record_calls
 from sparring_torch.pipeline.batch_prefetch import BatchPrefetch
 
 __all__ = ["TrainPipeline"]
@@ -28,7 +28,7 @@ Out = TypeVar("Out")
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[In]):
+class _PendingBatch(Generic[In]):
     """A batch whose turn will come, or the error that came in its place."""
 
     batch: In | None
@@ -95,9 +95,9 @@ class TrainPipeline(Generic[In, Out]):
         self._device = torch.device(device)
         self._executes_all = execute_all_batches
         self._micro_batches = micro_batches
-        self._agents = agents_of(model)
+        self._agents = list_agents(model)
         self._iterator: Iterator[In] | None = None
-        self._waiting: _Waiting[In] | None = None
+        self._pending: _PendingBatch[In] | None = None
         self._calls: list[Call] | None = None
         self._num_accumulated = 0
 
@@ -107,11 +107,11 @@ class TrainPipeline(Generic[In, Out]):
         modules = {id(call.module) for call in self._calls or ()}
         return [name for name, module in self._model.named_modules() if id(module) in modules]
 
-    def drop_waiting(self) -> None:
+    def drop_pending(self) -> None:
         """Drops the batch that was taken from an iterator and whose turn has not come."""
-        if self._waiting is not None and self._waiting.prefetch is not None:
-            self._waiting.prefetch.drop()
-        self._waiting = None
+        if self._pending is not None and self._pending.prefetch is not None:
+            self._pending.prefetch.drop()
+        self._pending = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """Trains on one batch, and begins to look up the next. Returns the model's output.
@@ -125,8 +125,8 @@ class TrainPipeline(Generic[In, Out]):
                 all that was accumulated for its step, and the next call goes on with the one after.
         """
         self._iterator = dataloader_iter
-        current = self._waiting or self._fetched()
-        self._waiting = None
+        current = self._pending or self._fetch()
+        self._pending = None
         if current is None:
             raise StopIteration
         if current.error is not None:
@@ -137,9 +137,9 @@ class TrainPipeline(Generic[In, Out]):
             self._num_accumulated = 0
             raise
 
-    def _train_on(self, current: _Waiting[In]) -> Out:
+    def _train_on(self, current: _PendingBatch[In]) -> Out:
         batch: Any = current.batch
-        following = self._waiting = self._fetched()
+        following = self._pending = self._fetch()
         is_ending = following is None and not self._executes_all
         if current.prefetch is not None:
             if is_ending or not self._model.training:
@@ -170,17 +170,17 @@ class TrainPipeline(Generic[In, Out]):
                 optimizer.step()
         return output
 
-    def _forward(self, batch: Any, following: _Waiting[In] | None) -> Any:
+    def _forward(self, batch: Any, following: _PendingBatch[In] | None) -> Any:
         if self._calls is not None:
             self._begin(following)
             return self._model(batch)
-        with recorded_calls(self._model, batch) as seen:
+        with record_calls(self._model, batch) as seen:
             result = self._model(batch)
         self._calls = [call for call in seen.predictable if call.module.agent.can_prefetch]
         self._begin(following)
         return result
 
-    def _begin(self, following: _Waiting[In] | None) -> None:
+    def _begin(self, following: _PendingBatch[In] | None) -> None:
         """Begins the lookups of the next batch."""
         if following is None or following.error is not None or not self._calls:
             return
@@ -196,7 +196,7 @@ class TrainPipeline(Generic[In, Out]):
     def _container(self) -> StepContainer:
         return self._agents[0].container
 
-    def _fetched(self) -> _Waiting[In] | None:
+    def _fetch(self) -> _PendingBatch[In] | None:
         """The iterator's next batch, on the device; None after the last."""
         assert self._iterator is not None
         try:
@@ -205,6 +205,6 @@ class TrainPipeline(Generic[In, Out]):
             return None
         except Exception as error:
             # It is raised when its turn comes: the batch before it is whole.
-            return _Waiting(None, error=error)
+            return _PendingBatch(None, error=error)
         to = getattr(batch, "to", None)
-        return _Waiting(batch if to is None else to(self._device))
+        return _PendingBatch(batch if to is None else to(self._device))

@@ -22,7 +22,7 @@ from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.embedding_collection import EmbeddingCollection
-from sparring_torch.modules.table_module import table_modules
+from sparring_torch.modules.table_module import list_table_modules
 from sparring_torch.program.bundle import PROGRAM
 from sparring_torch.program.library import LIBRARY, load_library, packed
 
@@ -69,7 +69,7 @@ def export_program(
             up in a way that no program has.
     """
     inner = module.module if isinstance(module, DistributedModelParallel) else module
-    modules = table_modules(inner)
+    modules = list_table_modules(inner)
     library = load_library()
     dims = {each.table.name: each.table.dim for each in _declarations(modules)}
     binding = packed().program_binding(library.functions, bundle, dims, served, follow)
@@ -108,13 +108,13 @@ def _bind_lookups(graph: Graph, handle: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class _BoundLookup:
     target: Any
     arguments: tuple[Any, ...]
     dtype: torch.dtype
 
 
-def _replace(graph: Graph, node: Node, bound: _Bound) -> None:
+def _replace(graph: Graph, node: Node, bound: _BoundLookup) -> None:
     with graph.inserting_before(node):
         made = graph.call_function(bound.target, bound.arguments)
         made.meta = dict(node.meta)
@@ -137,27 +137,27 @@ def _padding(module: Any) -> tuple[bool, int]:
     return padding is not None, padding or 0
 
 
-def _lookup(node: Node, handle: str) -> _Bound:
+def _lookup(node: Node, handle: str) -> _BoundLookup:
     ids, _anchor, site, dim = node.args
     module = module_of_site(str(site))
     assert isinstance(module, Embedding)
-    return _Bound(
+    return _BoundLookup(
         torch.ops.sparring_program.lookup.default,
         (handle, module.name, dim, *_padding(module), ids),
         module.agent.output_dtype,
     )
 
 
-def _pooled(node: Node, handle: str) -> _Bound:
-    ids, bags, weights, _anchor, site, places, num_bags, _dim = node.args
+def _pooled(node: Node, handle: str) -> _BoundLookup:
+    ids, bags, weights, _anchor, site, positions, num_bags, _dim = node.args
     module: LookupModule = module_of_site(str(site))
     tables = [name for name, _ in module.agent.features]
     dim_of = {each.table.name: each.table.dim for each in module.agent.declarations}
     names, dims = "\n".join(tables), [dim_of[each] for each in tables]
     if isinstance(module, EmbeddingCollection):
-        assert isinstance(places, Sequence)
-        *of_outputs, num_features = places
-        return _Bound(
+        assert isinstance(positions, Sequence)
+        *of_outputs, num_features = positions
+        return _BoundLookup(
             torch.ops.sparring_program.flat_lookup.default,
             (handle, names, dims, ids, bags, of_outputs, num_features, num_bags),
             module.agent.output_dtype,
@@ -168,16 +168,16 @@ def _pooled(node: Node, handle: str) -> _Bound:
         )
     elif isinstance(module, EmbeddingBagCollection):
         form = _LENGTHS
-        assert isinstance(places, Sequence)
-        places = list(places[:-1])
+        assert isinstance(positions, Sequence)
+        positions = list(positions[:-1])
     else:
         raise UnsupportedError(
             f"a program cannot look up as {type(module).__name__} does; use Embedding, EmbeddingBag, "
             "EmbeddingBagCollection or EmbeddingCollection"
         )
     means = [int(mode == "mean") for _, mode in module.agent.features]
-    return _Bound(
+    return _BoundLookup(
         torch.ops.sparring_program.pooled_lookup.default,
-        (handle, names, dims, means, *_padding(module), form, ids, bags, weights, places, num_bags),
+        (handle, names, dims, means, *_padding(module), form, ids, bags, weights, positions, num_bags),
         module.agent.output_dtype,
     )

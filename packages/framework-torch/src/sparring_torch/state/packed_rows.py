@@ -37,7 +37,7 @@ __all__ = [
     "PackedTable",
     "RowsTensor",
     "gather_table",
-    "give_state",
+    "set_state",
     "has_same_rows",
     "pack",
     "restore_table",
@@ -248,7 +248,7 @@ def has_same_rows(container: StepContainer, table: str, saved: PackedTable) -> b
     )
 
 
-def give_state(container: StepContainer, table: str, saved: PackedTable) -> None:
+def set_state(container: StepContainer, table: str, saved: PackedTable) -> None:
     """Makes room for the saved state behind embeddings, where no optimizer has done so.
 
     Raises:
@@ -293,7 +293,7 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
             f"{wrong[0] if wrong else 'keys'} and keys do not go together; load an older state_dict",
             table=table,
         )
-    give_state(container, table, saved)
+    set_state(container, table, saved)
     entry = container.entry(table)
     storage = container.state.tables.open(entry)  # a load mends one that holds a part
     if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):

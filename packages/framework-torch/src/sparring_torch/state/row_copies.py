@@ -25,7 +25,7 @@ from sparring.contracts import Storage
 from sparring.errors import UnsupportedError
 from sparring_torch.state import rows_in_state
 from sparring_torch.state.packed_rows import gather_table, pack, restore_table, unpack
-from sparring_torch.state.table_names import hold_table_name
+from sparring_torch.state.table_names import reserve_table_name
 
 __all__ = ["CopiedTables", "shared_rows"]
 
@@ -73,8 +73,8 @@ class CopiedTables(TableGroup):
         state["_first_step"] = None
         for each in self.declarations:
             if isinstance(each.storage, Storage):
-                _refuse(each.table.name, "was given an open storage")
-        marks = _mark_of(self.container) if self.has_container else None
+                _reject(each.table.name, "was given an open storage")
+        marks = _get_mark(self.container) if self.has_container else None
         state["_marks"] = marks and (marks, [marks.table(name) for name in self.table_names])
         return state
 
@@ -83,7 +83,7 @@ class CopiedTables(TableGroup):
         self.__dict__.update(state)
         self._host = self._path = self._container = None
         for name in self.table_names:
-            hold_table_name(name, self)
+            reserve_table_name(name, self)
         if marks is not None:
             copied, tables = marks
             self.join(copied.container)
@@ -130,13 +130,13 @@ class SharedTables:
 
     def path_of_gradient(self, _ids: Tensor) -> NoReturn:
         """Refuses the gradient of a compiled program, which has looked up without one."""
-        self._refuse_training()
+        self._reject_training()
 
     def _check_reads(self, is_training: bool) -> None:
         if is_training and torch.is_grad_enabled():
-            self._refuse_training()
+            self._reject_training()
 
-    def _refuse_training(self) -> NoReturn:
+    def _reject_training(self) -> NoReturn:
         raise UnsupportedError(
             f"this copy shares the rows of tables {', '.join(self.original.table_names)} with another "
             "model (shared_rows()) and cannot train them; call eval() on it, or look up under "
@@ -193,17 +193,17 @@ class _TableMark:
         container.join_load()
         world_size = container.collective.world_size
         if world_size > 1:
-            _refuse(name, f"is on {world_size} ranks")
-        num_bytes = rows_in_state.num_row_bytes(container, name)
-        if num_bytes > rows_in_state.MOST_BYTES:
-            _refuse(
+            _reject(name, f"is on {world_size} ranks")
+        num_bytes = rows_in_state.count_row_bytes(container, name)
+        if num_bytes > rows_in_state.MAX_BYTES:
+            _reject(
                 name,
-                f"has {num_bytes:,} bytes of rows, and up to {rows_in_state.MOST_BYTES:,} are copied in "
+                f"has {num_bytes:,} bytes of rows, and up to {rows_in_state.MAX_BYTES:,} are copied in "
                 "memory",
             )
         storage = container.entry(name).storage
         if storage is not None and (storage.capabilities.persistent or storage.capabilities.shared):
-            _refuse(
+            _reject(
                 name, "is in a storage that outlives the process, and the copy would open it too"
             )
         return pack({"format": 1}, {name: gather_table(container, name)}).as_subclass(Tensor)
@@ -235,11 +235,11 @@ class _CopiedTable:
 _marks = weakref.WeakKeyDictionary[StepContainer, _ContainerMark]()
 
 
-def _mark_of(container: StepContainer) -> _ContainerMark:
+def _get_mark(container: StepContainer) -> _ContainerMark:
     return _marks.setdefault(container, _ContainerMark(container))
 
 
-def _refuse(table: str, reason: str) -> NoReturn:
+def _reject(table: str, reason: str) -> NoReturn:
     raise UnsupportedError(
         f"copy or pickle of a model: table {table!r} {reason}. Copy it in `with "
         "sparring_torch.shared_rows():` to read the rows of the original; or make another model, and "

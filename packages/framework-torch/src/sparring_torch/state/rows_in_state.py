@@ -1,6 +1,6 @@
 """Rows in the `state_dict` of modules: inside, or by the name of a snapshot.
 
-    one rank, up to `MOST_BYTES`    keys, rows, optimizer state and scores of all tables of a module
+    one rank, up to `MAX_BYTES`    keys, rows, optimizer state and scores of all tables of a module
     otherwise                       URL and hash of the snapshot of this step
 
 It never communicates and never writes. What loads it finds all rows, or raises.
@@ -25,21 +25,21 @@ from sparring_torch.state.packed_rows import (
     PackedTable,
     RowsTensor,
     gather_table,
-    give_state,
+    set_state,
     has_same_rows,
     pack,
     restore_table,
     unpack,
 )
 
-__all__ = ["MOST_BYTES", "RowsInState", "num_row_bytes", "without_rows"]
+__all__ = ["MAX_BYTES", "RowsInState", "count_row_bytes", "without_rows"]
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Bytes of rows of one module that travel in a `state_dict`; of one table that travel in a copy."""
 
 _KEY = "_extra_state"
 
-_leaves_rows_out: ContextVar[bool] = ContextVar("leaves_rows_out", default=False)
+_omits_rows: ContextVar[bool] = ContextVar("leaves_rows_out", default=False)
 _entries_before: ContextVar[tuple[RowsTensor, ...]] = ContextVar("entries_before", default=())
 """Entries of other modules in the `state_dict` under way."""
 
@@ -50,14 +50,14 @@ def without_rows() -> Iterator[None]:
 
     For ordinary weights alone, where rows are saved by ``container.save`` or come from another place.
     """
-    token = _leaves_rows_out.set(True)
+    token = _omits_rows.set(True)
     try:
         yield
     finally:
-        _leaves_rows_out.reset(token)
+        _omits_rows.reset(token)
 
 
-def num_row_bytes(container: StepContainer, table: str) -> int:
+def count_row_bytes(container: StepContainer, table: str) -> int:
     """Of all rows of a table on this rank."""
     return container.num_rows(table) * container.tables[table].row_bytes
 
@@ -108,12 +108,12 @@ class RowsInState(nn.Module):
     def get_extra_state(self) -> Tensor:
         """The rows of all tables, with their optimizer state, in one tensor of uint8.
 
-        On several ranks, and of more than `MOST_BYTES`, it names the snapshot of this step instead.
+        On several ranks, and of more than `MAX_BYTES`, it names the snapshot of this step instead.
 
         Raises:
             UnsupportedError: there is no such snapshot: call ``container.save`` first.
         """
-        return torch.empty(0) if _leaves_rows_out.get() else self._packed(_entries_before.get())
+        return torch.empty(0) if _omits_rows.get() else self._packed(_entries_before.get())
 
     def set_extra_state(self, state: object) -> None:
         """Replaces the rows of all tables by those that `get_extra_state` gave.
@@ -126,7 +126,7 @@ class RowsInState(nn.Module):
             SnapshotError: the snapshot that it names is gone, or is another one.
             UnsupportedError: the rows of one rank, where there are several.
         """
-        if not _leaves_rows_out.get():
+        if not _omits_rows.get():
             self._load_rows(state, _LoadCall())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -136,7 +136,7 @@ class RowsInState(nn.Module):
             super()._save_to_state_dict(destination, prefix, keep_vars)
         finally:
             _entries_before.reset(token)
-        if _leaves_rows_out.get():
+        if _omits_rows.get():
             del destination[prefix + _KEY]
 
     def _load_from_state_dict(
@@ -150,7 +150,7 @@ class RowsInState(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = prefix + _KEY
-        if key not in state_dict and not _leaves_rows_out.get():
+        if key not in state_dict and not _omits_rows.get():
             raise InvalidArgumentError(
                 f"this state_dict has no rows of tables {', '.join(self.agent.table_names)}: no entry "
                 f"{key!r}. Was it saved by a model without tables, or in without_rows()? To load "
@@ -176,7 +176,7 @@ class RowsInState(nn.Module):
                 state_dict[key] = saved
         if key in missing_keys:
             missing_keys.remove(key)
-        if not _leaves_rows_out.get():
+        if not _omits_rows.get():
             self._load_rows(saved, _calls.current)
 
     # -- saving
@@ -209,8 +209,8 @@ class RowsInState(nn.Module):
     def _snapshot(self, container: StepContainer, tables: list[str]) -> dict[str, Any] | None:
         """The one to name; None: rows travel themselves."""
         world_size = container.collective.world_size
-        num_bytes = sum(num_row_bytes(container, name) for name in tables)
-        if world_size == 1 and num_bytes <= MOST_BYTES:
+        num_bytes = sum(count_row_bytes(container, name) for name in tables)
+        if world_size == 1 and num_bytes <= MAX_BYTES:
             return None
         if not num_bytes and not container.counters.steps:
             # `torch.distributed.checkpoint` asks a model for its state to load into it.
@@ -221,7 +221,7 @@ class RowsInState(nn.Module):
             reason = (
                 f"are on {world_size} ranks"
                 if world_size > 1
-                else f"take {num_bytes:,} bytes, and up to {MOST_BYTES:,} travel in it"
+                else f"take {num_bytes:,} bytes, and up to {MAX_BYTES:,} travel in it"
             )
             raise UnsupportedError(
                 f"state_dict: the rows of tables {', '.join(tables)} {reason}. It can name a snapshot of "
@@ -390,7 +390,7 @@ def _load_snapshot(
             url=url,
         )
     for name, saved in tables.items():
-        give_state(container, name, saved)
+        set_state(container, name, saved)
     names = [name for name in tables if not call.has_loaded(container, name)]
     if set(snapshot.tables) == set(container.tables) and not call.loaded.get(container):
         container.load(url)  # with counters

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparring import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.state.cut_tensors import cut_state, whole
+from sparring_torch.state.sharded_tensors import shard_state, unshard
 from sparring_torch.state.rows_in_state import without_rows
 
 __all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
@@ -49,7 +49,7 @@ def gather_state(**parts: _Stateful) -> State:
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     with without_rows():
-        values = {name: _packed(part.state_dict(), name, arrays) for name, part in parts.items()}
+        values = {name: _pack(part.state_dict(), name, arrays) for name, part in parts.items()}
     return State(values, arrays)
 
 
@@ -71,13 +71,13 @@ def restore_state(state: State, **parts: _Stateful) -> None:
                 f"{', '.join(state.values or ()) or 'nothing'}",
                 name=name,
             )
-        restored[name] = _unpacked(state.values[name], state.arrays)
+        restored[name] = _unpack(state.values[name], state.arrays)
     with without_rows():
         for name, part in parts.items():
             if isinstance(part, torch.optim.Optimizer) and {"state", "param_groups"} <= set(
                 restored[name]
             ):
-                restored[name] = cut_state(restored[name], part)
+                restored[name] = shard_state(restored[name], part)
             part.load_state_dict(restored[name])
 
 
@@ -97,29 +97,29 @@ def restore_random_state(state: State) -> None:
         torch.cuda.set_rng_state(torch.from_numpy(np.array(state.arrays["cuda"], np.uint8)))
 
 
-def _packed(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+def _pack(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if isinstance(value, Tensor):
-        return _packed_tensor(value, place, arrays)
+        return _pack_tensor(value, place, arrays)
     if isinstance(value, Mapping):
         items = []
         for key, each in value.items():
             if not isinstance(key, (str, int)):
-                raise _refused(place, f"key {key!r}")
-            items.append([key, _packed(each, f"{place}.{key}", arrays)])
+                raise _make_error(place, f"key {key!r}")
+            items.append([key, _pack(each, f"{place}.{key}", arrays)])
         return {"map": items}
     if isinstance(value, (list, tuple)):
-        items = [_packed(each, f"{place}.{i}", arrays) for i, each in enumerate(value)]
+        items = [_pack(each, f"{place}.{i}", arrays) for i, each in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, _PLAIN):
         return value
-    raise _refused(place, type(value).__name__)
+    raise _make_error(place, type(value).__name__)
 
 
-def _packed_tensor(value: Tensor, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+def _pack_tensor(value: Tensor, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if value.is_sparse or value.is_complex() or value.is_quantized:
-        raise _refused(place, f"a tensor of {value.dtype}, {value.layout}")
+        raise _make_error(place, f"a tensor of {value.dtype}, {value.layout}")
     name = f"{place[:150]}.{len(arrays)}"
-    plain = whole(value.detach()).cpu().contiguous()
+    plain = unshard(value.detach()).cpu().contiguous()
     dtype = str(plain.dtype).removeprefix("torch.")
     # NumPy has no bfloat16.
     shown = plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
@@ -127,15 +127,15 @@ def _packed_tensor(value: Tensor, place: str, arrays: dict[str, npt.NDArray[Any]
     return {"tensor": name, "dtype": dtype}
 
 
-def _unpacked(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+def _unpack(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     if isinstance(value, list):
-        return [_unpacked(each, arrays) for each in value]
+        return [_unpack(each, arrays) for each in value]
     if not isinstance(value, dict):
         return value
     if "map" in value:
-        return {key: _unpacked(each, arrays) for key, each in value["map"]}
+        return {key: _unpack(each, arrays) for key, each in value["map"]}
     if "tuple" in value:
-        return tuple(_unpacked(each, arrays) for each in value["tuple"])
+        return tuple(_unpack(each, arrays) for each in value["tuple"])
     name, dtype = str(value.get("tensor")), getattr(torch, str(value.get("dtype")), None)
     if name not in arrays or not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(
@@ -147,7 +147,7 @@ def _unpacked(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
 
 
-def _refused(place: str, found: str) -> UnsupportedError:
+def _make_error(place: str, found: str) -> UnsupportedError:
     return UnsupportedError(
         f"state {place}: found {found}; numbers, text, lists, mappings and dense tensors can be "
         "saved. Save the rest by yourself, and give this part a state_dict without it",

@@ -6,12 +6,12 @@ import weakref
 from itertools import count
 from typing import Any
 
-__all__ = ["free_table_name", "hold_table_name"]
+__all__ = ["find_free_table_name", "reserve_table_name"]
 
 _holders: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def free_table_name(stem: str, holder: object) -> str:
+def find_free_table_name(stem: str, holder: object) -> str:
     """`stem`, or `stem` and a number, that no living module holds; from now on `holder` does.
 
     Two modules without names must not share a table, and their initial rows, which depend on the
@@ -25,6 +25,6 @@ def free_table_name(stem: str, holder: object) -> str:
     raise AssertionError("count() does not end")
 
 
-def hold_table_name(name: str, holder: object) -> None:
+def reserve_table_name(name: str, holder: object) -> None:
     """`name`, of a module that was copied or unpickled, is not free while `holder` lives."""
     _holders.setdefault(name, holder)

@@ -18,8 +18,8 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.jagged_tensor import JaggedTensor
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.row_gradients import Anchor
-from sparring_torch.modules.table_module import TableModule, table_modules, untraced
-from sparring_torch.optim.optimizer import Optimizer, method_of
+from sparring_torch.modules.table_module import TableModule, list_table_modules, untraced
+from sparring_torch.optim.optimizer import Optimizer, to_update_method
 
 __all__ = [
     "InBackwardOptimizer",
@@ -60,11 +60,11 @@ class _InBackward:
     def __init__(
         self,
         modules: Iterable[TableModule],
-        native: type[torch.optim.Optimizer] | str | UpdateMethod,
+        optimizer_class: type[torch.optim.Optimizer] | str | UpdateMethod,
         hyperparameters: Mapping[str, Any],
     ) -> None:
         self._modules = [weakref.ref(module) for module in modules]
-        self._native, self._hyperparameters = native, dict(hyperparameters)
+        self._optimizer_class, self._hyperparameters = optimizer_class, dict(hyperparameters)
         self._made: InBackwardOptimizer | None = None
         self._is_queued = False
 
@@ -72,7 +72,7 @@ class _InBackward:
         """The optimizer, made now if it was not."""
         if self._made is None:
             modules = [module for each in self._modules if (module := each()) is not None]
-            self._made = InBackwardOptimizer(modules, self._native, **self._hyperparameters)
+            self._made = InBackwardOptimizer(modules, self._optimizer_class, **self._hyperparameters)
         return self._made
 
     def prepare(self) -> None:
@@ -117,8 +117,8 @@ def apply_optimizer_in_backward(
         InvalidArgumentError: no tables among `params`, an ordinary parameter, or a module that has
             such an optimizer already.
     """
-    modules = table_modules(_modules_of(params))
-    optimizer_class = method_of(optimizer_class)
+    modules = list_table_modules(_modules_of(params))
+    optimizer_class = to_update_method(optimizer_class)
     for module in modules:
         if module in _OF_MODULES:
             raise InvalidArgumentError(

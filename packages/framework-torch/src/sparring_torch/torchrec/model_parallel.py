@@ -14,7 +14,7 @@ from sparring.adapter import PlanLike
 from sparring.errors import InvalidArgumentError
 from sparring_torch.distributed import distributed_model_parallel
 from sparring_torch.lookup.row_gradients import dense_parameters
-from sparring_torch.modules.table_module import TableModule, agents_of
+from sparring_torch.modules.table_module import TableModule, list_agents
 from sparring_torch.optim.combined_optimizer import CombinedOptimizer
 from sparring_torch.pipeline.train_pipeline import In, Out, TrainPipeline
 from sparring_torch.torchrec.fused_params import apply_fused_params
@@ -25,7 +25,7 @@ from sparring_torch.torchrec.sharding_plan import (
     ShardingPlan,
     check_sharders,
 )
-from sparring_torch.torchrec.wire import exchange_of
+from sparring_torch.torchrec.wire import find_exchange_dtypes
 
 __all__ = ["DistributedModelParallel", "TrainPipelineSparseDist"]
 
@@ -72,7 +72,7 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
             )
         if device is not None:
             module.to(device)
-        exchange = exchange_of([each.qcomm_codecs_registry for each in sharders or ()])
+        exchange = find_exchange_dtypes([each.qcomm_codecs_registry for each in sharders or ()])
         if exchange is not None and settings.setdefault("exchange", exchange) != exchange:
             raise InvalidArgumentError(
                 "DistributedModelParallel: found an exchange and sharders with a qcomm_codecs_registry "
@@ -87,7 +87,7 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
     @property
     def plan(self) -> dict[str, str]:
         """Table → the kind of its sharding, as ``row_wise``."""
-        names = [name for agent in agents_of(self.module) for name in agent.table_names]
+        names = [name for agent in list_agents(self.module) for name in agent.table_names]
         return {name: self.container.layout(name).kind for name in names}
 
     @property
@@ -162,7 +162,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
         To set False drops that batch, so that the next call begins with the first of its iterator.
         """
-        return self._waiting is not None
+        return self._pending is not None
 
     @_connected.setter
     def _connected(self, value: bool) -> None:
@@ -171,4 +171,4 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
                 "TrainPipelineSparseDist: found _connected = True; set only False, which drops the batch "
                 "that waits"
             )
-        self.drop_waiting()
+        self.drop_pending()

@@ -13,20 +13,20 @@ import torch.distributed as dist
 from torch import nn
 
 from sparring import make_plugin_manager
-from sparring.adapter import made_plan, suggestion
+from sparring.adapter import request_plan, format_suggestion
 from sparring.contracts import (
     EnvironmentOptions,
     FeatureWorkload,
-    MadePlan,
+    PlanResult,
     Membership,
     PlanRequest,
     TableSharding,
     TableWorkload,
-    membership_from,
+    read_membership,
 )
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
-from sparring_torch.modules.table_module import TableModule, table_modules
-from sparring_torch.modules.table_workloads import workloads_of
+from sparring_torch.modules.table_module import TableModule, list_table_modules
+from sparring_torch.modules.table_workloads import list_workloads
 from sparring_torch.torchrec.reservations import (
     FixedPercentageStorageReservation,
     host_memory_bytes,
@@ -36,7 +36,7 @@ from sparring_torch.torchrec.sharding_plan import (
     ShardingPlan,
     ShardingType,
     check_sharders,
-    kind_of,
+    find_sharding_kind,
 )
 
 __all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "Topology", "get_local_size"]
@@ -45,7 +45,7 @@ _GIB = 1 << 30
 _GBIT_PER_BYTES_A_MS = 8 * 1000 / 1e9
 
 _TOPOLOGY = "what memories and kernels cost is in calibration.yaml of sparring-plan, not here"
-_WORDS_OF_TOPOLOGY = dict.fromkeys(
+_TOPOLOGY_ADVICE = dict.fromkeys(
     (
         "bwd_compute_multiplier",
         "custom_topology_data",
@@ -64,7 +64,7 @@ _WORDS_OF_TOPOLOGY = dict.fromkeys(
 _SEARCH = (
     "the planner of sparring-plan has one search, which proves how far its plan is from the best"
 )
-_WORDS_OF_PLANNER = {
+_PLANNER_ADVICE = {
     "enumerator": _SEARCH,
     "proposer": _SEARCH,
     "partitioner": _SEARCH,
@@ -75,7 +75,7 @@ _WORDS_OF_PLANNER = {
     "plan_loader": "give a plan that was kept to DistributedModelParallel(plan=…)",
 }
 _STORAGE = "where rows are kept is the storage of the collection: EmbeddingBagCollection(storage=…)"
-_WORDS_OF_CONSTRAINTS = {
+_CONSTRAINTS_ADVICE = {
     "min_partition": "widths of column blocks are those that divide the dim evenly",
     "cache_params": _STORAGE,
     "enforce_hbm": _STORAGE,
@@ -92,11 +92,11 @@ _WORDS_OF_CONSTRAINTS = {
 _log = logging.getLogger(__name__)
 
 
-def _refuse(owner: str, words: Mapping[str, str], given: Mapping[str, Any]) -> None:
+def _reject(owner: str, words: Mapping[str, str], given: Mapping[str, Any]) -> None:
     """Refuses arguments of TorchRec that mean nothing here, and those that it does not have."""
     for name, value in given.items():
         if name not in words:
-            raise TypeError(f"{owner}: unknown argument {name!r}; {suggestion(name, words)}")
+            raise TypeError(f"{owner}: unknown argument {name!r}; {format_suggestion(name, words)}")
         if value not in (None, False):
             raise UnsupportedError(f"{owner}: leave {name} out: {words[name]}")
 
@@ -131,7 +131,7 @@ class Topology:
         inter_host_bw: float | None = None,
         **others: Any,
     ) -> None:
-        _refuse("Topology", _WORDS_OF_TOPOLOGY, others)
+        _reject("Topology", _TOPOLOGY_ADVICE, others)
         if compute_device not in ("cpu", "cuda"):
             raise InvalidArgumentError(
                 f"Topology: compute_device must be 'cpu' or 'cuda', found {compute_device!r}"
@@ -190,8 +190,8 @@ class ParameterConstraints:
     use_virtual_table: bool = False
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in _WORDS_OF_CONSTRAINTS}
-        _refuse("ParameterConstraints", _WORDS_OF_CONSTRAINTS, given)
+        given = {name: getattr(self, name) for name in _CONSTRAINTS_ADVICE}
+        _reject("ParameterConstraints", _CONSTRAINTS_ADVICE, given)
         others = set(self.compute_kernels or ()) - {"fused", "dense"}
         if others:
             raise UnsupportedError(
@@ -204,12 +204,12 @@ class ParameterConstraints:
         Raises:
             InvalidArgumentError: if the kernels leave none.
         """
-        found = tuple(map(kind_of, self.sharding_types or ()))
+        found = tuple(map(find_sharding_kind, self.sharding_types or ()))
         kernels = set(self.compute_kernels or ())
         if len(kernels) != 1:
             return found
         is_dense = kernels == {"dense"}
-        given = found or tuple(kind_of(each) for each in ShardingType)
+        given = found or tuple(find_sharding_kind(each) for each in ShardingType)
         kept = tuple(kind for kind in given if (kind == "data_parallel") == is_dense)
         if not kept:
             raise InvalidArgumentError(
@@ -254,7 +254,7 @@ class EmbeddingShardingPlanner:
         debug: bool = True,
         **others: Any,
     ) -> None:
-        _refuse("EmbeddingShardingPlanner", _WORDS_OF_PLANNER, others)
+        _reject("EmbeddingShardingPlanner", _PLANNER_ADVICE, others)
         self._topology = topology
         self._samples = 512 if batch_size is None else batch_size
         self._reservation = storage_reservation
@@ -273,9 +273,9 @@ class EmbeddingShardingPlanner:
             InvalidArgumentError: constraints of a table that there is not, or that leave no kind.
         """
         check_sharders(module, sharders)
-        topology = self._topology or _found_topology()
-        workloads = self._constrained(workloads_of(table_modules(module)))
-        made = MadePlan(ShardingPlan({}))
+        topology = self._topology or _find_topology()
+        workloads = self._apply_constraints(list_workloads(list_table_modules(module)))
+        made = PlanResult(ShardingPlan({}))
         if topology.world_size > 1:
             request = PlanRequest(
                 tuple(workloads),
@@ -286,9 +286,9 @@ class EmbeddingShardingPlanner:
                 topology.near_gbit,
                 topology.far_gbit,
             )
-            made = made_plan(request, make_plugin_manager())
+            made = request_plan(request, make_plugin_manager())
         if self._is_logged:
-            for sentence in made.assumed:
+            for sentence in made.assumptions:
                 _log.warning("%s", sentence)
             if made.summary:
                 _log.info("%s", made.summary)
@@ -358,14 +358,14 @@ class EmbeddingShardingPlanner:
         found = topology.memory_bytes
         if found is None:
             found = host_memory_bytes() // topology.local_world_size
-        return self._reservation.left_bytes(found, module)
+        return self._reservation.available_bytes(found, module)
 
-    def _constrained(self, workloads: Sequence[TableWorkload]) -> list[TableWorkload]:
+    def _apply_constraints(self, workloads: Sequence[TableWorkload]) -> list[TableWorkload]:
         names = [each.table.name for each in workloads]
         for name in self._constraints:
             if name not in names:
                 raise InvalidArgumentError(
-                    f"constraints: there is no table {name!r}; {suggestion(name, names)}",
+                    f"constraints: there is no table {name!r}; {format_suggestion(name, names)}",
                     table=name,
                 )
         return [
@@ -379,8 +379,8 @@ def _with_constraints(
     if constraints is None:
         return workload
     name, count = workload.table.name, len(workload.features)
-    bags = _of_features(constraints.num_poolings or (1.0,), count, name, "num_poolings")
-    ids = _of_features(constraints.pooling_factors, count, name, "pooling_factors")
+    bags = _collect_per_feature(constraints.num_poolings or (1.0,), count, name, "num_poolings")
+    ids = _collect_per_feature(constraints.pooling_factors, count, name, "pooling_factors")
     features = tuple(
         FeatureWorkload(each.pooling, factor * number, constraints.is_weighted)
         for each, factor, number in zip(workload.features, ids, bags, strict=True)
@@ -397,7 +397,7 @@ def _with_constraints(
     return replace(workload, features=features, kinds=kinds or workload.kinds)
 
 
-def _of_features(given: Sequence[float], count: int, table: str, name: str) -> Sequence[float]:
+def _collect_per_feature(given: Sequence[float], count: int, table: str, name: str) -> Sequence[float]:
     """One number for each feature."""
     if len(given) not in (1, count):
         raise InvalidArgumentError(
@@ -420,7 +420,7 @@ def get_local_size(world_size: int | None = None) -> int:
     return per_node if ranks % per_node == 0 else ranks
 
 
-def _found_topology() -> Topology:
+def _find_topology() -> Topology:
     """The ranks that this process is one of."""
     world_size, per_node = _world_size(), _membership().local_world_size
     return Topology(world_size, local_world_size=per_node if world_size % per_node == 0 else 1)
@@ -434,7 +434,7 @@ def _world_size() -> int:
 
 def _membership() -> Membership:
     try:
-        return membership_from(os.environ, EnvironmentOptions())
+        return read_membership(os.environ, EnvironmentOptions())
     except InvalidArgumentError:
         return Membership(0, 1)
 

@@ -34,7 +34,7 @@ class FixedPercentageStorageReservation:
             )
         self._share = percentage
 
-    def left_bytes(self, memory_bytes: int, module: nn.Module) -> int:
+    def available_bytes(self, memory_bytes: int, module: nn.Module) -> int:
         """Bytes that tables may use, of the memory of a rank."""
         return int(memory_bytes * (1 - self._share))
 
@@ -61,14 +61,14 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         super().__init__(percentage)
         self._multiplier, self._estimate = parameter_multiplier, dense_tensor_estimate
 
-    def left_bytes(self, memory_bytes: int, module: nn.Module) -> int:
+    def available_bytes(self, memory_bytes: int, module: nn.Module) -> int:
         """As of the base."""
         room = self._estimate
         if room is None:
             parameters = sum(each.nbytes for _, each in dense_parameters(module))
             buffers = sum(each.nbytes for each in module.buffers())
             room = int(parameters * self._multiplier) + buffers
-        left = super().left_bytes(memory_bytes, module) - room
+        left = super().available_bytes(memory_bytes, module) - room
         if left <= 0:
             raise InvalidArgumentError(
                 f"HeuristicalStorageReservation: {memory_bytes:,} bytes of memory leave nothing for "

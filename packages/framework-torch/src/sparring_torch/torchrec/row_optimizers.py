@@ -92,7 +92,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         rows.addcdiv_(gradient, state["sum"].sqrt().add_(group["eps"]), value=-lr)
 
 
-class _OfRows(torch.optim.Optimizer):
+class _RowOptimizer(torch.optim.Optimizer):
     """Name of the update method `update_method` of rows."""
 
     update_method: ClassVar[str]
@@ -104,13 +104,13 @@ class _OfRows(torch.optim.Optimizer):
         )
 
 
-class LAMB(_OfRows):
+class LAMB(_RowOptimizer):
     """Name of the update method ``lamb`` of rows."""
 
     update_method = "lamb"
 
 
-class PartialRowWiseAdam(_OfRows):
+class PartialRowWiseAdam(_RowOptimizer):
     """Name of the update method ``partial_rowwise_adam`` of rows."""
 
     update_method = "partial_rowwise_adam"

@@ -28,7 +28,7 @@ __all__ = [
     "ShardingType",
     "check_sharders",
     "get_default_sharders",
-    "kind_of",
+    "find_sharding_kind",
 ]
 
 
@@ -64,7 +64,7 @@ _KINDS = {each.value: each.value for each in ShardingType} | {"grid_shard": "gri
 _TYPES = {kind: name for name, kind in _KINDS.items()}
 
 
-def kind_of(sharding_type: str | ShardingType) -> str:
+def find_sharding_kind(sharding_type: str | ShardingType) -> str:
     """The sharding kind behind a name of TorchRec's; that of a plugin is its own.
 
     Raises:
@@ -109,7 +109,7 @@ class ParameterSharding:
     def sharding(self) -> TableSharding:
         """As the engine takes it."""
         return TableSharding(
-            kind_of(self.sharding_type), tuple(self.ranks or ()), self.transfer, self.columns
+            find_sharding_kind(self.sharding_type), tuple(self.ranks or ()), self.transfer, self.columns
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ import torch
 from sparring import ExchangeOptions
 from sparring.errors import UnsupportedError
 
-__all__ = ["CommType", "QCommsConfig", "exchange_of", "get_qcomm_codecs_registry"]
+__all__ = ["CommType", "QCommsConfig", "find_exchange_dtypes", "get_qcomm_codecs_registry"]
 
 
 class CommType(Enum):
@@ -95,7 +95,7 @@ def get_qcomm_codecs_registry(
     )
 
 
-def exchange_of(registries: list[Any]) -> ExchangeOptions | None:
+def find_exchange_dtypes(registries: list[Any]) -> ExchangeOptions | None:
     """The one exchange of the registries of sharders; None: none has one.
 
     Raises:

@@ -18,7 +18,7 @@ from sparring.adapter import (
     StorageLike,
     check_choices,
     fill_service,
-    service_storage,
+    choose_service_storage,
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
@@ -28,10 +28,10 @@ from sparring_torch.distributed.distributed_model_parallel import (
 )
 from sparring_torch.lookup.row_gradients import dense_parameters
 from sparring_torch.modules.table_module import TableModule
-from sparring_torch.state.cut_tensors import cut_as
+from sparring_torch.state.sharded_tensors import shard_like
 from sparring_torch.transpiler.joint_optimizer import JointOptimizer
-from sparring_torch.transpiler.replaced_module import ReplacedModule, put_module
-from sparring_torch.transpiler.row_optimizer import group_places, row_optimizer
+from sparring_torch.transpiler.replaced_module import ReplacedModule, replace_module
+from sparring_torch.transpiler.row_optimizer import list_group_positions, row_optimizer
 from sparring_torch.transpiler.scan import Scan, scan
 
 __all__ = ["Distribution", "DistributionOptions", "Optimizers"]
@@ -58,7 +58,7 @@ class DistributionOptions:
     def __post_init__(self) -> None:
         check_choices(self.semantics, self.keep)
         check_dense(self.dense, find_unused_parameters=self.find_unused_parameters)
-        if self.is_served and self.is_cut:
+        if self.is_served and self.is_sharded:
             raise InvalidArgumentError(
                 "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have "
                 "none"
@@ -70,7 +70,7 @@ class DistributionOptions:
         return self.service is not None
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether ordinary parameters are cut over ranks."""
         return self.dense == "fsdp2"
 
@@ -82,7 +82,7 @@ class DistributionOptions:
         """
         if self.service is None:
             return self.storage
-        return service_storage(self.service, self.plan, self.storage)
+        return choose_service_storage(self.service, self.plan, self.storage)
 
 
 class Distribution:
@@ -116,7 +116,7 @@ class Distribution:
             self._optimizers,
             is_lazy=options.semantics == "lazy",
             is_served=options.is_served,
-            is_cut=options.is_cut,
+            is_sharded=options.is_sharded,
             keep=options.keep,
         )
 
@@ -160,7 +160,7 @@ class Distribution:
         if rows is not None and self.scan.owner is not None:
             dense = optimizers[self.scan.owner]
             _take_out(dense, self._taken())
-            places = group_places(self.scan, rows)
+            places = list_group_positions(self.scan, rows)
             optimizers[self.scan.owner] = JointOptimizer(dense, rows, places, self.report(), known)
         is_several = wrapped.container.collective.world_size > 1
         return wrapped if is_several else self._model, optimizers
@@ -173,7 +173,7 @@ class Distribution:
             for each in self.scan.found
         }
         for each in self.scan.found:
-            put_module(self._model, each.paths, self._made[id(each.module)])
+            replace_module(self._model, each.paths, self._made[id(each.module)])
 
     def _wrap(self) -> DistributedModelParallel:
         options = self._options
@@ -190,7 +190,7 @@ class Distribution:
         if wrapped is not None:
             wrapped.undo_sharding()
         for each in self.scan.found:
-            put_module(self._model, each.paths, each.module)
+            replace_module(self._model, each.paths, each.module)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, int | None]]:
         """Table, weight, and the row that is not written, for each table."""
@@ -206,7 +206,7 @@ class Distribution:
         for each in self.scan.found:
             module = self._made[id(each.module)]
             replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
-            module.replaced, module.why_no_weight = replaced, replaced.why_no_weight
+            module.replaced, module.explain_missing_weight = replaced, replaced.explain_missing_weight
 
     def _taken(self) -> set[int]:
         """The `id` of each weight that is in a table now."""
@@ -242,7 +242,7 @@ def _follow(
                 if id(old) in now and old in optimizer.state:
                     state = optimizer.state.pop(old)
                     optimizer.state[now[id(old)]] = {
-                        name: cut_as(each, now[id(old)]) for name, each in state.items()
+                        name: shard_like(each, now[id(old)]) for name, each in state.items()
                     }
             group["params"] = [now.get(id(each), each) for each in group["params"]]
 

@@ -14,8 +14,8 @@ from sparring_torch.lookup.row_gradients import Anchor
 from sparring_torch.optim.combined_optimizer import OptimizerOfParts
 from sparring_torch.optim.known_optimizers import KnownOptimizer
 from sparring_torch.optim.optimizer import Optimizer
-from sparring_torch.state.cut_tensors import cut_state
-from sparring_torch.transpiler.service import hyper_of
+from sparring_torch.state.sharded_tensors import shard_state
+from sparring_torch.transpiler.service import find_hyper
 
 __all__ = ["JointOptimizer"]
 
@@ -83,7 +83,7 @@ class JointOptimizer(OptimizerOfParts):
         for own, place in zip(self.rows.param_groups, self._places, strict=True):
             shown = self.param_groups[place]
             values = {name: each for name, each in shown.items() if name not in _OWN}
-            own.update(values if self._known is None else hyper_of(self._known, shown))
+            own.update(values if self._known is None else find_hyper(self._known, shown))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds ordinary parameters, as torch's; what stands for rows is left out."""
@@ -108,7 +108,7 @@ class JointOptimizer(OptimizerOfParts):
                 "dense; one that was saved before `distribute` is loaded before it"
             )
         self.rows.load_state_dict(state_dict["rows"])
-        self.dense.load_state_dict(cut_state(state_dict["dense"], self.dense))
+        self.dense.load_state_dict(shard_state(state_dict["dense"], self.dense))
         for shown, group in zip(self.param_groups, self.dense.param_groups, strict=True):
             shown.update({name: each for name, each in group.items() if name not in _OWN})
 

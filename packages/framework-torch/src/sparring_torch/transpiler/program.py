@@ -14,7 +14,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
 from sparring_torch.modules.table_module import TableModule
 from sparring_torch.transpiler.distribution import Distribution, DistributionOptions, Optimizers
-from sparring_torch.transpiler.replaced_module import ReplacedModule, put_module
+from sparring_torch.transpiler.replaced_module import ReplacedModule, replace_module
 
 __all__ = ["distribute", "distribution_report", "restore"]
 
@@ -130,7 +130,7 @@ def restore(model: nn.Module) -> nn.Module:
         replaced.give_back(weights)
         replaced.module.train(module.training)
         replaced.module.requires_grad_(module.anchor.requires_grad)
-        put_module(inner, replaced.paths, replaced.module)
+        replace_module(inner, replaced.paths, replaced.module)
     return inner
 
 
@@ -139,7 +139,7 @@ def _weights(module: TableModule) -> list[Tensor]:
     replaced: ReplacedModule = module.replaced
     weights = []
     for each in replaced.tables:
-        values = module.embeddings_of(np.arange(each.num_rows), each.name)
+        values = module.read_embeddings(np.arange(each.num_rows), each.name)
         values = values.to(each.empty.device, each.empty.dtype)
         if each.skipped is not None and each.row is not None:
             values[each.skipped] = each.row

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import why_no_weight
+from sparring.adapter import explain_missing_weight
 from sparring.errors import UnsupportedError
 from sparring_torch.transpiler.replacements import Kind
 
-__all__ = ["ReplacedModule", "put_module"]
+__all__ = ["ReplacedModule", "replace_module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ReplacedModule:
     def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
         self.kind, self.module, self.paths = kind, module, paths
         self.tables: list[ReplacedTable] = []
-        self.why_no_weight = why_no_weight(paths[0], kind.table_names(module, table))
+        self.explain_missing_weight = explain_missing_weight(paths[0], kind.table_names(module, table))
         for name, weight, skipped in kind.rows(module, table):
             row = None if skipped is None else weight.data[skipped].clone()
             empty = weight.data.new_empty(0, weight.shape[1])
@@ -52,7 +52,7 @@ class ReplacedModule:
         self._weights = [(each, type(each)) for each in kind.weights(module)]
         for each, its_class in self._weights:
             if its_class is nn.Parameter:
-                _take(each, self.why_no_weight)
+                _take(each, self.explain_missing_weight)
 
     def give_back(self, weights: Sequence[Tensor]) -> None:
         """Puts trained weights into the module."""
@@ -61,7 +61,7 @@ class ReplacedModule:
         self.kind.give_back(self.module, weights)
 
 
-def put_module(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
+def replace_module(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
     """Puts a module into a model, at each of some paths."""
     for path in paths:
         parent, _, name = path.rpartition(".")

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StorageLike, own_methods
+from sparring.adapter import StorageLike, describe_added_methods
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import tensor_of
+from sparring_torch.jagged.ids import to_tensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.modules.table_module import TableModule
 
-__all__ = ["Kind", "kind_of"]
+__all__ = ["Kind", "find_kind"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_OF_ITS_OWN = {"__init__", "reset_parameters", "extra_repr"}
+_IGNORED_METHODS = {"__init__", "reset_parameters", "extra_repr"}
 
 
 class Kind(ABC):
@@ -60,15 +60,15 @@ class Kind(ABC):
             parameter.data = values
 
 
-class _OfTorch(Kind):
+class _TorchKind(Kind):
     """`nn.Embedding` and `nn.EmbeddingBag`."""
 
-    def __init__(self, native: type[nn.Module]) -> None:
-        self._native = native
+    def __init__(self, torch_class: type[nn.Module]) -> None:
+        self._torch_class = torch_class
 
     def refusal(self, module: Any) -> str:
         weight = module.weight
-        if added := own_methods(type(module), self._native, _OF_ITS_OWN):
+        if added := describe_added_methods(type(module), self._torch_class, _IGNORED_METHODS):
             return added
         if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
             return "its weight has no elements yet; materialize it first"
@@ -82,7 +82,7 @@ class _OfTorch(Kind):
             return "scale_grad_by_freq divides gradients by counts of a batch, which tables do not"
         if getattr(module, "mode", "sum") == "max":
             return "mode='max'; bags of tables are summed or averaged"
-        padding = module.padding_idx if self._native is nn.Embedding else None
+        padding = module.padding_idx if self._torch_class is nn.Embedding else None
         if padding is not None and bool(weight[padding].any()):
             return (
                 f"its row of padding_idx={padding} is not zeros, and reads as zeros from a table; set it "
@@ -101,7 +101,7 @@ class _OfTorch(Kind):
             "device": None if weight.device.type == "cpu" else weight.device,
         }
         made: TableModule
-        if self._native is nn.Embedding:
+        if self._torch_class is nn.Embedding:
             made = Embedding(module.embedding_dim, **given)
         else:
             made = EmbeddingBag(
@@ -129,7 +129,7 @@ class _RangeCheck:
         table, count = self._table, self._count
         if torch.compiler.is_compiling():
             return
-        ids = tensor_of(given[0] if given else named["input"], f"ids of table {table!r}")
+        ids = to_tensor(given[0] if given else named["input"], f"ids of table {table!r}")
         if ids.is_nested or not ids.numel() or ids.device.type != "cpu":
             return
         low, high = (int(each) for each in torch.aminmax(ids))
@@ -143,10 +143,10 @@ class _RangeCheck:
             module.agent.refuse(error, is_training=module.is_training)
 
 
-_EMBEDDING, _EMBEDDING_BAG = _OfTorch(nn.Embedding), _OfTorch(nn.EmbeddingBag)
+_EMBEDDING, _EMBEDDING_BAG = _TorchKind(nn.Embedding), _TorchKind(nn.EmbeddingBag)
 
 
-def kind_of(module: nn.Module) -> Kind | None:
+def find_kind(module: nn.Module) -> Kind | None:
     """How a module is replaced; None where it has no rows to look up."""
     if isinstance(module, nn.Embedding):
         return _EMBEDDING

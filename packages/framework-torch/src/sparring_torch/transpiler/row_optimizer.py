@@ -11,11 +11,11 @@ from sparring_torch.modules.table_module import TableModule
 from sparring_torch.optim.known_optimizers import KnownOptimizer
 from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.optim.sparse_adam import over_rows
-from sparring_torch.transpiler.refusals import hyperparameters_of
+from sparring_torch.transpiler.rejections import get_hyperparameters
 from sparring_torch.transpiler.scan import Scan
-from sparring_torch.transpiler.service import form_of, hyper_of, method_of
+from sparring_torch.transpiler.service import find_form, find_hyper, to_update_method
 
-__all__ = ["group_places", "row_optimizer"]
+__all__ = ["list_group_positions", "row_optimizer"]
 
 
 def row_optimizer(
@@ -37,40 +37,40 @@ def row_optimizer(
         UnsupportedError: its groups need several update methods, and a service has one for all tables.
     """
     modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
-    places = _place_of(scanned)
-    native = over_rows(type(optimizer))
+    places = _map_tables_to_groups(scanned)
+    optimizer_class = over_rows(type(optimizer))
     # One group does for all tables where one has all embeddings.
     place, *others = dict.fromkeys(places.values())
-    by_table = {name: hyperparameters_of(optimizer, own) for name, own in places.items() if others}
-    given = hyperparameters_of(optimizer, place)
+    by_table = {name: get_hyperparameters(optimizer, own) for name, own in places.items() if others}
+    given = get_hyperparameters(optimizer, place)
     modules = [*modules, *scanned.tables]
     if not is_served:
-        return Optimizer(modules, native, tables=by_table, **given), None
-    known = method_of(native, given)
+        return Optimizer(modules, optimizer_class, tables=by_table, **given), None
+    known = to_update_method(optimizer_class, given)
     assert isinstance(known, KnownOptimizer)  # the scan would have refused it
     group = optimizer.param_groups[place]
-    method = form_of(known, group).method
+    method = find_form(known, group).method
     by_table = {
-        name: hyper_of(known, optimizer.param_groups[own])
+        name: find_hyper(known, optimizer.param_groups[own])
         for name, own in places.items()
-        if form_of(known, optimizer.param_groups[own]).method.name == method.name
+        if find_form(known, optimizer.param_groups[own]).method.name == method.name
     }
     if len(by_table) < len(places):
         raise UnsupportedError(
             "distribute: its groups take steps of several update methods, and the tables of one "
             "optimizer of a service have one"
         )
-    return Optimizer(modules, method, tables=by_table, **hyper_of(known, group)), known
+    return Optimizer(modules, method, tables=by_table, **find_hyper(known, group)), known
 
 
-def group_places(scanned: Scan, rows: Optimizer) -> list[int]:
+def list_group_positions(scanned: Scan, rows: Optimizer) -> list[int]:
     """For each group of `rows`, the one of the user's optimizer that has its embeddings."""
-    places = _place_of(scanned)
+    places = _map_tables_to_groups(scanned)
     first = next(iter(places.values()))  # of all, where `rows` has one group
     return [places.get(group.get("table", ""), first) for group in rows.param_groups]
 
 
-def _place_of(scanned: Scan) -> dict[str, int]:
+def _map_tables_to_groups(scanned: Scan) -> dict[str, int]:
     """Table → the group of the user's optimizer that has it."""
     places = {
         table: each.place

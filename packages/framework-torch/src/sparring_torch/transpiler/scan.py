@@ -11,16 +11,16 @@ from torch import nn
 
 from sparring.adapter import DistributionReport, ModuleReport, Outcome
 from sparring_torch.modules.table_module import TableModule
-from sparring_torch.transpiler.refusals import RefusalFinder, optimizer_refusal
-from sparring_torch.transpiler.replacements import Kind, kind_of
+from sparring_torch.transpiler.rejections import RejectionFinder, find_optimizer_rejection
+from sparring_torch.transpiler.replacements import Kind, find_kind
 
-__all__ = ["Found", "Scan", "scan"]
+__all__ = ["FoundTable", "Scan", "scan"]
 
 _SERVED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTable:
     """A module that becomes one with tables.
 
     Args:
@@ -56,7 +56,7 @@ class Scan:
     """
 
     report: DistributionReport
-    found: tuple[Found, ...]
+    found: tuple[FoundTable, ...]
     tables: tuple[TableModule, ...]
     owner: int | None
     table_places: tuple[int | None, ...]
@@ -68,7 +68,7 @@ def scan(
     *,
     is_lazy: bool,
     is_served: bool,
-    is_cut: bool,
+    is_sharded: bool,
     keep: Collection[str],
 ) -> Scan:
     """Looks at each module of a model, and at its optimizers.
@@ -78,14 +78,14 @@ def scan(
         optimizers: of its parameters.
         is_lazy: whether rows without a gradient may stay where the optimizer would move them.
         is_served: whether a service has the tables.
-        is_cut: whether FSDP2 cuts ordinary parameters over ranks.
+        is_sharded: whether FSDP2 cuts ordinary parameters over ranks.
         keep: paths of modules that stay as they are.
     """
-    scanner = _Scanner(model, optimizers, keep, is_served, is_cut)
-    scanner.look_at_program()
+    scanner = _Scanner(model, optimizers, keep, is_served, is_sharded)
+    scanner.scan_program()
     for module in model.modules():
-        scanner.look_at(module)
-    scanner.look_at_optimizer(is_lazy)
+        scanner.scan_module(module)
+    scanner.scan_optimizer(is_lazy)
     return Scan(
         DistributionReport(tuple(scanner.reports)),
         tuple(scanner.found),
@@ -104,12 +104,12 @@ class _Scanner:
         optimizers: Sequence[torch.optim.Optimizer],
         keep: Collection[str],
         is_served: bool,
-        is_cut: bool,
+        is_sharded: bool,
     ) -> None:
-        self._is_served, self._is_cut = is_served, is_cut
+        self._is_served, self._is_cut = is_served, is_sharded
         self._model, self._optimizers, self._keep = model, optimizers, set(keep)
         self.reports: list[ModuleReport] = []
-        self.found: list[Found] = []
+        self.found: list[FoundTable] = []
         self.tables: list[TableModule] = []
         self.table_places: list[int | None] = []
         self.owner: int | None = None
@@ -122,19 +122,19 @@ class _Scanner:
             for place, group in enumerate(optimizer.param_groups)
             for each in group["params"]
         }
-        self._why_not = RefusalFinder(model, optimizers, self._paths)
+        self._why_not = RejectionFinder(model, optimizers, self._paths)
         self._inside: set[int] = set()
 
-    def look_at_program(self) -> None:
+    def scan_program(self) -> None:
         """Finds what stands in the way whatever the modules are."""
         model = self._model
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            self._refuse(model, "give the module that it wraps; several ranks wrap it again")
+            self._reject(model, "give the module that it wraps; several ranks wrap it again")
         if isinstance(model, torch.jit.ScriptModule):
-            self._refuse(model, "it is scripted; give the module that it was made of")
+            self._reject(model, "it is scripted; give the module that it was made of")
         for path in sorted(self._keep - {path for each in self._paths.values() for path in each}):
             reason = "keep names it, and the model has no such path"
-            self.reports.append(ModuleReport(path, "", Outcome.REFUSED, reason))
+            self.reports.append(ModuleReport(path, "", Outcome.UNSUPPORTED, reason))
         for optimizer in self._optimizers:
             reason = ""
             if any("initial_lr" in group for group in optimizer.param_groups):
@@ -144,13 +144,13 @@ class _Scanner:
             if type(optimizer).__module__.startswith("sparring_torch."):
                 reason = "it is an optimizer of rows already; give those of torch.optim"
             if reason:
-                self._refuse_optimizer(optimizer, reason)
+                self._reject_optimizer(optimizer, reason)
 
-    def look_at(self, module: nn.Module) -> None:
+    def scan_module(self, module: nn.Module) -> None:
         """Replaces, keeps or refuses a module that is not inside of one that was."""
         if id(module) in self._inside:
             return
-        kind = kind_of(module)
+        kind = find_kind(module)
         if isinstance(module, TableModule):
             self.tables.append(module)
             self._inside |= {id(each) for each in module.modules()}
@@ -163,7 +163,7 @@ class _Scanner:
             reason = "ordinary parameters" if kind is None else "named in keep"
             if self._is_cut and any(not each.ndim for _, each in own):
                 scalars = ", ".join(name for name, each in own if not each.ndim)
-                self._refuse(
+                self._reject(
                     module,
                     f"FSDP2 cuts no parameter without dimensions: {scalars}; shape (1,) is one",
                 )
@@ -171,20 +171,20 @@ class _Scanner:
                 self._report(module, Outcome.KEPT, reason + self._is_cut * ", FSDP2 on many ranks")
         else:
             self._inside |= {id(each) for each in module.modules()}
-            self._look_at_embedding(module, kind)
+            self._scan_embedding(module, kind)
 
-    def _look_at_embedding(self, module: nn.Module, kind: Kind) -> None:
+    def _scan_embedding(self, module: nn.Module, kind: Kind) -> None:
         where = self._paths[id(module)]
         weights = kind.weights(module)
         places = [self._groups[id(each)] for each in weights if id(each) in self._groups]
-        reason = self._why_not.reason(module, kind) or self._why_not_in(places)
+        reason = self._why_not.reason(module, kind) or self._find_reason_against(places)
         if self._is_served and any(each.dtype not in _SERVED_DTYPES for each in weights):
             reason = reason or (
                 "a service has rows of float32, float16 or bfloat16, and its weight is "
                 f"{weights[0].dtype}"
             )
         if reason:
-            self._refuse(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
+            self._reject(module, f"{reason}; or keep the module as it is: keep=[{where[0]!r}]")
             return
         if places and self.owner is None:
             self.owner = places[0][0]
@@ -197,10 +197,10 @@ class _Scanner:
         said = f"table{'s' * kind.has_several} {kind.table_names(module, table)}"
         self._report(module, Outcome.REPLACED, said + (note and f"; {note}"))
         self.found.append(
-            Found(module, kind, tuple(where), table, places[0][1] if places else None)
+            FoundTable(module, kind, tuple(where), table, places[0][1] if places else None)
         )
 
-    def _why_not_in(self, places: Sequence[tuple[int, int]]) -> str:
+    def _find_reason_against(self, places: Sequence[tuple[int, int]]) -> str:
         for number, _ in places:
             if self.owner is not None and number != self.owner:
                 return (
@@ -209,7 +209,7 @@ class _Scanner:
                 )
         return ""
 
-    def look_at_optimizer(self, is_lazy: bool) -> None:
+    def scan_optimizer(self, is_lazy: bool) -> None:
         """Finds whether the optimizer of the embeddings can step rows; and whether there are any."""
         trained = {
             each.place
@@ -220,24 +220,24 @@ class _Scanner:
         for place in sorted(trained):
             assert self.owner is not None
             optimizer = self._optimizers[self.owner]
-            reason = optimizer_refusal(optimizer, place, is_lazy=is_lazy, is_served=self._is_served)
+            reason = find_optimizer_rejection(optimizer, place, is_lazy=is_lazy, is_served=self._is_served)
             if reason:
-                self._refuse_optimizer(optimizer, reason)
+                self._reject_optimizer(optimizer, reason)
                 break
         is_empty = not self.found and not self.tables
-        if is_empty and not any(each.outcome is Outcome.REFUSED for each in self.reports):
-            self._refuse(self._model, "it has no embeddings; use DistributedDataParallel of torch")
+        if is_empty and not any(each.outcome is Outcome.UNSUPPORTED for each in self.reports):
+            self._reject(self._model, "it has no embeddings; use DistributedDataParallel of torch")
 
     def _report(self, module: nn.Module, outcome: Outcome, reason: str) -> None:
         path = ", ".join(each or "model" for each in self._paths[id(module)])
         self.reports.append(ModuleReport(path, type(module).__name__, outcome, reason))
 
-    def _refuse(self, module: nn.Module, reason: str) -> None:
-        self._report(module, Outcome.REFUSED, reason)
+    def _reject(self, module: nn.Module, reason: str) -> None:
+        self._report(module, Outcome.UNSUPPORTED, reason)
 
-    def _refuse_optimizer(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
+    def _reject_optimizer(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
         name = type(optimizer).__name__
-        self.reports.append(ModuleReport("optimizer", name, Outcome.REFUSED, reason))
+        self.reports.append(ModuleReport("optimizer", name, Outcome.UNSUPPORTED, reason))
 
 
 def _table_name(path: str, taken: Collection[str]) -> str:

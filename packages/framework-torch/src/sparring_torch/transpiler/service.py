@@ -8,38 +8,38 @@ from typing import Any
 import torch
 
 from sparring.errors import UnsupportedError
-from sparring_torch.optim.known_optimizers import FusedForm, KnownOptimizer, known_optimizer
+from sparring_torch.optim.known_optimizers import FusedForm, KnownOptimizer, find_known_optimizer
 from sparring_torch.optim.optimizer_probe import probe
 
-__all__ = ["form_of", "hyper_of", "method_of"]
+__all__ = ["find_form", "find_hyper", "to_update_method"]
 
 
-def method_of(
-    native: type[torch.optim.Optimizer], hyperparameters: Mapping[str, Any]
+def to_update_method(
+    optimizer_class: type[torch.optim.Optimizer], hyperparameters: Mapping[str, Any]
 ) -> KnownOptimizer | str:
     """The update methods for an optimizer of torch; or why there is none."""
-    layout = probe(native, hyperparameters, torch.float32)
-    return known_optimizer(native, hyperparameters, {(torch.float32, torch.device("cpu")): layout})
+    layout = probe(optimizer_class, hyperparameters, torch.float32)
+    return find_known_optimizer(optimizer_class, hyperparameters, {(torch.float32, torch.device("cpu")): layout})
 
 
-def form_of(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:
+def find_form(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:
     """The update method for a group as it is now.
 
     Raises:
         UnsupportedError: there is none for its values.
     """
-    form = known.form_of(group)
+    form = known.find_form(group)
     if isinstance(form, str):
         raise UnsupportedError(f"no update method of a service takes this step: {form}")
     return form
 
 
-def hyper_of(known: KnownOptimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+def find_hyper(known: KnownOptimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """Hyper-parameters of the update method for a group as it is now.
 
     Raises:
         UnsupportedError: as `form_of`.
     """
-    hyper = form_of(known, group).hyper.model_dump()
+    hyper = find_form(known, group).hyper.model_dump()
     first = "initial_accumulator_value"
     return hyper | {first: group[first]} if first in hyper and first in group else hyper

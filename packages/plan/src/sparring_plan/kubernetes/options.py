@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["ResourceOptions", "quantity", "yaml_block"]
+__all__ = ["ResourceOptions", "format_quantity", "format_yaml_block"]
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*")
@@ -46,13 +46,13 @@ class ResourceOptions:
             )
 
 
-def quantity(size: int) -> str:
+def format_quantity(size: int) -> str:
     """Returns bytes as Kubernetes writes them, rounded up to MiB."""
     mib = -(-size // (1 << 20))
     return f"{mib // 1024}Gi" if mib % 1024 == 0 else f"{mib}Mi"
 
 
-def yaml_block(text: str) -> str:
+def format_yaml_block(text: str) -> str:
     """Returns lines of a literal block of YAML, without spaces at their ends."""
     lines = [f"    {line.rstrip()}".rstrip() for line in text.strip("\n").splitlines()]
     return "\n".join(lines)

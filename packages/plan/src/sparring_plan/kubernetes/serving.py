@@ -12,9 +12,9 @@ from string import Template
 
 from sparring.adapter import locate
 from sparring.errors import InvalidArgumentError, PluginError, SnapshotError
-from sparring_plan.kubernetes.options import ResourceOptions, quantity
+from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
 
-__all__ = ["MAX_REPLICAS", "ServingSize", "served_bytes", "serving_resources"]
+__all__ = ["MAX_REPLICAS", "ServingSize", "compute_served_bytes", "make_serving_resources"]
 
 MAX_REPLICAS = 26
 """A replica is a letter."""
@@ -65,7 +65,7 @@ class ServingSize:
         return _VERSIONS * self.shard_bytes + _PROCESS_BYTES
 
 
-def served_bytes(served: str) -> int:
+def compute_served_bytes(served: str) -> int:
     """Returns the bytes of the newest serving snapshot in a folder, with those that it is over.
 
     Raises:
@@ -102,7 +102,7 @@ def served_bytes(served: str) -> int:
         base = found.get(base.base.name) or read_manifest(f"{folder}/{base.base.name}")
 
 
-def serving_resources(
+def make_serving_resources(
     served: str,
     size: ServingSize,
     overrides: Sequence[str],
@@ -125,7 +125,7 @@ def serving_resources(
         for shard in range(1, size.num_shards + 1)
     ]
     is_remote = "://" in served
-    copies = quantity((_VERSIONS + 1) * size.shard_bytes)
+    copies = format_quantity((_VERSIONS + 1) * size.shard_bytes)
     values = {
         "name": name,
         "image": options.image,
@@ -136,9 +136,9 @@ def serving_resources(
         "num_replicas": size.num_replicas,
         # Relative paths of a file start at its folder, which is that of the ConfigMap.
         "snapshots": json.dumps(served if is_remote else posixpath.join(_VOLUME, served)),
-        "memory": quantity(size.memory_bytes),
+        "memory": format_quantity(size.memory_bytes),
         "ephemeral": f", ephemeral-storage: {copies}" if is_remote else "",
-        "reason": f"{quantity(size.shard_bytes)} of a shard, twice while a version is taken, and 512 MiB",
+        "reason": f"{format_quantity(size.shard_bytes)} of a shard, twice while a version is taken, and 512 MiB",
         "cache": _CACHE if is_remote else "",
         "store": _STORE if is_remote else "",
         "shards": "\n".join(

@@ -11,15 +11,15 @@ from string import Template
 
 from sparring.errors import InvalidArgumentError
 from sparring_cli import read_document
-from sparring_plan.kubernetes.options import ResourceOptions, quantity, yaml_block
+from sparring_plan.kubernetes.options import ResourceOptions, format_quantity, format_yaml_block
 from sparring_plan.planning.inputs import Topology
 from sparring_plan.planning.plan import Plan
 
-__all__ = ["training_resources"]
+__all__ = ["make_training_resources"]
 
 _PROCESS_BYTES = 2 << 30
 """Of a rank, for what is no table: interpreter, framework, dense model, batches."""
-_MOST_CONFIG_BYTES = 1_000_000
+_MAX_CONFIG_BYTES = 1_000_000
 """Kubernetes refuses a ConfigMap of more than 1 MiB."""
 
 _SCRATCH_MOUNT = "            - {name: scratch, mountPath: /scratch}\n"
@@ -33,7 +33,7 @@ _SCRATCH = """        - name: scratch              # rows on disk: gone with the
 """
 
 
-def training_resources(
+def make_training_resources(
     plan: Plan,
     topology: Topology,
     run: Path,
@@ -58,19 +58,19 @@ def training_resources(
     """
     _check_saves(run, overrides)
     text = run.read_text(encoding="utf-8-sig")
-    if len(text.encode()) + len(plan.to_yaml().encode()) > _MOST_CONFIG_BYTES:
+    if len(text.encode()) + len(plan.to_yaml().encode()) > _MAX_CONFIG_BYTES:
         raise InvalidArgumentError(
-            f"{run} and the plan have more than {_MOST_CONFIG_BYTES:,} bytes, which no ConfigMap "
+            f"{run} and the plan have more than {_MAX_CONFIG_BYTES:,} bytes, which no ConfigMap "
             "holds; put them into the image or the volume, and write the Job by hand"
         )
     nodes, ranks, memory = topology.nodes, topology.ranks_per_node, topology.memory
     of_tables = memory.get("host", 0)
-    needed = quantity(ranks * (of_tables + _PROCESS_BYTES))
+    needed = format_quantity(ranks * (of_tables + _PROCESS_BYTES))
     limits = f"memory: {needed}"
     if "gpu" in memory:
         limits += f", nvidia.com/gpu: {ranks}"
     disk = memory.get("disk")
-    scratch = "" if disk is None else Template(_SCRATCH).substitute(disk=quantity(ranks * disk))
+    scratch = "" if disk is None else Template(_SCRATCH).substitute(disk=format_quantity(ranks * disk))
     template = files("sparring_plan.kubernetes").joinpath("train.yaml").read_text(encoding="utf-8")
     return Template(template).substitute(
         name=options.name,
@@ -82,13 +82,13 @@ def training_resources(
         ranks_per_node=ranks,
         cpus=options.cpus * ranks,
         memory=needed,
-        memory_of_a_rank=quantity(of_tables),
+        memory_of_a_rank=format_quantity(of_tables),
         limits=limits,
         overrides="".join(f"            - {json.dumps(each)}\n" for each in overrides),
         scratch=scratch,
         scratch_mount=_SCRATCH_MOUNT if disk is not None else "",
-        run=yaml_block(text),
-        plan=yaml_block(plan.to_yaml()),
+        run=format_yaml_block(text),
+        plan=format_yaml_block(plan.to_yaml()),
     )
 
 
@@ -98,7 +98,7 @@ def _check_saves(run: Path, overrides: Sequence[str]) -> None:
         document.override(each)
     snapshots = document.value.get("snapshots")
     if not isinstance(snapshots, dict) or snapshots.get("url") is None:
-        document.refuse(
+        document.raise_problem(
             ("snapshots", "url"),
             "pods end and are made again, and their rows come back from snapshots; add "
             "snapshots.url=runs/NAME, on the volume or in an object store",

@@ -8,8 +8,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sparring.adapter import resolve_method, suggestion
-from sparring.contracts import MadePlan, PlanRequest, ShardingPlan, TableWorkload
+from sparring.adapter import resolve_method, format_suggestion
+from sparring.contracts import PlanResult, PlanRequest, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import (
@@ -27,7 +27,7 @@ from sparring_plan.planning.inputs import (
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 
-__all__ = ["plan_of_file", "plan_of_request"]
+__all__ = ["plan_from_file", "plan_from_request"]
 
 _SAMPLES = 1024
 _GROWTH = Growth(per_day=10_000, horizon_days=100)
@@ -36,11 +36,11 @@ _STORAGE = "hkv"
 """The storage whose memory and costs stand for those of all."""
 _SHARE_OF_MEMORY = 0.8
 _NO_LIMIT = 1 << 60
-_MOST_SHOWN = 40
-_MOST_NAMED = 3
+_MAX_SHOWN = 40
+_MAX_NAMED = 3
 
 
-def plan_of_request(request: PlanRequest) -> MadePlan:
+def plan_from_request(request: PlanRequest) -> PlanResult:
     """A plan of the tables and ranks of a job.
 
     Raises:
@@ -48,8 +48,8 @@ def plan_of_request(request: PlanRequest) -> MadePlan:
         InvalidArgumentError: no kind is left for a table.
     """
     calibration = _calibration()
-    allowed = {each.table.name: _kinds_of(each) for each in request.tables}
-    inputs, assumed = _inputs_of(request, calibration, allowed)
+    allowed = {each.table.name: _list_kinds(each) for each in request.tables}
+    inputs, assumptions = _make_inputs(request, calibration, allowed)
     try:
         plan = make_plan(inputs, calibration, allowed)
     except CapacityError as error:
@@ -57,13 +57,13 @@ def plan_of_request(request: PlanRequest) -> MadePlan:
             raise
         chosen = {name: kinds[0] for name, kinds in allowed.items() if "row_wise" not in kinds}
         why = str(error).partition("\n")[0]
-        return MadePlan(
-            ShardingPlan(chosen), assumed=(*assumed, f"tables are row_wise, as with this {why}")
+        return PlanResult(
+            ShardingPlan(chosen), assumptions=(*assumptions, f"tables are row_wise, as with this {why}")
         )
-    return MadePlan(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumed))
+    return PlanResult(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumptions))
 
 
-def plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
+def plan_from_file(path: str, request: PlanRequest) -> ShardingPlan:
     """The plan that a file holds, for the tables and ranks of a job.
 
     Raises:
@@ -73,63 +73,63 @@ def plan_of_file(path: str, request: PlanRequest) -> ShardingPlan:
     known = [each.table.name for each in request.tables]
     for name in plan.tables:
         if name not in known:
-            raise plan.refuse(
+            raise plan.make_error(
                 name,
                 "",
-                f"there is no table {name!r}; {suggestion(name, known)}. Remove it, or make the plan of "
+                f"there is no table {name!r}; {format_suggestion(name, known)}. Remove it, or make the plan of "
                 "this model's tables: sparring plan make",
             )
     missing = [name for name in known if name not in plan.tables]
     if missing:
-        shown = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        shown = ", ".join(missing[:_MAX_NAMED]) + (", …" if len(missing) > _MAX_NAMED else "")
         raise ConfigError(
-            f"{plan.place('tables')}: the plan lacks {len(missing)} of {len(known)} tables: {shown}; add "
+            f"{plan.location('tables')}: the plan lacks {len(missing)} of {len(known)} tables: {shown}; add "
             "them, or make the plan again with them: sparring plan make"
         )
     if request.world_size and request.world_size != plan.ranks:
         raise ConfigError(
-            f"{plan.place('ranks')}: the plan is for {plan.ranks} ranks, and this job has "
+            f"{plan.location('ranks')}: the plan is for {plan.ranks} ranks, and this job has "
             f"{request.world_size}; start that many, or make a plan whose topology has "
             f"{request.world_size}: sparring plan make"
         )
     return plan.sharding(plan.ranks, {each.table.name: each.table for each in request.tables})
 
 
-def _kinds_of(workload: TableWorkload) -> Sequence[str]:
+def _list_kinds(workload: TableWorkload) -> Sequence[str]:
     """The kinds that a table may have."""
     if workload.kinds:
         return workload.kinds
-    kinds = KINDS if workload.may_divide else WHOLE_ROW_KINDS
-    return [kind for kind in kinds if workload.may_replicate or kind != "data_parallel"]
+    kinds = KINDS if workload.supports_column_split else WHOLE_ROW_KINDS
+    return [kind for kind in kinds if workload.supports_replication or kind != "data_parallel"]
 
 
-def _inputs_of(
+def _make_inputs(
     request: PlanRequest, calibration: Calibration, allowed: Mapping[str, Sequence[str]]
 ) -> tuple[PlanInputs, list[str]]:
     """Inputs of the planner, and sentences on what had to be assumed."""
-    assumed = []
+    assumptions = []
     per_node = request.ranks_per_node
     grown = [each.table.name for each in request.tables if each.rows is None]
     if grown:
-        assumed.append(
+        assumptions.append(
             f"{_names(grown)}: no size is given, so {_GROWTH.per_day:,.0f} new ids a day for "
             f"{_GROWTH.horizon_days:g} days are planned for; give a capacity (num_embeddings, "
             "vocabulary_size), or a plan of your own"
         )
-    unknown = [each.table.name for each in request.tables if _method_of(each) is None]
+    unknown = [each.table.name for each in request.tables if _find_method(each) is None]
     if unknown:
-        assumed.append(f"{_names(unknown)}: planned with the optimizer state of {_METHOD}")
+        assumptions.append(f"{_names(unknown)}: planned with the optimizer state of {_METHOD}")
     single = [
         each.table.name
         for each in request.tables
         if any(feature.ids is None for feature in each.features)
     ]
     if single:
-        assumed.append(f"{_names(single)}: planned with one id of each feature in a sample")
+        assumptions.append(f"{_names(single)}: planned with one id of each feature in a sample")
     elsewhere = [each.table.name for each in request.tables if not each.is_in_memory]
     memory = _NO_LIMIT if elsewhere else request.memory_bytes or _memory_share(per_node)
     if elsewhere:
-        assumed.append(
+        assumptions.append(
             f"{_names(elsewhere)}: memory is not counted, as rows are in a storage outside of it"
         )
     near = {} if request.near_gbit is None else {"near": Link(gbit=request.near_gbit, latency_us=2)}
@@ -143,7 +143,7 @@ def _inputs_of(
     )
     tables = {each.table.name: _spec(each) for each in request.tables}
     transfers: list[Transfer] = ["rows"]
-    if any(each.may_pool for each in request.tables):
+    if any(each.supports_pooling for each in request.tables):
         transfers = ["rows", "pooled"]
     offered = {kind for kinds in allowed.values() for kind in kinds}
     inputs = PlanInputs(
@@ -153,7 +153,7 @@ def _inputs_of(
         kinds=[kind for kind in KINDS if kind in WHOLE_ROW_KINDS or kind in offered],
         transfers=transfers,
     )
-    return inputs, assumed
+    return inputs, assumptions
 
 
 def _spec(workload: TableWorkload) -> TableSpec:
@@ -163,7 +163,7 @@ def _spec(workload: TableWorkload) -> TableSpec:
             ids=1.0 if each.ids is None else each.ids,
             weighted=each.is_weighted,
             # Bags of which owners may not pool are planned as their rows.
-            pooling=_pooling(each.pooling) if workload.may_pool else "none",
+            pooling=_pooling(each.pooling) if workload.supports_pooling else "none",
         )
         for number, each in enumerate(workload.features)
     }
@@ -171,7 +171,7 @@ def _spec(workload: TableWorkload) -> TableSpec:
     return TableSpec(
         dim=table.dim,
         dtype=table.dtype,
-        method=_method_of(workload) or _METHOD,
+        method=_find_method(workload) or _METHOD,
         features=features or {"ids": Feature(ids=1.0)},
         **size,
     )
@@ -181,7 +181,7 @@ def _pooling(name: str | None) -> Any:
     return name if name in ("sum", "mean") else "none" if name is None else "sum"
 
 
-def _method_of(workload: TableWorkload) -> str | None:
+def _find_method(workload: TableWorkload) -> str | None:
     """The update method, where its state is known."""
     if workload.method is None:
         return None
@@ -209,9 +209,9 @@ def _memory_share(ranks_per_node: int) -> int:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMED:
+    if len(names) <= _MAX_NAMED:
         return ("table " if len(names) == 1 else "tables ") + ", ".join(names)
-    return f"{len(names)} tables ({', '.join(names[:_MOST_NAMED])}, …)"
+    return f"{len(names)} tables ({', '.join(names[:_MAX_NAMED])}, …)"
 
 
 def _summary(plan: Plan, inputs: PlanInputs) -> str:
@@ -222,7 +222,7 @@ def _summary(plan: Plan, inputs: PlanInputs) -> str:
         f"batches of {inputs.samples:,} samples a rank; a step of "
         f"{plan.step_ms:g} ms by the cost model, {plan.gap:.1%} over its bound"
     ]
-    shown = list(plan.tables.items())[:_MOST_SHOWN]
+    shown = list(plan.tables.items())[:_MAX_SHOWN]
     width = max(len(name) for name, _ in shown)
     for name, each in shown:
         ranks = "all ranks" if each.ranks == "all" else f"ranks {', '.join(map(str, each.ranks))}"

@@ -22,7 +22,7 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _TablePart:
     """The part of a table on a rank: shares of its rows and of its columns."""
 
     rank: int
@@ -54,15 +54,15 @@ def _place(table: TablePlan) -> tuple[object, ...]:
     return table.kind, table.ranks, table.columns, table.transfer, table.storage
 
 
-def _held(plan: Plan, name: str, table: TablePlan) -> Iterator[_Held]:
+def _held(plan: Plan, name: str, table: TablePlan) -> Iterator[_TablePart]:
     whole = (0.0, 1.0)
     ranks = list(range(plan.ranks)) if table.ranks == "all" else table.ranks
     if table.kind == "data_parallel":
-        yield from (_Held(rank, whole, whole) for rank in ranks)
+        yield from (_TablePart(rank, whole, whole) for rank in ranks)
         return
     of_block, rest = divmod(len(ranks), table.columns)
     if rest or not of_block:
-        raise plan.refuse(
+        raise plan.make_error(
             name,
             "columns",
             f"{len(ranks)} ranks are no multiple of {table.columns} blocks of columns; name as many "
@@ -71,14 +71,14 @@ def _held(plan: Plan, name: str, table: TablePlan) -> Iterator[_Held]:
     for index, rank in enumerate(ranks):
         block, part = divmod(index, of_block)
         rows = part / of_block, (part + 1) / of_block
-        yield _Held(rank, rows, (block / table.columns, (block + 1) / table.columns))
+        yield _TablePart(rank, rows, (block / table.columns, (block + 1) / table.columns))
 
 
-def _area(held: _Held) -> float:
+def _area(held: _TablePart) -> float:
     return (held.rows[1] - held.rows[0]) * (held.columns[1] - held.columns[0])
 
 
-def _missing(wanted: _Held, held: list[_Held]) -> float:
+def _missing(wanted: _TablePart, held: list[_TablePart]) -> float:
     """The share of a table that a rank wants and does not hold; it holds one part at most."""
     for each in held:
         if each.rank == wanted.rank:

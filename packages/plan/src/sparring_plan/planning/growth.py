@@ -8,14 +8,14 @@ from datetime import date, timedelta
 
 import numpy as np
 
-from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.storages import make_storage_models
 from sparring_plan.planning.costs.unique_keys import Floats
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.search.placement import Placement
 
-__all__ = ["FullDay", "first_full_day"]
+__all__ = ["FullDay", "find_first_full_day"]
 
-_MOST_DAYS = 36_500.0
+_MAX_DAYS = 36_500.0
 _NUM_DAYS = 96
 
 
@@ -43,7 +43,7 @@ class FullDay:
         return f"{when}: {self.memory} of rank {self.rank}"
 
 
-def first_full_day(
+def find_first_full_day(
     placement: Placement, inputs: PlanInputs, calibration: Calibration
 ) -> FullDay | None:
     """When tables that keep growing as they do have filled a rank; None where no table grows."""
@@ -54,7 +54,7 @@ def first_full_day(
     if not growing:
         return None
     models = {
-        model.name: model for model in storage_models(inputs, calibration, options.table_names)
+        model.name: model for model in make_storage_models(inputs, calibration, options.table_names)
     }
 
     def kept(table: int, rows: float) -> Floats:
@@ -78,7 +78,7 @@ def first_full_day(
             memory[ranks if len(ranks) else slice(None)] += more
         return memory
 
-    days = np.geomspace(1.0, _MOST_DAYS, _NUM_DAYS)
+    days = np.geomspace(1.0, _MAX_DAYS, _NUM_DAYS)
     last = next((day for day in days if (excess(day) > 0).any()), None)
     if last is None:
         return FullDay(None)

@@ -441,7 +441,7 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
         costs = Path(path).parent / inputs.calibration
         if not costs.is_file():
             raise ConfigError(
-                f"{document.place(('calibration',))}: calibration: there is no file {costs}; write one "
+                f"{document.location(('calibration',))}: calibration: there is no file {costs}; write one "
                 "with sparring plan calibrate, or leave calibration out for the default costs"
             )
         calibration = read_document(costs).as_model(Calibration)
@@ -455,7 +455,7 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     if not any(storage.memory in held for storage in calibration.storages.values()):
         known = sorted({storage.memory for storage in calibration.storages.values()})
         raise ConfigError(
-            f"{document.place(('topology', 'memory'))}: no storage of the calibration "
+            f"{document.location(('topology', 'memory'))}: no storage of the calibration "
             f"{calibration.name} keeps rows in {', '.join(held)}; its storages use "
             f"{', '.join(known)}"
         )
@@ -483,8 +483,8 @@ def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> Plan
             try:
                 sketch = read_sketch(folder / spec.skew.sketch)
             except ConfigError as error:
-                place = document.place(("tables", name, "skew"))
-                raise ConfigError(f"{place}: tables.{name}.skew: {error}") from None
+                location = document.location(("tables", name, "skew"))
+                raise ConfigError(f"{location}: tables.{name}.skew: {error}") from None
             tables[name] = spec.model_copy(update={"skew": sketch})
     return inputs.model_copy(update={"tables": tables})
 
@@ -497,19 +497,19 @@ def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Docu
         (("tables", name, "storages"), spec.storages or []) for name, spec in inputs.tables.items()
     ]
     for path, choices in given:
-        for place, choice in enumerate(choices):
+        for location, choice in enumerate(choices):
             tiers = [choice] if isinstance(choice, str) else [each.storage for each in choice.tiers]
             for name in tiers:
                 known = calibration.storages.get(name)
                 if known is None:
-                    document.refuse(
-                        (*path, place),
+                    document.raise_problem(
+                        (*path, location),
                         f"the calibration {calibration.name} has no storage {name}; it has "
                         f"{', '.join(sorted(calibration.storages))}",
                     )
                 if known.memory not in inputs.topology.memory:
-                    document.refuse(
-                        (*path, place),
+                    document.raise_problem(
+                        (*path, location),
                         f"{name} keeps rows in {known.memory}, which the topology lacks; add "
                         f"{known.memory} to topology.memory",
                     )

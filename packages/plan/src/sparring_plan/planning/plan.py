@@ -114,17 +114,17 @@ class Plan(DocumentModel):
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
-    def place(self, *path: str) -> str:
+    def location(self, *path: str) -> str:
         """``file:line:column`` of a key in the file that the plan is from; without one, ``the plan``."""
-        return "the plan" if self._document is None else self._document.place(path)
+        return "the plan" if self._document is None else self._document.location(path)
 
-    def refuse(self, table: str, key: str, message: str) -> ConfigError:
+    def make_error(self, table: str, key: str, message: str) -> ConfigError:
         """The error that names a place of the file that the plan is from."""
         return ConfigError(f"{self.prefix('tables', table, key)}table {table}: {message}")
 
     def prefix(self, *path: str) -> str:
         """``file:line:column: `` of a key in the file that the plan is from; empty without one."""
-        return "" if self._document is None else f"{self.place(*path)}: "
+        return "" if self._document is None else f"{self.location(*path)}: "
 
     @property
     def kept(self) -> list[str]:
@@ -155,13 +155,13 @@ class Plan(DocumentModel):
         shardings = {}
         for name, each in self.tables.items():
             if each.kind not in KINDS:
-                raise self.refuse(
+                raise self.make_error(
                     name,
                     "kind",
                     f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
-                raise self.refuse(
+                raise self.make_error(
                     name,
                     "columns",
                     f"{each.kind} keeps rows whole, found {each.columns} blocks of columns; set columns "
@@ -169,7 +169,7 @@ class Plan(DocumentModel):
                 )
             num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
             if each.columns > 1 and num_ranks % each.columns:
-                raise self.refuse(
+                raise self.make_error(
                     name,
                     "columns",
                     f"{num_ranks} ranks are no multiple of {each.columns} blocks of columns; name as "
@@ -182,7 +182,7 @@ class Plan(DocumentModel):
                     each.kind, ranks, transfer=each.transfer, columns=columns
                 )
             except InvalidArgumentError as error:
-                raise self.refuse(name, "ranks", str(error)) from None
+                raise self.make_error(name, "ranks", str(error)) from None
         self._check_layouts(shardings, tables or {})
         return ShardingPlan(shardings)
 
@@ -190,13 +190,13 @@ class Plan(DocumentModel):
         self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
     ) -> None:
         """Makes the layout of each table, as training will, so that a refusal names its line."""
-        manager, place = make_plugin_manager(), _PlannedRanks(self.ranks)
+        manager, location = make_plugin_manager(), _PlannedRanks(self.ranks)
         for name, sharding in shardings.items():
             table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
             try:
-                Layouts(ShardingPlan({name: sharding}), place, lambda: manager).layout(table)
+                Layouts(ShardingPlan({name: sharding}), location, lambda: manager).layout(table)
             except (InvalidArgumentError, PluginError) as error:
-                raise self.refuse(name, "ranks" if sharding.ranks else "kind", str(error)) from None
+                raise self.make_error(name, "ranks" if sharding.ranks else "kind", str(error)) from None
 
     def _held(self) -> dict[str, Any]:
         held = self.model_dump(exclude_none=True)

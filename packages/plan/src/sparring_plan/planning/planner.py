@@ -11,17 +11,17 @@ import numpy as np
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning.allowed_kinds import with_kinds
-from sparring_plan.planning.costs.costs import RESOURCES, Floats, Options, Shape, Span, option_costs
-from sparring_plan.planning.growth import first_full_day
+from sparring_plan.planning.costs.costs import RESOURCES, Floats, Options, Shape, Span, compute_option_costs
+from sparring_plan.planning.growth import find_first_full_day
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
-from sparring_plan.planning.search.bound import aggregate_bound
+from sparring_plan.planning.search.bound import compute_aggregate_bound
 from sparring_plan.planning.search.placement import Placement
-from sparring_plan.planning.search.search import Found, option_prices, search
-from sparring_plan.planning.ways_out import ways_out
-from sparring_plan.simulation.ranking import neighbours, rank_again, replayed_step
+from sparring_plan.planning.search.search import SearchResult, compute_prices, search
+from sparring_plan.planning.suggestions import suggest_changes
+from sparring_plan.simulation.ranking import list_neighbors, rank_again, replay_step
 
-__all__ = ["Alternative", "Pins", "alternatives", "check_plan", "cost_of_pins", "make_plan"]
+__all__ = ["Alternative", "Pins", "list_alternatives", "check_plan", "compute_pin_costs", "make_plan"]
 
 _KEY_BYTES = 8
 
@@ -85,8 +85,8 @@ def make_plan(
         CapacityError: no plan was found that fits; the message says what is missing, and ways out.
         ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
     """
-    options = with_kinds(option_costs(inputs, calibration), allowed or {})
-    pins = None if before is None else _pins_of(before, options)
+    options = with_kinds(compute_option_costs(inputs, calibration), allowed or {})
+    pins = None if before is None else _find_pins(before, options)
     if pins is not None:
         _check_fits(pins, "the pinned tables do not fit")
     found = search(options, pins)
@@ -94,25 +94,25 @@ def make_plan(
         names = ", ".join(before.kept)
         raise CapacityError(f"found no plan that fits with these pins; remove some: {names}")
     if found is None:
-        message, ways = _what_is_missing(options), ways_out(inputs, calibration)
+        message, ways = _describe_missing(options), suggest_changes(inputs, calibration)
         message += "\nways out:" if ways else "\nfound no way out but smaller tables"
         raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
     kept = () if pins is None else np.flatnonzero(pins.option >= 0).tolist()
     # What is added up knows no overlap: the best few are replayed.
     placement, _ = rank_again(
-        found.placement, partial(neighbours, found.placement, kept), inputs, calibration
+        found.placement, partial(list_neighbors, found.placement, kept), inputs, calibration
     )
     return _describe(replace(found, placement=placement), inputs, calibration, before)
 
 
-def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
+def compute_pin_costs(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
     """Costs of the pinned and edited tables of a plan.
 
     Raises:
         ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
     """
-    options = option_costs(inputs, calibration)
-    pins = _pins_of(plan, options)
+    options = compute_option_costs(inputs, calibration)
+    pins = _find_pins(plan, options)
     free = search(options)
     kept = free if pins is None else search(options, pins)
     return Pins(
@@ -122,7 +122,7 @@ def cost_of_pins(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pi
     )
 
 
-def _pins_of(plan: Plan, options: Options) -> Placement | None:
+def _find_pins(plan: Plan, options: Options) -> Placement | None:
     """The tables of the inputs that are pinned or were edited; None where there are none."""
     names = [name for name in plan.kept if name in set(options.table_names)]
     if not names:
@@ -149,16 +149,16 @@ def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan
         ConfigError: the plan is for other tables or ranks, or has what `inputs` does not allow.
         CapacityError: a rank has too little memory for it.
     """
-    options = option_costs(inputs, calibration)
-    placement = placement_of(plan, options)
+    options = compute_option_costs(inputs, calibration)
+    placement = make_placement(plan, options)
     _check_fits(placement, "the plan does not fit", plan)
     found = search(options)
     if found is None:
         # The search misses plans of memories that are full to the brim; this one fits.
-        bound = aggregate_bound(options)
-        found = Found(placement, bound, bound.seconds)
+        bound = compute_aggregate_bound(options)
+        found = SearchResult(placement, bound, bound.seconds)
     seconds = min(found.bound_seconds, placement.seconds)
-    return _describe(Found(placement, found.bound, seconds), inputs, calibration, plan)
+    return _describe(SearchResult(placement, found.bound, seconds), inputs, calibration, plan)
 
 
 def _check_fits(placement: Placement, failure: str, plan: Plan | None = None) -> None:
@@ -174,14 +174,14 @@ def _check_fits(placement: Placement, failure: str, plan: Plan | None = None) ->
         if placement.owns[table, rank]
     ]
     largest = f"; its largest shard is of {max(held)[1]}" if held else ""
-    place = plan.prefix("tables", max(held)[1]) if plan is not None and held else ""
+    location = plan.prefix("tables", max(held)[1]) if plan is not None and held else ""
     raise CapacityError(
-        f"{place}{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
+        f"{location}{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
         f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
     )
 
 
-def alternatives(
+def list_alternatives(
     plan: Plan, inputs: PlanInputs, calibration: Calibration, name: str
 ) -> list[Alternative]:
     """All options of a table, the best first, with the step of the plan if it had them.
@@ -189,8 +189,8 @@ def alternatives(
     Raises:
         ConfigError: there is no such table, or the plan does not fit `inputs`.
     """
-    options = option_costs(inputs, calibration)
-    placement = placement_of(plan, options)
+    options = compute_option_costs(inputs, calibration)
+    placement = make_placement(plan, options)
     if name not in plan.tables:
         raise ConfigError(f"there is no table {name!r}; tables: {', '.join(plan.tables)}")
     table = options.table_names.index(name)
@@ -219,7 +219,7 @@ def alternatives(
     )
 
 
-def placement_of(plan: Plan, options: Options) -> Placement:
+def make_placement(plan: Plan, options: Options) -> Placement:
     """The placement that a plan describes.
 
     Raises:
@@ -247,28 +247,28 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
     """Adds a table as the plan has it."""
     options, entry = placement.options, plan.tables[name]
     table = options.table_names.index(name)
-    option = _option_of(plan, name, options, table)
+    option = _find_option(plan, name, options, table)
     shape = options.shape_of(option)
     ranks = np.asarray([] if entry.ranks == "all" else entry.ranks, np.int64)
     expected = 0 if shape.span is Span.ALL else shape.num_shards
     num_nodes = len(np.unique(ranks // options.ranks_per_node))
     if len(ranks) != expected or len(np.unique(ranks)) != expected:
         wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
-        raise plan.refuse(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
+        raise plan.make_error(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
     if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
         most = options.num_ranks - 1
-        raise plan.refuse(
+        raise plan.make_error(
             name, "ranks", f"found {entry.ranks}, and ranks are 0 to {most}; name some of these"
         )
     whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
     if whole is not None and num_nodes != whole:
-        raise plan.refuse(
+        raise plan.make_error(
             name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}"
         )
     placement.put(table, option, ranks)
 
 
-def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
+def _find_option(plan: Plan, name: str, options: Options, table: int) -> int:
     """The option that a plan names. Its keys narrow the choice in turn; refuses the first that cannot."""
     entry = plan.tables[name]
     num_ranks = "all" if entry.ranks == "all" else len(entry.ranks)
@@ -287,7 +287,7 @@ def _option_of(plan: Plan, name: str, options: Options, table: int) -> int:
         if found not in offered:
             expected = " or ".join(map(str, offered))
             unit = " of them" if key == "ranks" else ""
-            raise plan.refuse(
+            raise plan.make_error(
                 name, key, f"expected {key} {expected}{unit}{before}, found {found}{unit}"
             )
         left = [each for each in left if value_of(*each) == found]
@@ -300,13 +300,13 @@ def _num_ranks(shape: Shape) -> int | str:
 
 
 def _describe(
-    found: Found, inputs: PlanInputs, calibration: Calibration, before: Plan | None
+    found: SearchResult, inputs: PlanInputs, calibration: Calibration, before: Plan | None
 ) -> Plan:
     placement, options, topology = found.placement, found.placement.options, inputs.topology
-    prices = option_prices(options, found.bound)
+    prices = compute_prices(options, found.bound)
     price = topology.price_per_hour * topology.nodes
-    full = first_full_day(placement, inputs, calibration)
-    simulated = replayed_step(placement, inputs, calibration)
+    full = find_first_full_day(placement, inputs, calibration)
+    simulated = replay_step(placement, inputs, calibration)
     samples_an_hour = 3600 / placement.seconds * inputs.samples * topology.num_ranks
     return Plan(
         version=1,
@@ -445,7 +445,7 @@ def _resource(load: Floats) -> str:
     return words[RESOURCES[int(np.argmax(load))]]
 
 
-def _what_is_missing(options: Options) -> str:
+def _describe_missing(options: Options) -> str:
     """Which memory lacks how many bytes."""
     total, ranks = options.total_memory(), options.num_ranks
     # Whatever the options, each table takes its least of a kind of memory.

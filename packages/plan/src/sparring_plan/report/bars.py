@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["COLOURS", "Bar", "columns", "legend", "rows"]
+__all__ = ["COLORS", "Bar", "columns", "legend", "rows"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, without the yellow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 200, 70, 20, 16
 _ROW, _NAMES, _VALUES = 26, 210, 90
-_MOST_LABELS = 16
+_MAX_LABELS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Bar:
 
     name: str
     value: float
-    colour: str
+    color: str
     tip: str
 
 
@@ -35,18 +35,18 @@ def columns(bars: Sequence[Bar], *, unit: str, limit: float | None = None) -> st
     most = max([each.value for each in bars] + [limit or 0.0]) or 1.0
     height, width = _HEIGHT - _BOTTOM - _TOP, (_WIDTH - _LEFT) / max(len(bars), 1)
     gap = min(2.0, width * 0.15)
-    every = -(-len(bars) // _MOST_LABELS)
+    every = -(-len(bars) // _MAX_LABELS)
     parts = [_grid(_TOP + height * (1 - share), f"{most * share:.3g}") for share in (0.0, 0.5, 1.0)]
     parts.append(f'<text x="0" y="{_TOP - 5}">{escape(unit)}</text>')
-    for place, bar in enumerate(bars):
+    for index, bar in enumerate(bars):
         high = height * bar.value / most
-        left = _LEFT + place * width
+        left = _LEFT + index * width
         parts.append(
             f'<rect x="{left + gap / 2:.2f}" y="{_TOP + height - high:.2f}" '
-            f'width="{width - gap:.2f}" height="{high:.2f}" fill="{bar.colour}">'
+            f'width="{width - gap:.2f}" height="{high:.2f}" fill="{bar.color}">'
             f"<title>{escape(bar.tip)}</title></rect>"
         )
-        if place % every == 0:
+        if index % every == 0:
             parts.append(
                 f'<text x="{left + width / 2:.2f}" y="{_HEIGHT - 5}" text-anchor="middle">'
                 f"{escape(bar.name)}</text>"
@@ -65,12 +65,12 @@ def rows(bars: Sequence[Bar], *, unit: str) -> str:
     most = max((each.value for each in bars), default=0.0) or 1.0
     room = _WIDTH - _NAMES - _VALUES
     parts = []
-    for place, bar in enumerate(bars):
-        y = place * _ROW
+    for index, bar in enumerate(bars):
+        y = index * _ROW
         wide = room * bar.value / most
         parts.append(
             f'<text x="0" y="{y + 16}">{escape(bar.name)}</text>'
-            f'<rect x="{_NAMES}" y="{y + 3}" width="{wide:.2f}" height="18" fill="{bar.colour}">'
+            f'<rect x="{_NAMES}" y="{y + 3}" width="{wide:.2f}" height="18" fill="{bar.color}">'
             f"<title>{escape(bar.tip)}</title></rect>"
             f'<text x="{_NAMES + wide + 8:.2f}" y="{y + 16}">{bar.value:.3g} {escape(unit)}</text>'
         )
@@ -80,7 +80,7 @@ def rows(bars: Sequence[Bar], *, unit: str) -> str:
 def legend(names: Sequence[tuple[str, str]]) -> str:
     """Names and colours."""
     items = (
-        f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in names
+        f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in names
     )
     return f'<div class="legend">{"".join(items)}</div>'
 

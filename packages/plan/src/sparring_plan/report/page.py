@@ -13,10 +13,10 @@ from sparring.errors import DataError
 from sparring_plan.planning.costs.costs import RESOURCES
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
-from sparring_plan.report.bars import COLOURS, Bar, columns, legend, rows
-from sparring_plan.simulation.sheet import Simulated, simulated_plan
+from sparring_plan.report.bars import COLORS, Bar, columns, legend, rows
+from sparring_plan.simulation.sheet import SimulatedPlan, make_simulated_plan
 
-__all__ = ["plan_report", "write_report"]
+__all__ = ["render_report", "write_report"]
 
 _WORDS = {
     "compute": "finds and updates",
@@ -26,7 +26,7 @@ _WORDS = {
     "near_in": "bytes in within the node",
     "messages": "messages",
 }
-_MOST_RANKS = 6
+_MAX_RANKS = 6
 """Of a table, in the list of tables; the page of a thousand ranks stays readable."""
 
 
@@ -39,7 +39,7 @@ def write_report(
         ConfigError, CapacityError: the plan is for other inputs, or does not fit them.
         DataError: the file cannot be written.
     """
-    page = plan_report(plan, inputs, calibration)
+    page = render_report(plan, inputs, calibration)
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -56,9 +56,9 @@ def write_report(
         ) from error
 
 
-def plan_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> str:
+def render_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> str:
     """The page as text: the same inputs give the same text."""
-    simulated = simulated_plan(inputs, calibration, plan)
+    simulated = make_simulated_plan(inputs, calibration, plan)
     title = f"sparring: plan of {_count(len(plan.tables), 'table')} on {_count(plan.ranks, 'rank')}"
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -80,7 +80,7 @@ def plan_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> str
     )
 
 
-def _lead(simulated: Simulated) -> str:
+def _lead(simulated: SimulatedPlan) -> str:
     load = simulated.placement.load
     rank, resource = divmod(int(np.argmax(load)), load.shape[1])
     return (
@@ -89,7 +89,7 @@ def _lead(simulated: Simulated) -> str:
     )
 
 
-def _tiles(simulated: Simulated, inputs: PlanInputs) -> str:
+def _tiles(simulated: SimulatedPlan, inputs: PlanInputs) -> str:
     plan, step = simulated.plan, simulated.step
     samples = inputs.samples * plan.ranks / step.seconds
     price = inputs.topology.price_per_hour * inputs.topology.nodes
@@ -112,19 +112,19 @@ def _tiles(simulated: Simulated, inputs: PlanInputs) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _bounds(simulated: Simulated) -> str:
+def _bounds(simulated: SimulatedPlan) -> str:
     most = simulated.placement.load.max(axis=0) * 1e3
     peak = int(np.argmax(most))
     bars = [
-        Bar(_WORDS[name], float(ms), COLOURS[place], f"{ms:.4g} ms")
-        for place, (name, ms) in enumerate(zip(RESOURCES, most, strict=True))
+        Bar(_WORDS[name], float(ms), COLORS[index], f"{ms:.4g} ms")
+        for index, (name, ms) in enumerate(zip(RESOURCES, most, strict=True))
     ]
     word = _WORDS[RESOURCES[peak]].capitalize()
     text = f"Each resource on the rank that needs it longest. {word} bound the step."
     return _section("What bounds the step", text, rows(bars, unit="ms"))
 
 
-def _loads(simulated: Simulated) -> str:
+def _loads(simulated: SimulatedPlan) -> str:
     load = simulated.placement.load * 1e3
     bars = []
     for rank, of_rank in enumerate(load):
@@ -132,9 +132,9 @@ def _loads(simulated: Simulated) -> str:
         tip = "; ".join(
             f"{_WORDS[name]} {ms:.3g} ms" for name, ms in zip(RESOURCES, of_rank, strict=True)
         )
-        bars.append(Bar(str(rank), float(of_rank[peak]), COLOURS[peak], f"rank {rank}: {tip}"))
+        bars.append(Bar(str(rank), float(of_rank[peak]), COLORS[peak], f"rank {rank}: {tip}"))
     seen = sorted({int(np.argmax(of_rank)) for of_rank in load})
-    names = legend([(_WORDS[RESOURCES[each]], COLOURS[each]) for each in seen])
+    names = legend([(_WORDS[RESOURCES[each]], COLORS[each]) for each in seen])
     mean = float(load.max(axis=1).mean())
     worst = float(load.max())
     text = (
@@ -144,15 +144,15 @@ def _loads(simulated: Simulated) -> str:
     return _section("Load of each rank", text, names + columns(bars, unit="ms"))
 
 
-def _memories(simulated: Simulated) -> str:
+def _memories(simulated: SimulatedPlan) -> str:
     placement = simulated.placement
     capacity = placement.options.capacity
     sections = []
-    for place, kind in enumerate(placement.options.memories):
-        held = placement.memory[:, place] / 2**30
-        limit = float(capacity[place]) / 2**30
+    for index, kind in enumerate(placement.options.memories):
+        held = placement.memory[:, index] / 2**30
+        limit = float(capacity[index]) / 2**30
         bars = [
-            Bar(str(rank), float(gib), COLOURS[place % len(COLOURS)], f"rank {rank}: {gib:.4g} GiB")
+            Bar(str(rank), float(gib), COLORS[index % len(COLORS)], f"rank {rank}: {gib:.4g} GiB")
             for rank, gib in enumerate(held)
         ]
         text = (
@@ -202,8 +202,8 @@ def _table_line(name: str, table: TablePlan) -> str:
 def _ranks(table: TablePlan) -> str:
     if table.ranks == "all":
         return "all"
-    shown = ", ".join(map(str, table.ranks[:_MOST_RANKS]))
-    more = len(table.ranks) - _MOST_RANKS
+    shown = ", ".join(map(str, table.ranks[:_MAX_RANKS]))
+    more = len(table.ranks) - _MAX_RANKS
     return shown if more <= 0 else f"{shown} and {more} more"
 
 

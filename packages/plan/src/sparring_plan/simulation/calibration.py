@@ -16,7 +16,7 @@ from sparring.contracts import TableConfig
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["Calibration", "best_seconds", "calibrate"]
+__all__ = ["Calibration", "measure_best_seconds", "calibrate"]
 
 _NUM_ROWS, _NUM_KEYS, _NUM_MESSAGES, _ROUNDS = 200_000, 16_384, 500, 7
 
@@ -50,24 +50,24 @@ def calibrate(
     rows = np.zeros((_NUM_ROWS, dim), np.float32)
     with open_storage(backend, table, plugin_manager=plugin_manager) as storage:
         storage.upsert(keys, rows)
-        find = best_seconds(lambda: storage.find(some)) / _NUM_KEYS
+        find = measure_best_seconds(lambda: storage.find(some)) / _NUM_KEYS
     gradients = rows[:_NUM_KEYS]
     accumulator = _native.GradientAccumulator(dim, table.computing_dtype.name)
     accumulator.add(some, gradients)
-    add = best_seconds(lambda: accumulator.add(some, gradients)) / _NUM_KEYS
+    add = measure_best_seconds(lambda: accumulator.add(some, gradients)) / _NUM_KEYS
     places = random.permutation(_NUM_KEYS).astype(np.int64)
-    move = best_seconds(lambda: _native.place_rows(gradients, places, rows)) / _NUM_KEYS
+    move = measure_best_seconds(lambda: _native.place_rows(gradients, places, rows)) / _NUM_KEYS
     return Calibration(find, add, move, _message_seconds())
 
 
 def _message_seconds() -> float:
     """Half of what a message costs that one thread both sends and takes."""
     with LocalGroup(2).join(0) as collective:
-        best = best_seconds(lambda: pass_messages(collective, _NUM_MESSAGES))
+        best = measure_best_seconds(lambda: pass_messages(collective, _NUM_MESSAGES))
     return best / _NUM_MESSAGES / 2
 
 
-def best_seconds(call: Callable[[], object]) -> float:
+def measure_best_seconds(call: Callable[[], object]) -> float:
     """The shortest of some calls."""
     times = []
     for _ in range(_ROUNDS):

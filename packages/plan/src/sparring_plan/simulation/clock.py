@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-__all__ = ["Clock", "Worker", "covered_seconds"]
+__all__ = ["Clock", "Worker", "compute_covered_seconds"]
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Worker:
         return self.free_at
 
 
-def covered_seconds(workers: Iterable[Worker]) -> float:
+def compute_covered_seconds(workers: Iterable[Worker]) -> float:
     """How long at least one of the workers was at work."""
     total, end = 0.0, 0.0
     for begin, until in sorted(span for worker in workers for span in worker.spans):

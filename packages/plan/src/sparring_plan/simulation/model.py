@@ -11,7 +11,7 @@ from sparring.errors import InvalidArgumentError
 
 __all__ = ["Compute", "Network", "SimulatedSchedule", "Workload"]
 
-MOST_RANKS = 4096
+MAX_RANKS = 4096
 
 
 class SimulatedSchedule(Enum):
@@ -119,9 +119,9 @@ class Workload:
 
 def check_world(world_size: int, network: Network) -> None:
     """Raises `InvalidArgumentError` for ranks that do not fill machines."""
-    if not 1 <= world_size <= MOST_RANKS:
+    if not 1 <= world_size <= MAX_RANKS:
         raise InvalidArgumentError(
-            f"simulation: ranks must be from 1 to {MOST_RANKS:,}, found {world_size}"
+            f"simulation: ranks must be from 1 to {MAX_RANKS:,}, found {world_size}"
         )
     if world_size % network.ranks_per_machine:
         raise InvalidArgumentError(

@@ -10,19 +10,19 @@ import numpy as np
 from sparring_plan.planning.costs.costs import RESOURCES
 from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology
 from sparring_plan.planning.search.placement import Placement
-from sparring_plan.simulation.clock import covered_seconds
+from sparring_plan.simulation.clock import compute_covered_seconds
 from sparring_plan.simulation.cluster import Cluster, Group, Phase, Rank
 from sparring_plan.simulation.model import Network
 from sparring_plan.simulation.phases import AllToAll, Computing
 from sparring_plan.simulation.ring import Parts, PullPhase, PushPhase, Stream
-from sparring_plan.simulation.traffic import PlanTraffic, traffic_of
+from sparring_plan.simulation.traffic import PlanTraffic, compute_traffic
 
 __all__ = ["PlanStep", "is_replayed", "simulate_plan"]
 
-_MOST_MESSAGES = 100_000
+_MAX_MESSAGES = 100_000
 """More are not replayed: a message takes some 20 µs of this process, and some for each table in it."""
 _TABLES_OF_A_MESSAGE = 20
-_FEWEST_MESSAGES = 4
+_MIN_MESSAGES = 4
 """To each other rank, whatever the plan: headers and gradients."""
 
 
@@ -59,7 +59,7 @@ def simulate_plan(
     calibration: Calibration,
     *,
     has_one_core: bool = False,
-    most_messages: int = _MOST_MESSAGES,
+    most_messages: int = _MAX_MESSAGES,
 ) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
@@ -71,7 +71,7 @@ def simulate_plan(
         has_one_core: a rank computes and carries its messages on one core, so that nothing overlaps.
         most_messages: steps of more are added up.
     """
-    traffic = traffic_of(placement, inputs, calibration)
+    traffic = compute_traffic(placement, inputs, calibration)
     sent = traffic.sent
     bound_by = RESOURCES[int(np.argmax(placement.load.max(axis=0)))]
     step = PlanStep(
@@ -85,14 +85,14 @@ def simulate_plan(
     )
     if not _is_affordable(traffic, most_messages):
         return step
-    return _replayed(step, traffic, inputs.topology, has_one_core=has_one_core)
+    return _replay(step, traffic, inputs.topology, has_one_core=has_one_core)
 
 
 def is_replayed(placement: Placement, most_messages: int) -> bool:
     """False where headers, keys, rows and gradients alone are more messages; a look, no count."""
     options = placement.options
     ranks = options.num_ranks if placement.owns.any() else options.ranks_per_node
-    return ranks * (options.num_ranks - 1) * _FEWEST_MESSAGES <= most_messages
+    return ranks * (options.num_ranks - 1) * _MIN_MESSAGES <= most_messages
 
 
 def _is_affordable(traffic: PlanTraffic, most_messages: int) -> bool:
@@ -102,7 +102,7 @@ def _is_affordable(traffic: PlanTraffic, most_messages: int) -> bool:
     return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= most_messages
 
 
-def _replayed(
+def _replay(
     step: PlanStep, traffic: PlanTraffic, topology: Topology, *, has_one_core: bool
 ) -> PlanStep:
     cluster = Cluster(
@@ -143,10 +143,10 @@ def _replayed(
         step.sent_bytes,
         step.far_bytes,
         step.num_messages,
-        share(covered_seconds(links)),
-        share(covered_seconds([slowest.lane])),
-        share(covered_seconds([slowest.driver])),
-        1 - share(covered_seconds([*links, slowest.lane, slowest.driver])),
+        share(compute_covered_seconds(links)),
+        share(compute_covered_seconds([slowest.lane])),
+        share(compute_covered_seconds([slowest.driver])),
+        1 - share(compute_covered_seconds([*links, slowest.lane, slowest.driver])),
     )
 
 

@@ -16,7 +16,7 @@ from sparring.adapter import MessageSizes
 from sparring_plan.planning.inputs import TableSpec
 from sparring_plan.simulation.ring import StreamPart
 
-__all__ = ["PooledTable", "pooled_parts", "pooled_push_parts"]
+__all__ = ["PooledTable", "split_pull_parts", "split_push_parts"]
 
 _STATUS_BYTES, _LENGTH_BYTES, _WEIGHT_BYTES = 8, 4, 4
 _LOOKUP_BYTES = 16
@@ -78,7 +78,7 @@ class PooledTable:
         return _padded(self.num_bags(owner) * self.pool_row_bytes)
 
 
-def pooled_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
+def split_pull_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
     """The messages of a pull of any rank to an owner, and their answers.
 
     Args:
@@ -87,7 +87,7 @@ def pooled_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[S
     counts = [table.num_ids(owner) for table in tables]
     parts = []
     for number, group in enumerate(_groups(counts, most)):
-        each = [tables[place] for place in group]
+        each = [tables[index] for index in group]
         find = sum(
             table.unique * table.shares[owner] * table.find_seconds
             + table.num_ids(owner) * table.pool_seconds
@@ -107,7 +107,7 @@ def pooled_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[S
     return parts
 
 
-def pooled_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
+def split_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
     """The messages of a push of any rank to an owner.
 
     Args:
@@ -116,7 +116,7 @@ def pooled_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> l
     counts = [table.num_bags(owner) for table in tables]
     parts = []
     for number, group in enumerate(_groups(counts, most)):
-        each = [tables[place] for place in group]
+        each = [tables[index] for index in group]
         num_bytes = sum(
             table.num_lookups * _LOOKUP_BYTES + table.pool_bytes(owner) for table in each
         )
@@ -126,7 +126,7 @@ def pooled_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> l
 
 
 def _groups(counts: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Tables that share a message, as `table_groups` of the exchange cuts them."""
+    """Tables that share a message, as `group_tables` of the exchange cuts them."""
     group: list[int] = []
     total = 0
     for table, count in enumerate(counts):

@@ -10,12 +10,12 @@ from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.plan_step import PlanStep, is_replayed, simulate_plan
 
-__all__ = ["neighbours", "rank_again", "replayed_step"]
+__all__ = ["list_neighbors", "rank_again", "replay_step"]
 
-_MOST_TABLES, _MOST_PLANS, _MOST_OPTIONS = 12, 4, 64
+_MAX_TABLES, _MAX_PLANS, _MAX_OPTIONS = 12, 4, 64
 _NEAR = 1.01
 """Plans whose added-up step is longer are not looked at: their gap would be too."""
-_MOST_MESSAGES = 8_000
+_MAX_MESSAGES = 8_000
 """Of a plan that is simulated for its place: a tenth of a second."""
 
 
@@ -34,29 +34,29 @@ def rank_again(
     Returns:
         `best` and None where its step has too many messages to be replayed in a moment.
     """
-    step = replayed_step(best, inputs, calibration)
+    step = replay_step(best, inputs, calibration)
     if step is None:
         return best, None
     found = best, step
     for each in others():
-        its = replayed_step(each, inputs, calibration)
+        its = replay_step(each, inputs, calibration)
         # Where times are equal the first stays.
         if its is not None and its.seconds < found[1].seconds * (1 - 1e-9):
             found = each, its
     return found
 
 
-def replayed_step(
+def replay_step(
     placement: Placement, inputs: PlanInputs, calibration: Calibration
 ) -> PlanStep | None:
     """The simulated step of a plan; None where it has too many messages to be replayed in a moment."""
-    if not is_replayed(placement, _MOST_MESSAGES):
+    if not is_replayed(placement, _MAX_MESSAGES):
         return None
-    step = simulate_plan(placement, inputs, calibration, most_messages=_MOST_MESSAGES)
+    step = simulate_plan(placement, inputs, calibration, most_messages=_MAX_MESSAGES)
     return step if step.method == "replay" else None
 
 
-def neighbours(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
+def list_neighbors(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
     """Plans that have one table otherwise, and whose added-up step is hardly longer, the best first.
 
     Args:
@@ -68,8 +68,8 @@ def neighbours(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
         int(each) for each in np.argsort(-cost, kind="stable") if int(each) not in set(pinned)
     ]
     found: list[tuple[float, int, Placement]] = []
-    for table in tables[:_MOST_TABLES]:
-        for option in options.of(table)[:_MOST_OPTIONS]:
+    for table in tables[:_MAX_TABLES]:
+        for option in options.of(table)[:_MAX_OPTIONS]:
             if option == best.option[table]:
                 continue
             changed = best.copy()
@@ -80,4 +80,4 @@ def neighbours(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
             changed.put(table, option, ranks)
             if changed.fits and changed.seconds <= best.seconds * _NEAR:
                 found.append((changed.seconds, len(found), changed))
-    return [each for _, _, each in sorted(found, key=lambda one: one[:2])[:_MOST_PLANS]]
+    return [each for _, _, each in sorted(found, key=lambda one: one[:2])[:_MAX_PLANS]]

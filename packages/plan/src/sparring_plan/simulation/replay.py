@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparring_plan.simulation.clock import covered_seconds
+from sparring_plan.simulation.clock import compute_covered_seconds
 from sparring_plan.simulation.cluster import Cluster
 from sparring_plan.simulation.model import (
     Compute,
@@ -13,7 +13,7 @@ from sparring_plan.simulation.model import (
     Workload,
     check_world,
 )
-from sparring_plan.simulation.schedules import phases_of
+from sparring_plan.simulation.schedules import make_phases
 
 __all__ = ["SimulatedStep", "simulate"]
 
@@ -64,7 +64,7 @@ def replay(
     network, world_size = cluster.network, cluster.world_size
     check_world(world_size, network)
     for rank in cluster.ranks:
-        phases = phases_of(
+        phases = make_phases(
             schedule,
             rank,
             world_size,
@@ -85,10 +85,10 @@ def replay(
         schedule=schedule,
         world_size=world_size,
         seconds=seconds,
-        wire_share=share(covered_seconds(links)),
-        compute_share=share(covered_seconds([first.lane])),
-        message_share=share(covered_seconds([first.driver])),
-        idle_share=1 - share(covered_seconds([*links, first.lane, first.driver])),
+        wire_share=share(compute_covered_seconds(links)),
+        compute_share=share(compute_covered_seconds([first.lane])),
+        message_share=share(compute_covered_seconds([first.driver])),
+        idle_share=1 - share(compute_covered_seconds([*links, first.lane, first.driver])),
         wire_bytes=first.far_bytes,
         machine_bytes=first.near_bytes,
         num_messages=first.num_sent,

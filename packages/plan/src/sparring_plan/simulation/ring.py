@@ -15,7 +15,7 @@ from sparring.adapter import MessageSizes
 from sparring_plan.simulation.cluster import Group, Message, Phase, Rank
 from sparring_plan.simulation.model import Compute
 
-__all__ = ["MAX_FINDS", "Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "row_parts"]
+__all__ = ["MAX_FINDS", "Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "split_row_parts"]
 
 MAX_FINDS = 2
 """Number of chunks that an owner finds concurrently, as in core; a test compares the two."""
@@ -86,7 +86,7 @@ def _planned(hops: Sequence[Parts]) -> Iterator[_Planned]:
             yield _Planned(hop, part)
 
 
-def row_parts(
+def split_row_parts(
     counts: npt.NDArray[np.int64],
     sizes: MessageSizes,
     compute: Sequence[Compute],

@@ -13,16 +13,16 @@ from sparring.contracts import TableConfig
 from sparring_plan.simulation.cluster import Group, Phase, Rank
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
 from sparring_plan.simulation.phases import AllToAll, Computing
-from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream, row_parts
+from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream, split_row_parts
 
-__all__ = ["phases_of"]
+__all__ = ["make_phases"]
 
 Counts = npt.NDArray[np.int64]
 
 _HEADER_BYTES = MessageSizes.header_bytes(1)
 
 
-def phases_of(
+def make_phases(
     schedule: SimulatedSchedule,
     rank: Rank,
     world_size: int,
@@ -125,7 +125,7 @@ class _Plan:
     def _stream(self, group: Group, num_keys: int) -> Stream:
         workload = self._workload
         parts = [
-            row_parts(each, self._sizes, [self._compute], workload.chunk_rows)
+            split_row_parts(each, self._sizes, [self._compute], workload.chunk_rows)
             for each in _spread(num_keys, group.size)
         ]
         return Stream(group, parts, parts, workload.chunks_in_flight)

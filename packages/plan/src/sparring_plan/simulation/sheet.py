@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparring.errors import CapacityError, InvalidArgumentError
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import check_plan, make_plan, placement_of
+from sparring_plan.planning.planner import check_plan, make_plan, make_placement
 from sparring_plan.planning.search.placement import Placement
-from sparring_plan.simulation.model import MOST_RANKS
+from sparring_plan.simulation.model import MAX_RANKS
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
 
-__all__ = ["SheetRow", "Simulated", "inputs_for", "simulate_sheet", "simulated_plan"]
+__all__ = ["SheetRow", "SimulatedPlan", "with_ranks", "simulate_sheet", "make_simulated_plan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulatedPlan:
     """A plan, where it puts shards, and its simulated step."""
 
     plan: Plan
@@ -70,12 +70,12 @@ def simulate_sheet(
     if not ranks:
         raise InvalidArgumentError("simulation: no number of ranks was given; name one, such as 8")
     return [
-        _row(inputs_for(inputs, each), calibration, plan if plan and plan.ranks == each else None)
+        _row(with_ranks(inputs, each), calibration, plan if plan and plan.ranks == each else None)
         for each in sorted(set(ranks))
     ]
 
 
-def inputs_for(inputs: PlanInputs, ranks: int) -> PlanInputs:
+def with_ranks(inputs: PlanInputs, ranks: int) -> PlanInputs:
     """The inputs with so many ranks: on as many nodes as that takes, or on a part of one.
 
     Raises:
@@ -83,9 +83,9 @@ def inputs_for(inputs: PlanInputs, ranks: int) -> PlanInputs:
     """
     topology = inputs.topology
     within = min(topology.ranks_per_node, ranks)
-    if not 1 <= ranks <= MOST_RANKS:
+    if not 1 <= ranks <= MAX_RANKS:
         raise InvalidArgumentError(
-            f"simulation: ranks must be from 1 to {MOST_RANKS:,}, found {ranks}"
+            f"simulation: ranks must be from 1 to {MAX_RANKS:,}, found {ranks}"
         )
     if ranks % within:
         raise InvalidArgumentError(
@@ -95,30 +95,30 @@ def inputs_for(inputs: PlanInputs, ranks: int) -> PlanInputs:
     return inputs.model_copy(update={"topology": changed})
 
 
-def simulated_plan(
+def make_simulated_plan(
     inputs: PlanInputs, calibration: Calibration, plan: Plan | None = None
-) -> Simulated:
+) -> SimulatedPlan:
     """Simulates a plan, or the one that is made of `inputs`.
 
     Raises:
         CapacityError: no plan fits, or this one does not.
         ConfigError: `plan` is for other tables or ranks.
     """
-    options = option_costs(inputs, calibration)
+    options = compute_option_costs(inputs, calibration)
     if plan is None:
         plan = make_plan(inputs, calibration)
-        placement = placement_of(plan, options)
+        placement = make_placement(plan, options)
     else:
         # What a person has edited stays; its figures may be of other inputs.
         plan = check_plan(plan, inputs, calibration)
-        placement = placement_of(plan, options)
-    return Simulated(plan, placement, simulate_plan(placement, inputs, calibration))
+        placement = make_placement(plan, options)
+    return SimulatedPlan(plan, placement, simulate_plan(placement, inputs, calibration))
 
 
 def _row(inputs: PlanInputs, calibration: Calibration, plan: Plan | None) -> SheetRow:
     topology = inputs.topology
     try:
-        simulated = simulated_plan(inputs, calibration, plan)
+        simulated = make_simulated_plan(inputs, calibration, plan)
     except CapacityError as error:
         if plan is not None:
             raise

@@ -19,15 +19,15 @@ from sparring.adapter import MessageSizes
 from sparring.contracts import TableConfig
 from sparring_plan.planning.costs.costs import Options, Shape
 from sparring_plan.planning.costs.key_bins import key_bins
-from sparring_plan.planning.costs.storages import storage_models
+from sparring_plan.planning.costs.storages import make_storage_models
 from sparring_plan.planning.costs.tier_hits import TierHits
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.model import Compute
-from sparring_plan.simulation.pooling import PooledTable, pooled_parts, pooled_push_parts
-from sparring_plan.simulation.ring import Parts, row_parts
+from sparring_plan.simulation.pooling import PooledTable, split_pull_parts, split_push_parts
+from sparring_plan.simulation.ring import Parts, split_row_parts
 
-__all__ = ["Exchange", "PlanTraffic", "Sent", "traffic_of"]
+__all__ = ["Exchange", "PlanTraffic", "Sent", "compute_traffic"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -160,7 +160,7 @@ class _RowCosts:
         self.ids = np.asarray([spec.ids_per_sample for spec in specs]) * inputs.samples
         ids_of_all = self.ids * options.num_ranks
         self.unique, self.unique_of_all = bins.unique_keys(self.ids), bins.unique_keys(ids_of_all)
-        found = storage_models(inputs, calibration, options.table_names)
+        found = make_storage_models(inputs, calibration, options.table_names)
         self._models = {each.name: each for each in found}
         self._storages = [options.storages[each] for each in options.storage[placement.option]]
         # Hits are wanted where there are tiers to hit.
@@ -188,7 +188,7 @@ class _RowCosts:
         return float(find[0]), float(update[0])
 
 
-def traffic_of(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
+def compute_traffic(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
     """The step of a plan."""
     options, exchange = placement.options, calibration.exchange
     ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)
@@ -264,7 +264,7 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
         for counts in asked:
             key = counts.tobytes()
             if key not in known:
-                known[key] = row_parts(counts, sizes, found.compute, chunk_rows)
+                known[key] = split_row_parts(counts, sizes, found.compute, chunk_rows)
             parts.append(known[key])
         exchanges.append(
             Exchange(
@@ -278,8 +278,8 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
         count = len(found.pooled)
         exchanges.append(
             Exchange(
-                [pooled_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
-                [pooled_push_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                [split_pull_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
+                [split_push_parts(found.pooled, owner, chunk_rows) for owner in range(ranks)],
                 MessageSizes.header_bytes(2 * count + 1),
                 MessageSizes.header_bytes(2 * count),
             )

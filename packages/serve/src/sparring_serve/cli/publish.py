@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from sparring.errors import InvalidArgumentError, SnapshotError
-from sparring_cli import context_of, make_console, print_json, print_warning
-from sparring_serve.publishing.publisher import Published, PublisherOptions, publish_newest
-from sparring_serve.publishing.quality import QualityCheck
+from sparring_cli import get_command_context, make_console, print_json, print_warning
+from sparring_serve.publishing.publisher import PublishResult, PublisherOptions, publish_newest
+from sparring_serve.publishing.evaluation import EvaluationCheck
 
 __all__ = ["add_publish"]
 
@@ -91,9 +91,9 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
 
 def _quality(
     context: typer.Context, config: str | None, most_loss: float | None
-) -> QualityCheck | None:
+) -> EvaluationCheck | None:
     if config is not None:
-        return QualityCheck(config, most_loss, context_of(context).plugin_manager)
+        return EvaluationCheck(config, most_loss, get_command_context(context).plugin_manager)
     if most_loss is not None:
         raise InvalidArgumentError(
             f"--max-metric-loss {most_loss}: needs --evaluate CONFIG, the run's configuration, by "
@@ -116,7 +116,7 @@ def _quantize(given: list[str]) -> dict[str, str]:
     return chosen
 
 
-def _print(published: Published, *, as_json: bool) -> None:
+def _print(published: PublishResult, *, as_json: bool) -> None:
     written, quality = published.written, published.quality
     if as_json:
         print_json(

@@ -20,7 +20,7 @@ from sparring.errors import ConfigError, StorageIOError
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.server.lookup_server import LookupServer, open_server
-from sparring_serve.service import Place
+from sparring_serve.service import ShardPosition
 
 __all__ = ["EXIT_STUCK", "add_serve"]
 
@@ -62,20 +62,20 @@ def serve(
     if role not in (None, "inference", "parameters"):
         raise ConfigError(f"--role: must be inference or parameters, found {role!r}")
     read = read_serving_config(config, given)
-    role = role or _declared_role(read, config)
-    place = Place(read.shard_map, _shard(shard, read))
-    address = read.server.address or _address(read, place, replica)
+    role = role or _find_role(read, config)
+    position = ShardPosition(read.shard_map, _shard(shard, read))
+    address = read.server.address or _address(read, position, replica)
     if role == "parameters":
         from sparring_serve.parameters.server import open_parameter_server
 
-        _run(open_parameter_server, read, place, address, 0)
+        _run(open_parameter_server, read, position, address, 0)
         return
     if read.server.workers > 1 and worker is None:
         raise typer.Exit(_run_workers(config, given, ["--shard", shard], address))
-    _run(open_server, read, place, address, worker or 0)
+    _run(open_server, read, position, address, worker or 0)
 
 
-def _declared_role(read: ServingConfig, config: Path) -> str:
+def _find_role(read: ServingConfig, config: Path) -> str:
     """Returns the role of servers whose command names none."""
     if read.parameters is None:
         return "inference"
@@ -109,11 +109,11 @@ def _shard(text: str, config: ServingConfig) -> int:
     return int(match[1]) - 1
 
 
-def _address(config: ServingConfig, place: Place, replica: int) -> str:
-    replicas = config.shards[place.shard]
+def _address(config: ServingConfig, position: ShardPosition, replica: int) -> str:
+    replicas = config.shards[position.shard]
     if replica > len(replicas):
         raise ConfigError(
-            f"--replica {replica}: shard {place.shard + 1} has {len(replicas)} replicas under "
+            f"--replica {replica}: shard {position.shard + 1} has {len(replicas)} replicas under "
             "`shards`; add its address there"
         )
     return replicas[replica - 1]
@@ -122,7 +122,7 @@ def _address(config: ServingConfig, place: Place, replica: int) -> str:
 def _run(
     opened: Callable[..., LookupServer],
     config: ServingConfig,
-    place: Place,
+    position: ShardPosition,
     address: str,
     worker: int,
 ) -> None:
@@ -136,7 +136,7 @@ def _run(
         if port := getattr(server_config, name):
             server_config = server_config.model_copy(update={name: port + worker})
     own = config.model_copy(update={"server": server_config})
-    server = opened(own, shard=place.shard, address=address)
+    server = opened(own, shard=position.shard, address=address)
     server.on_stuck = _end_at_once
     tables = server.service.tables
     newest = tables.versions()[0]
@@ -146,8 +146,8 @@ def _run(
     )
     _log.info(
         "ready on %s: step %d, version %s, shard %d/%d: %s",
-        server.address, newest.step, newest.hash or "none", place.shard + 1,
-        place.shards.num_shards, served,
+        server.address, newest.step, newest.hash or "none", position.shard + 1,
+        position.shards.num_shards, served,
     )  # fmt: skip
     if server.service.tables.not_fresh:
         _log.warning("not fresh: %s", server.service.tables.not_fresh)

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answer", "AnsweredVersion", "RowStatus"]
+__all__ = ["LookupReply", "ReplyVersion", "RowStatus"]
 
 
 class RowStatus(IntEnum):
@@ -28,7 +28,7 @@ class RowStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweredVersion:
+class ReplyVersion:
     """The version of rows.
 
     Args:
@@ -43,7 +43,7 @@ class AnsweredVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LookupReply:
     """Rows of a pull, in the order of its ids, by table.
 
     Args:
@@ -64,12 +64,12 @@ class Answer:
     rows: Mapping[str, npt.NDArray[np.float32]]
     found: Mapping[str, npt.NDArray[np.bool_]]
     status: Mapping[str, npt.NDArray[np.uint8]]
-    versions: tuple[AnsweredVersion, ...]
+    versions: tuple[ReplyVersion, ...]
     age_seconds: float
     stale_seconds: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     @property
-    def version(self) -> AnsweredVersion | None:
+    def version(self) -> ReplyVersion | None:
         """The oldest version of the rows; None where nothing was answered."""
         return self.versions[0] if self.versions else None
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from sparring import hash_strings
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["by_table", "checked_seconds", "checked_text", "whole_ids", "whole_number"]
+__all__ = ["check_table_mapping", "check_seconds", "check_text", "check_ids", "check_whole_number"]
 
 
-def checked_seconds(given: object, most: float) -> float:
+def check_seconds(given: object, most: float) -> float:
     """A deadline of `most` at most.
 
     Raises:
@@ -35,7 +35,7 @@ def checked_seconds(given: object, most: float) -> float:
     return seconds
 
 
-def checked_text(what: str, given: object) -> str:
+def check_text(what: str, given: object) -> str:
     """A string that UTF-8 can hold, without NUL.
 
     Raises:
@@ -51,7 +51,7 @@ def checked_text(what: str, given: object) -> str:
     raise InvalidArgumentError(f"{what} must be text, found {given!r}")
 
 
-def whole_number(what: str, given: object, least: int = 1) -> int:
+def check_whole_number(what: str, given: object, least: int = 1) -> int:
     """A whole number that fits into 63 bits.
 
     Raises:
@@ -65,7 +65,7 @@ def whole_number(what: str, given: object, least: int = 1) -> int:
     return int(given)  # type: ignore[call-overload,no-any-return]
 
 
-def by_table(what: str, given: object, values: str) -> Mapping[str, Any]:
+def check_table_mapping(what: str, given: object, values: str) -> Mapping[str, Any]:
     """A mapping whose keys are names of tables.
 
     Raises:
@@ -77,11 +77,11 @@ def by_table(what: str, given: object, values: str) -> Mapping[str, Any]:
             f"{{'item': {values}}}"
         )
     for each in given:
-        checked_text(f"{what}: the name of a table", each)
+        check_text(f"{what}: the name of a table", each)
     return given
 
 
-def whole_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
+def check_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
     """``(n,)`` whole numbers; of strings those of `sparring.hash_strings`.
 
     Raises:

@@ -11,14 +11,14 @@ from sparring_serve.release import release
 from sparring_serve.tables.contract import VersionGoneError
 
 __all__ = [
-    "OF_REPLICA",
+    "REPLICA_FAILURES",
     "AccessError",
     "ReplicasFailedError",
     "ShardRestartedError",
     "StaleRowsError",
-    "failure_of_replicas",
-    "is_of_replica",
-    "refusal_error",
+    "make_replicas_error",
+    "is_replica_failure",
+    "make_status_error",
 ]
 
 
@@ -49,7 +49,7 @@ class StaleRowsError(SparringError):
 # Of gRPC's messages for a connection or a name that could not be had.
 _NOT_CONNECTED = re.compile("failed to connect|refused|resol|DNS", re.IGNORECASE)
 
-OF_REPLICA = frozenset(
+REPLICA_FAILURES = frozenset(
     {
         "UNAVAILABLE",
         "RESOURCE_EXHAUSTED",
@@ -64,12 +64,12 @@ OF_REPLICA = frozenset(
 """Statuses of failures after which another replica, or another attempt, may give an answer."""
 
 
-def is_of_replica(outcome: Outcome) -> bool:
+def is_replica_failure(outcome: Outcome) -> bool:
     """Whether another replica may answer what this one did not."""
-    return outcome.status in OF_REPLICA
+    return outcome.status in REPLICA_FAILURES
 
 
-def failure_of_replicas(shard: int, reasons: Mapping[str, Outcome]) -> SparringError:
+def make_replicas_error(shard: int, reasons: Mapping[str, Outcome]) -> SparringError:
     """The error of a call that every replica was asked in vain."""
     listed = "; ".join(
         f"{address}: {each.status} {each.message}".rstrip() for address, each in reasons.items()
@@ -100,7 +100,7 @@ def _advice(reasons: Mapping[str, Outcome]) -> str:
     return "see the logs of these servers"
 
 
-def refusal_error(address: str, outcome: Outcome) -> SparringError:
+def make_status_error(address: str, outcome: Outcome) -> SparringError:
     """The error of a call that any replica would refuse."""
     message = f"{address}: {outcome.message or outcome.status}"
     if outcome.status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):

@@ -14,8 +14,8 @@ from sparring.adapter import initial_rows
 from sparring.contracts import INITIALIZERS, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus
-from sparring_serve.client.division import Part
-from sparring_serve.client.pulled_rows import PulledRows, PulledTable
+from sparring_serve.client.splitting import Part
+from sparring_serve.client.pull_calls import PullCalls, TableResult
 from sparring_serve.client.row_cache import RowCache
 from sparring_serve.config import ClientConfig
 from sparring_serve.wire.messages import TableMessage
@@ -64,7 +64,7 @@ class Fallback:
                     table=each.name,
                 ) from None
 
-    def remember(self, pulled: PulledRows) -> None:
+    def remember(self, pulled: PullCalls) -> None:
         """Keeps the rows of a pull of the newest version."""
         if self._cache is None:
             return
@@ -72,17 +72,17 @@ class Fallback:
         for number, age in pulled.call_ages.items():
             for part in pulled.calls[number].parts:
                 table = pulled.tables[part.number]
-                answered = table.status[part.places] <= RowStatus.ABSENT
+                answered = table.status[part.positions] <= RowStatus.ABSENT
                 self._cache.store(
                     table.name,
                     part.keys[answered],
-                    table.rows[part.places][answered],
-                    table.found[part.places][answered],
+                    table.rows[part.positions][answered],
+                    table.found[part.positions][answered],
                     now - age,
                 )
 
     def fill(
-        self, pulled: PulledRows, parts: Iterable[Part], *, of_newest: bool
+        self, pulled: PullCalls, parts: Iterable[Part], *, of_newest: bool
     ) -> Counter[RowStatus]:
         """Fills rows that no replica sent; returns how many have which status.
 
@@ -99,7 +99,7 @@ class Fallback:
         return given
 
     def _fill_part(
-        self, table: PulledTable, part: Part, *, of_newest: bool
+        self, table: TableResult, part: Part, *, of_newest: bool
     ) -> npt.NDArray[np.uint8]:
         rows = np.full((len(part.keys), table.rows.shape[1]), np.nan, np.float32)
         status = np.full(len(part.keys), RowStatus.FAILED, np.uint8)
@@ -111,15 +111,15 @@ class Fallback:
             if is_stale.any():
                 if table.stale_seconds is None:
                     table.stale_seconds = np.full(len(table.rows), np.nan)
-                table.stale_seconds[part.places] = np.where(is_stale, ages, np.nan)
+                table.stale_seconds[part.positions] = np.where(is_stale, ages, np.nan)
         config = self._tables.get(table.name)
         if config is not None:
             is_left = status == RowStatus.FAILED
             rows[is_left] = initial_rows(part.keys[is_left], config)
             status[is_left] = RowStatus.INITIAL
-        table.rows[part.places] = rows
-        table.found[part.places] = status == RowStatus.STALE
-        table.status[part.places] = status
+        table.rows[part.positions] = rows
+        table.found[part.positions] = status == RowStatus.STALE
+        table.status[part.positions] = status
         return status
 
 

@@ -15,8 +15,8 @@ import grpc
 from sparring.errors import ConfigError
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
-from sparring_serve.refusal import SHARD_MAP_METADATA
-from sparring_serve.security import ChangingFile, read_token
+from sparring_serve.status import SHARD_MAP_METADATA
+from sparring_serve.security import WatchedFile, read_token
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 from sparring_serve.wire.messages import SERVICE
 
@@ -39,7 +39,7 @@ class _Connections:
         self._channels: dict[str, Any] = {}
         self._calls: dict[tuple[str, str], _Call] = {}
         self._token = (
-            None if config.token_file is None else ChangingFile(config.token_file, read_token)
+            None if config.token_file is None else WatchedFile(config.token_file, read_token)
         )
 
     def call(self, send: Send) -> _Call:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ClosedError, InvalidArgumentError
-from sparring_serve.client.answer import Answer
-from sparring_serve.client.arguments import checked_text
+from sparring_serve.client.answer import LookupReply
+from sparring_serve.client.arguments import check_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
-from sparring_serve.client.recommending import Queries, Recommendations, Wanted, recommending
+from sparring_serve.client.recommend_steps import Queries, Recommendations, RecommendQuery, recommend_steps
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import (
     AsyncTransport,
@@ -61,7 +61,7 @@ def _shards(targets: Targets) -> ShardReplicas:
 
 
 def _read_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> ServingConfig:
-    text = checked_text("path", os.fspath(path) if isinstance(path, os.PathLike) else path)
+    text = check_text("path", os.fspath(path) if isinstance(path, os.PathLike) else path)
     is_list = isinstance(overrides, (list, tuple))
     if not is_list or not all(isinstance(each, str) for each in overrides):
         raise InvalidArgumentError(
@@ -113,8 +113,8 @@ class Client:
         config = _read_config(path, overrides)
         return cls(config.shard_map, config.client)
 
-    def _recommending(self, wanted: Wanted, deadline_seconds: float) -> Steps[Recommendations]:
-        return recommending(self._session, wanted, self._session.deadline(deadline_seconds))
+    def _recommend_steps(self, wanted: RecommendQuery, deadline_seconds: float) -> Steps[Recommendations]:
+        return recommend_steps(self._session, wanted, self._session.deadline(deadline_seconds))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -152,7 +152,7 @@ class LookupClient(Client):
         missing: str = "initial",
         version: str = "",
         deadline_seconds: float | None = None,
-    ) -> Answer:
+    ) -> LookupReply:
         """Rows of ids, by table.
 
         Ids are sent once each, to the shards that have them, all at once; a call that a replica does
@@ -175,7 +175,7 @@ class LookupClient(Client):
             StaleRowsError: the rows are older than `ClientConfig.max_staleness_seconds`.
             AccessError: the token is missing or wrong.
         """
-        return self._run(self._session.pulling(ids, _missing(missing), version, deadline_seconds))
+        return self._run(self._session.pull_steps(ids, _missing(missing), version, deadline_seconds))
 
     def scan(
         self, table: str, *, chunk_rows: int = 8192, deadline_seconds: float | None = None
@@ -200,9 +200,9 @@ class LookupClient(Client):
         for shard in range(self._session.shards.num_shards):
             cursor: bytes | None = b""
             while cursor is not None:
-                place = (version, cursor)
+                position = (version, cursor)
                 part = self._run(
-                    self._session.scanning(table, shard, chunk_rows, place, deadline_seconds)
+                    self._session.scan_steps(table, shard, chunk_rows, position, deadline_seconds)
                 )
                 version, cursor = part.version, part.cursor or None
                 if len(part.ids):
@@ -239,8 +239,8 @@ class LookupClient(Client):
             VersionGoneError: the version is no longer kept.
             UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: as `pull`.
         """
-        wanted = Wanted(table, queries, k, exclude, version)
-        return self._run(self._recommending(wanted, deadline_seconds))
+        wanted = RecommendQuery(table, queries, k, exclude, version)
+        return self._run(self._recommend_steps(wanted, deadline_seconds))
 
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """Descriptions by all shards: tables, versions, limits.
@@ -248,7 +248,7 @@ class LookupClient(Client):
         Raises:
             DeadlineError, ReplicasFailedError, AccessError: as `pull`.
         """
-        return self._run(self._session.describing(deadline_seconds))
+        return self._run(self._session.describe_steps(deadline_seconds))
 
     def close(self) -> None:
         """Ends the connections. A second call does nothing; any other call then raises."""
@@ -287,10 +287,10 @@ class AsyncLookupClient(Client):
         missing: str = "initial",
         version: str = "",
         deadline_seconds: float | None = None,
-    ) -> Answer:
+    ) -> LookupReply:
         """As `LookupClient.pull`."""
         return await self._run(
-            self._session.pulling(ids, _missing(missing), version, deadline_seconds)
+            self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
         )
 
     async def recommend(
@@ -304,12 +304,12 @@ class AsyncLookupClient(Client):
         deadline_seconds: float = 5.0,
     ) -> Recommendations:
         """As `LookupClient.recommend`."""
-        wanted = Wanted(table, queries, k, exclude, version)
-        return await self._run(self._recommending(wanted, deadline_seconds))
+        wanted = RecommendQuery(table, queries, k, exclude, version)
+        return await self._run(self._recommend_steps(wanted, deadline_seconds))
 
     async def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """As `LookupClient.describe`."""
-        return await self._run(self._session.describing(deadline_seconds))
+        return await self._run(self._session.describe_steps(deadline_seconds))
 
     async def close(self) -> None:
         """Ends the connections."""

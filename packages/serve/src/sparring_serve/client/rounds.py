@@ -16,10 +16,10 @@ from functools import partial
 from sparring.errors import SparringError
 from sparring_serve.client.circuit_breaker import CircuitState
 from sparring_serve.client.failures import (
-    OF_REPLICA,
-    failure_of_replicas,
-    is_of_replica,
-    refusal_error,
+    REPLICA_FAILURES,
+    make_replicas_error,
+    is_replica_failure,
+    make_status_error,
 )
 from sparring_serve.client.replicas import ReplicaOrder, pauses
 from sparring_serve.client.transport import Outcome, Pause, Send
@@ -82,8 +82,8 @@ IMPATIENT = RetryPolicy(repeated=_BUSY, repeated_once=_UNCONNECTED)
 """For lookups with a fallback: a lost or refused connection is tried once more."""
 
 UNTIL_ANSWERED = RetryPolicy(
-    repeated=OF_REPLICA,
-    awaited=OF_REPLICA,
+    repeated=REPLICA_FAILURES,
+    awaited=REPLICA_FAILURES,
     num_spared=1,
     shortest_seconds=1.0,
     breaks_circuits=False,
@@ -122,7 +122,7 @@ class _Call:
 
     def repeat(self, policy: RetryPolicy) -> bool:
         """Whether replicas are asked once more."""
-        if self.is_done or any(not is_of_replica(each) for each in self.reasons.values()):
+        if self.is_done or any(not is_replica_failure(each) for each in self.reasons.values()):
             return False  # their answer stands
         statuses = policy.repeated if self.num_repeats else policy.repeated | policy.repeated_once
         self.replicas = [
@@ -249,7 +249,7 @@ class Rounds:
     def failures(self) -> list[tuple[int, SparringError]]:
         """Numbers of calls that no replica answered, and the error of each."""
         return [
-            (number, failure_of_replicas(each.shard, each.reasons))
+            (number, make_replicas_error(each.shard, each.reasons))
             for number, each in enumerate(self._calls)
             if not each.is_done
         ]
@@ -295,7 +295,7 @@ class Rounds:
         if not (send.waits and outcome.status == "DEADLINE_EXCEEDED"):
             # Otherwise there is still no connection, and the reason was told before.
             call.reasons[send.address] = outcome
-        if is_of_replica(outcome):
+        if is_replica_failure(outcome):
             # One that has too much to do now is not down.
             if outcome.status != "RESOURCE_EXHAUSTED":
                 order.note_failure(send.address, now)
@@ -305,4 +305,4 @@ class Rounds:
             "NOT_FOUND",
             "FAILED_PRECONDITION",
         ):
-            raise refusal_error(send.address, outcome)
+            raise make_status_error(send.address, outcome)

@@ -27,11 +27,11 @@ class _Slots:
     rows: Rows
     published: npt.NDArray[np.float64]
 
-    def places(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def positions(self, keys: Keys) -> npt.NDArray[np.int64]:
         # The upper half of a product with 2**64 / the golden ratio.
         mixed = (keys.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-        places: npt.NDArray[np.int64] = (mixed % np.uint64(len(self.keys))).astype(np.int64)
-        return places
+        positions: npt.NDArray[np.int64] = (mixed % np.uint64(len(self.keys))).astype(np.int64)
+        return positions
 
 
 class RowCache:
@@ -69,10 +69,10 @@ class RowCache:
                     np.zeros((count, rows.shape[1]), np.float32),
                     np.zeros(count, np.float64),
                 )
-            places = slots.places(keys)
-            gone = places[~found]
+            positions = slots.positions(keys)
+            gone = positions[~found]
             slots.is_used[gone[slots.keys[gone] == keys[~found]]] = False
-            kept = places[found]
+            kept = positions[found]
             # Of keys with one slot the last one stays, in each array.
             slots.keys[kept] = keys[found]
             slots.rows[kept] = rows[found]
@@ -85,8 +85,8 @@ class RowCache:
         with self._lock:
             slots = self._tables.get(table)
             if slots is not None:
-                places = slots.places(keys)
-                kept = slots.is_used[places] & (slots.keys[places] == keys)
-                rows[kept] = slots.rows[places[kept]]
-                published[kept] = slots.published[places[kept]]
+                positions = slots.positions(keys)
+                kept = slots.is_used[positions] & (slots.keys[positions] == keys)
+                rows[kept] = slots.rows[positions[kept]]
+                published[kept] = slots.published[positions[kept]]
         return published

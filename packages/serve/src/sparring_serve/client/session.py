@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import dedup, suggestion
+from sparring.adapter import dedup, format_suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
-from sparring_serve.client.answer import Answer
+from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import (
-    by_table,
-    checked_seconds,
-    checked_text,
-    whole_ids,
-    whole_number,
+    check_table_mapping,
+    check_seconds,
+    check_text,
+    check_ids,
+    check_whole_number,
 )
-from sparring_serve.client.division import CallLimits, TableKeys, divide
+from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.fallback import Fallback
-from sparring_serve.client.pulled_rows import Asked, PulledRows, PulledTable
+from sparring_serve.client.pull_calls import PullOptions, PullCalls, TableResult
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import (
     IMPATIENT,
@@ -42,22 +42,22 @@ from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
-    DescribeAnswer,
+    DescribeReply,
     Missing,
     RowDtype,
-    ScanAnswer,
+    ScanReply,
     ScanRequest,
 )
-from sparring_serve.wire.rows import ids_of, read_rows, row_bytes
+from sparring_serve.wire.rows import read_ids, read_rows, row_bytes
 
-__all__ = ["MOST_BEGINNINGS", "Description", "Session", "Steps"]
+__all__ = ["MAX_ATTEMPTS", "Description", "Session", "Steps"]
 
 _Result = TypeVar("_Result")
 
 Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
 """Yields attempts to make at once, takes how they ended; or yields a pause. Returns a result."""
 
-MOST_BEGINNINGS = 3
+MAX_ATTEMPTS = 3
 """How often a call begins again where servers go on meanwhile."""
 
 
@@ -65,7 +65,7 @@ MOST_BEGINNINGS = 3
 class Description:
     """Descriptions of the shards that answered."""
 
-    shards: Mapping[int, DescribeAnswer]
+    shards: Mapping[int, DescribeReply]
 
     @property
     def dims(self) -> dict[str, int]:
@@ -143,24 +143,24 @@ class Session:
         self._last_description: Description | None = None
         self._pin = ""
 
-    def pulling(
+    def pull_steps(
         self,
         ids: Mapping[str, npt.ArrayLike],
         missing: Missing,
         version: str,
         deadline_seconds: float | None,
-    ) -> Steps[Answer]:
+    ) -> Steps[LookupReply]:
         """A pull; see `LookupClient.pull`."""
-        asked = by_table("ids", ids, "ids")
+        asked = check_table_mapping("ids", ids, "ids")
         wanted = [_distinct(table, each) for table, each in asked.items()]
-        checked_text("version", version)
+        check_text("version", version)
         deadline = self.deadline(deadline_seconds)
-        for beginning in range(MOST_BEGINNINGS):
-            is_last = beginning == MOST_BEGINNINGS - 1
-            description = yield from self.described(
+        for beginning in range(MAX_ATTEMPTS):
+            is_last = beginning == MAX_ATTEMPTS - 1
+            description = yield from self.description_steps(
                 deadline, None if self._fallback.raises else self._last_description
             )
-            pulled = self._divided(wanted, description, missing, version)
+            pulled = self._split_pull(wanted, description, missing, version)
             rounds = Rounds("Pull", pulled.requests(), pulled.accept, self._policy)
             try:
                 yield from self._run(rounds, description, deadline)
@@ -179,16 +179,16 @@ class Session:
                 self._fallback.remember(pulled)
             return _answer(wanted, pulled)
         raise VersionGoneError(
-            f"no version was served by all shards in {MOST_BEGINNINGS} attempts; set "
+            f"no version was served by all shards in {MAX_ATTEMPTS} attempts; set "
             "server.keep_versions higher, or publish less often"
         )
 
-    def scanning(
+    def scan_steps(
         self,
         table: str,
         shard: int,
         most_rows: int,
-        place: tuple[str, bytes],
+        position: tuple[str, bytes],
         deadline: float | None,
     ) -> Steps[ScannedPart]:
         """A chunk of a table of one shard.
@@ -201,15 +201,15 @@ class Session:
                 before, or empty.
             deadline: seconds for it; None: that of the client.
         """
-        checked_text("table", table)
-        whole_number("chunk_rows", most_rows)
+        check_text("table", table)
+        check_whole_number("chunk_rows", most_rows)
         end = self.deadline(deadline)
-        description = yield from self.described(end)
-        dims, (version, cursor) = description.dims, place
+        description = yield from self.description_steps(end)
+        dims, (version, cursor) = description.dims, position
         if table not in dims:
             self.forget()
             raise UnknownTableError(
-                f"table {table!r} is not served; {suggestion(table, dims)}", table=table
+                f"table {table!r} is not served; {format_suggestion(table, dims)}", table=table
             )
         if not version and self.shards.num_shards > 1:
             version = self.common_version(description)
@@ -217,8 +217,8 @@ class Session:
         parts: list[ScannedPart] = []
 
         def accept(_: int, content: bytes) -> None:
-            answer: ScanAnswer = decode(ScanAnswer, content)
-            ids = ids_of(answer.ids)
+            answer: ScanReply = decode(ScanReply, content)
+            ids = read_ids(answer.ids)
             rows = np.empty((len(ids), dims[table]), np.float32)
             read_rows(answer.rows, dims[table], RowDtype.FLOAT32, rows)
             parts.append(ScannedPart(ids, rows, answer.version.hash, bytes(answer.cursor)))
@@ -241,7 +241,7 @@ class Session:
 
     def run(self, rounds: Rounds, deadline: float) -> Steps[None]:
         """Makes the attempts of calls, as `Rounds.run`."""
-        description = yield from self.described(deadline)
+        description = yield from self.description_steps(deadline)
         yield from self._run(rounds, description, deadline)
 
     def _run(self, rounds: Rounds, description: Description, deadline: float) -> Steps[None]:
@@ -252,22 +252,22 @@ class Session:
             for _ in range(rounds.num_failovers):
                 self.metrics.count_failover()
 
-    def describing(self, deadline_seconds: float | None) -> Steps[Description]:
+    def describe_steps(self, deadline_seconds: float | None) -> Steps[Description]:
         """Descriptions by all shards, now."""
         self.forget()
-        return (yield from self.described(self.deadline(deadline_seconds)))
+        return (yield from self.description_steps(self.deadline(deadline_seconds)))
 
-    def described(
+    def description_steps(
         self, deadline: float, otherwise: Description | None = None
     ) -> Steps[Description]:
         with self._lock:
             known = self._description
         if known is not None:
             return known
-        answers: dict[int, DescribeAnswer] = {}
+        answers: dict[int, DescribeReply] = {}
 
         def accept(number: int, content: bytes) -> None:
-            answer: DescribeAnswer = decode(DescribeAnswer, content)
+            answer: DescribeReply = decode(DescribeReply, content)
             if not answer.versions or answer.most_ids < 1 or not answer.most_deadline_seconds > 0:
                 raise MessageError("a description without a version, or without limits")
             answers[number] = answer
@@ -294,23 +294,23 @@ class Session:
             self._pin = description.common_version()
         return description
 
-    def _divided(
+    def _split_pull(
         self,
         wanted: Sequence[_Wanted],
         description: Description,
         missing: Missing,
         version: str,
-    ) -> PulledRows:
+    ) -> PullCalls:
         config, dims = self.config, description.dims
         unknown = [each.table for each in wanted if each.table not in dims]
         if unknown:
             self.forget()
             raise UnknownTableError(
-                f"table {unknown[0]!r} is not served; {suggestion(unknown[0], dims)}",
+                f"table {unknown[0]!r} is not served; {format_suggestion(unknown[0], dims)}",
                 table=unknown[0],
             )
         dtype = RowDtype[config.row_dtype.upper()]
-        calls = divide(
+        calls = split_keys(
             [
                 TableKeys(each.table, each.keys, row_bytes(dims[each.table], dtype))
                 for each in wanted
@@ -327,19 +327,19 @@ class Session:
                     "server.keep_versions higher, or set client.consistency=newest"
                 )
         tables = [
-            PulledTable.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
+            TableResult.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
         ]
-        asked = Asked(
+        asked = PullOptions(
             dtype,
             missing,
             version,
             config.max_staleness_seconds,
             accepts_partial=not self._fallback.raises,
         )
-        return PulledRows(calls, tables, asked)
+        return PullCalls(calls, tables, asked)
 
     def _end(
-        self, failures: Sequence[tuple[int, SparringError]], pulled: PulledRows, *, of_newest: bool
+        self, failures: Sequence[tuple[int, SparringError]], pulled: PullCalls, *, of_newest: bool
     ) -> None:
         if failures and self._fallback.raises:
             raise failures[0][1]
@@ -385,18 +385,18 @@ class Session:
 
     def deadline(self, deadline_seconds: float | None) -> float:
         given = self.config.deadline_seconds if deadline_seconds is None else deadline_seconds
-        return self.clock() + checked_seconds(given, 600.0)
+        return self.clock() + check_seconds(given, 600.0)
 
 
 def _distinct(table: str, ids: npt.ArrayLike) -> _Wanted:
-    array = whole_ids(table, ids)
+    array = check_ids(table, ids)
     if not array.size:
         return _Wanted(table, np.empty(0, np.int64), None)
     found = dedup(array)
     return _Wanted(table, found.keys, None if len(found.keys) == array.size else found.inverse)
 
 
-def _answer(wanted: Sequence[_Wanted], pulled: PulledRows) -> Answer:
+def _answer(wanted: Sequence[_Wanted], pulled: PullCalls) -> LookupReply:
     def spread(of: str) -> dict[str, npt.NDArray[Any]]:
         return {
             each.table: values if each.inverse is None else values[each.inverse]
@@ -407,7 +407,7 @@ def _answer(wanted: Sequence[_Wanted], pulled: PulledRows) -> Answer:
     versions = sorted(pulled.ages, key=lambda each: each.step)
     stale = spread("stale_seconds")
     ages = [*pulled.ages.values(), *(float(np.nanmax(each)) for each in stale.values())]
-    return Answer(
+    return LookupReply(
         spread("rows"),
         spread("found"),
         spread("status"),

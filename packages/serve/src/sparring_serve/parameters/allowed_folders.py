@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 
 __all__ = ["snapshot_url"]
 
@@ -29,7 +29,7 @@ def snapshot_url(url: str, folders: Sequence[str]) -> str:
     """
     folder, has_folder, name = url.rstrip("/").rpartition("/")
     if not _NAME.match(name):
-        raise Refusal(
+        raise StatusError(
             Status.INVALID_ARGUMENT,
             f"{url[:_MAX_SHOWN]!r} is not the name of a snapshot; give a name of at most 255 letters, "
             "digits, and any of ' .,=+@_-' behind the first, or a URL that ends with such a name",
@@ -41,7 +41,7 @@ def snapshot_url(url: str, folders: Sequence[str]) -> str:
     for known in folders:
         if asked in (_as_text(known), _real_path(known)):
             return f"{known.rstrip('/')}/{name}"
-    raise Refusal(
+    raise StatusError(
         Status.INVALID_ARGUMENT,
         f"{url[:_MAX_SHOWN]!r} is in none of the folders that this service saves to and loads from "
         f"({', '.join(folders)}); name a snapshot there, or add its folder to parameters.folders",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError, SparringError
-from sparring_serve.client.arguments import by_table, checked_text, whole_number
+from sparring_serve.client.arguments import check_table_mapping, check_text, check_whole_number
 from sparring_serve.client.failures import ShardRestartedError
 from sparring_serve.client.lookup_client import (
     AsyncLookupClient,
@@ -25,13 +25,13 @@ from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
-from sparring_serve.parameters.pushing import (
-    Pushed,
+from sparring_serve.parameters.push_steps import (
+    PushResult,
     ServiceSnapshot,
     TablePush,
-    flushing,
-    pushing,
-    snapshotting,
+    flush_steps,
+    push_steps,
+    snapshot_steps,
 )
 from sparring_serve.parameters.unflushed import add_unflushed, discard_unflushed
 from sparring_serve.wire.messages import Wait
@@ -49,7 +49,7 @@ def _pushes(
     hyper: Mapping[str, Any] | None,
 ) -> dict[str, TablePush]:
     pushes = {}
-    for table, each in by_table("gradients", gradients, "(ids, gradients)").items():
+    for table, each in check_table_mapping("gradients", gradients, "(ids, gradients)").items():
         if isinstance(each, TablePush):
             pushes[table] = each
         elif isinstance(each, (tuple, list)) and len(each) == 2:
@@ -73,7 +73,7 @@ def _wait(given: str) -> Wait:
         raise InvalidArgumentError(f"wait must be 'queued' or 'applied', found {given!r}") from None
 
 
-class _Pushing(Client):
+class _PushClient(Client):
     """The part that both clients share: tokens are the name of a client, and numbers from 1."""
 
     _close_at_exit: Callable[[], object]
@@ -96,7 +96,7 @@ class _Pushing(Client):
         self._has_queued = False
         """Whether pushes were queued since the last flush."""
 
-    def _pushing(
+    def _push_steps(
         self,
         gradients: Mapping[str, Gradients],
         update_method: str | None,
@@ -104,7 +104,7 @@ class _Pushing(Client):
         wait: str,
         token: Token | None,
         deadline_seconds: float | None,
-    ) -> Steps[Pushed]:
+    ) -> Steps[PushResult]:
         pushes = _pushes(gradients, update_method, hyper)
         waits = _wait(wait)
         if token is not None and not isinstance(token, Token):
@@ -112,17 +112,17 @@ class _Pushing(Client):
                 f"push: token must be that of an earlier push, as error.token, found {token!r}"
             )
         if token is not None:
-            checked_text("push: token.client", token.client)
-            whole_number("push: token.number", token.number)
+            check_text("push: token.client", token.client)
+            check_whole_number("push: token.number", token.number)
         seconds = deadline_seconds
         if seconds is None:
             seconds = self._session.config.push_deadline_seconds
         deadline = self._session.deadline(seconds)
         token = token or Token(self.name, next(self._numbers))
-        steps = pushing(self._session, pushes, token, waits, deadline, self._incarnations)
-        return self._queueing(steps) if waits == Wait.QUEUED else steps
+        steps = push_steps(self._session, pushes, token, waits, deadline, self._incarnations)
+        return self._queue_steps(steps) if waits == Wait.QUEUED else steps
 
-    def _queueing(self, steps: Steps[Pushed]) -> Steps[Pushed]:
+    def _queue_steps(self, steps: Steps[PushResult]) -> Steps[PushResult]:
         """Notes that a push was queued. After other errors the caller knows that it was not."""
         try:
             pushed = yield from steps
@@ -136,18 +136,18 @@ class _Pushing(Client):
         self._has_queued = True
         add_unflushed(self.name, self._close_at_exit)
 
-    def _flushing(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
+    def _flush_steps(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
         deadline = self._session.deadline(deadline_seconds)
         # Whatever it finds is raised, so the end of the client does not ask again.
         self._forget_queued()
-        return flushing(self._session, self.name, self._heard, deadline, self._incarnations)
+        return flush_steps(self._session, self.name, self._heard, deadline, self._incarnations)
 
     def _forget_queued(self) -> None:
         self._has_queued = False
         discard_unflushed(self.name)
 
 
-class ParameterClient(LookupClient, _Pushing):
+class ParameterClient(LookupClient, _PushClient):
     """A `LookupClient` that changes tables, too. Any thread may call any method.
 
     Close it, or use it in a ``with`` block: `close` raises failures of pushes that were queued. If the
@@ -163,7 +163,7 @@ class ParameterClient(LookupClient, _Pushing):
         wait: str = "queued",
         token: Token | None = None,
         deadline_seconds: float | None = None,
-    ) -> Pushed:
+    ) -> PushResult:
         """Updates rows by gradients: one step of each table, applied once on each shard.
 
         An attempt whose answer is lost is made again, and one that found a full queue after a
@@ -189,7 +189,7 @@ class ParameterClient(LookupClient, _Pushing):
             DeadlineError, ReplicasFailedError, AccessError: as `pull`; nothing was sent.
         """
         return self._run(
-            self._pushing(gradients, update_method, hyper, wait, token, deadline_seconds)
+            self._push_steps(gradients, update_method, hyper, wait, token, deadline_seconds)
         )
 
     def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ class ParameterClient(LookupClient, _Pushing):
                 `token` is that of the first one. The next flush tells of later ones only.
             ShardRestartedError: as `push`.
         """
-        return self._run(self._flushing(deadline_seconds))
+        return self._run(self._flush_steps(deadline_seconds))
 
     def save(
         self,
@@ -230,7 +230,7 @@ class ParameterClient(LookupClient, _Pushing):
             DeadlineError, ReplicasFailedError, AccessError: as `pull`.
         """
         return self._run(
-            snapshotting(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
+            snapshot_steps(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
         )
 
     def load(
@@ -255,7 +255,7 @@ class ParameterClient(LookupClient, _Pushing):
                 refuse pulls and pushes, or are those of before, until then.
             InvalidArgumentError, DeadlineError, ReplicasFailedError, AccessError: as `save`.
         """
-        return self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))
+        return self._run(snapshot_steps(self._session, "Load", url, deadline_seconds, tables))
 
     def close(self) -> None:
         """Flushes if pushes were queued since the last flush, and ends the connections.
@@ -286,7 +286,7 @@ class ParameterClient(LookupClient, _Pushing):
         self.close()
 
 
-class AsyncParameterClient(AsyncLookupClient, _Pushing):
+class AsyncParameterClient(AsyncLookupClient, _PushClient):
     """`ParameterClient` for asyncio; of the event loop that first uses it."""
 
     async def push(
@@ -298,15 +298,15 @@ class AsyncParameterClient(AsyncLookupClient, _Pushing):
         wait: str = "queued",
         token: Token | None = None,
         deadline_seconds: float | None = None,
-    ) -> Pushed:
+    ) -> PushResult:
         """As `ParameterClient.push`."""
         return await self._run(
-            self._pushing(gradients, update_method, hyper, wait, token, deadline_seconds)
+            self._push_steps(gradients, update_method, hyper, wait, token, deadline_seconds)
         )
 
     async def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
         """As `ParameterClient.flush`."""
-        return await self._run(self._flushing(deadline_seconds))
+        return await self._run(self._flush_steps(deadline_seconds))
 
     async def save(
         self,
@@ -317,7 +317,7 @@ class AsyncParameterClient(AsyncLookupClient, _Pushing):
     ) -> ServiceSnapshot:
         """As `ParameterClient.save`."""
         return await self._run(
-            snapshotting(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
+            snapshot_steps(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
         )
 
     async def load(
@@ -328,7 +328,7 @@ class AsyncParameterClient(AsyncLookupClient, _Pushing):
         deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
         """As `ParameterClient.load`."""
-        return await self._run(snapshotting(self._session, "Load", url, deadline_seconds, tables))
+        return await self._run(snapshot_steps(self._session, "Load", url, deadline_seconds, tables))
 
     async def close(self) -> None:
         """As `ParameterClient.close`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sparring_serve.client.failures import ShardRestartedError
 from sparring_serve.parameters.push_window import WIDTH
-from sparring_serve.wire.messages import FlushAnswer, PushAnswer
+from sparring_serve.wire.messages import FlushReply, PushReply
 
 __all__ = ["Incarnations"]
 
@@ -35,7 +35,7 @@ class Incarnations:
             return 0 if found is None else found.incarnation
 
     def take(
-        self, answers: Sequence[PushAnswer | FlushAnswer], addresses: Sequence[str], number: int
+        self, answers: Sequence[PushReply | FlushReply], addresses: Sequence[str], number: int
     ) -> ShardRestartedError | None:
         """Notes the replies to one call; returns the error to raise if a shard restarted.
 

@@ -63,7 +63,7 @@ class PushFailures:
             if found is not None and found.push == token.number and not found.num_more:
                 del self._new[token.client]
 
-    def tell(self, client: str, heard: int) -> Failure | None:
+    def report(self, client: str, heard: int) -> Failure | None:
         """The failure that a client is to be told; None: there is none.
 
         Args:

@@ -27,7 +27,7 @@ import xxhash
 from sparring.errors import StorageIOError
 from sparring_serve.wire.fields import Buffer
 
-__all__ = ["PushLog", "Resumed", "new_incarnation"]
+__all__ = ["PushLog", "ResumeResult", "new_incarnation"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumeResult:
     """Result of `PushLog.resume`."""
 
     num_pushes: int
@@ -129,7 +129,7 @@ class PushLog:
 
     def resume(
         self, base: str, apply: Callable[[bytes], None], *, start: str | None = "newest"
-    ) -> Resumed:
+    ) -> ResumeResult:
         """Replays the pushes since the snapshot that the shard began with, and begins a segment.
 
         The incarnation stays if no acknowledged push is missing, and is a new one otherwise.
@@ -176,7 +176,7 @@ class PushLog:
         if self._sync_seconds:
             self._thread = threading.Thread(target=self._sync, name="push-log-sync", daemon=True)
             self._thread.start()
-        return Resumed(num_pushes, lost)
+        return ResumeResult(num_pushes, lost)
 
     def _missing(self, chain: list[_Segment]) -> str:
         faults = [f"{each.path.name}: {each.fault}" for each in chain if each.fault]

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring_serve.refusal import Refusal, Status
+from sparring_serve.status import StatusError, Status
 
 __all__ = ["PushQueue"]
 
@@ -61,7 +61,7 @@ class PushQueue:
             self._check_open()
             waiting, held = self.num_pushes, self.num_bytes
             if waiting and (waiting >= self._most_pushes or held + num_bytes > self._most_bytes):
-                raise Refusal(
+                raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
                     f"a push of {num_bytes:,} bytes: {waiting:,} pushes of {held:,} bytes wait, the most "
                     f"are {self._most_pushes:,} and {self._most_bytes:,}; it was not taken. Push again "
@@ -88,7 +88,7 @@ class PushQueue:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise Refusal(Status.UNAVAILABLE, "this server is draining; push again when it is back")
+            raise StatusError(Status.UNAVAILABLE, "this server is draining; push again when it is back")
 
     def _add(self, work: _Work) -> Future[Any]:
         self._waiting.append(work)

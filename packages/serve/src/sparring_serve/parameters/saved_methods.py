@@ -7,10 +7,10 @@ from typing import Any
 
 from sparring import Snapshot
 
-__all__ = ["method_steps"]
+__all__ = ["read_method_steps"]
 
 
-def method_steps(snapshot: Snapshot) -> dict[str, int]:
+def read_method_steps(snapshot: Snapshot) -> dict[str, int]:
     """Table → steps that its update method has taken; tables that no optimizer tells of are left out.
 
     `sparring_torch.Optimizer.state_dict`, wherever it was saved, has ``native`` and ``state``: table →

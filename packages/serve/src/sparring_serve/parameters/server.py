@@ -8,7 +8,7 @@ from sparring_serve.config import ServingConfig
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.server.lookup_server import LookupServer
-from sparring_serve.service import LookupService, Place
+from sparring_serve.service import LookupService, ShardPosition
 
 __all__ = ["open_parameter_server"]
 
@@ -43,8 +43,8 @@ def open_parameter_server(
             "role parameters: server.workers must be 1, as processes share no rows that change; raise "
             "server.threads, or add shards"
         )
-    place = Place(config.shard_map, shard)
-    tables = ParameterShard(declared, place)
+    position = ShardPosition(config.shard_map, shard)
+    tables = ParameterShard(declared, position)
 
     def changes(lookups: LookupService) -> ParameterService:
         service = ParameterService(tables, lookups, GrpcTransport(config.client))
@@ -54,7 +54,7 @@ def open_parameter_server(
     try:
         tables.start()
         listening = address or config.server.address or config.shards[shard][0]
-        return LookupServer(tables, config, place, listening, changes)
+        return LookupServer(tables, config, position, listening, changes)
     except BaseException:
         tables.close()
         raise

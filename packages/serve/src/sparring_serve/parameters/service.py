@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import hyper_from
+from sparring.adapter import parse_hyper
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
@@ -27,13 +27,13 @@ from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
-from sparring_serve.refusal import Refusal, Status
-from sparring_serve.service import LookupService, checked_ids, decoded
+from sparring_serve.status import StatusError, Status
+from sparring_serve.service import LookupService, parse_ids, decode_request
 from sparring_serve.wire.fields import Buffer, encode
 from sparring_serve.wire.messages import (
-    FlushAnswer,
+    FlushReply,
     FlushRequest,
-    PushAnswer,
+    PushReply,
     PushRequest,
     TableGradients,
     Wait,
@@ -44,7 +44,7 @@ __all__ = ["ParameterService"]
 _log = logging.getLogger(__name__)
 
 _CLIENT = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
-_MOST_WHY = 1000
+_MAX_REASON = 1000
 """Characters of a reason that a message has."""
 
 
@@ -81,8 +81,8 @@ class ParameterService:
         if config.push_log_bytes:
             log = PushLog(
                 config.push_log_folder,
-                shard.place.shard,
-                shard.place.shards.num_shards,
+                shard.position.shard,
+                shard.position.shards.num_shards,
                 config.push_log_bytes,
                 config.push_log_sync_milliseconds,
             )
@@ -111,10 +111,10 @@ class ParameterService:
         self.lookups.parameters = shard.describe()
 
     def _replay(self, content: bytes) -> None:
-        request: PushRequest = decoded(PushRequest, content)
+        request: PushRequest = decode_request(PushRequest, content)
         try:
             pushed = self._checked(request, Wait.APPLIED)
-        except Refusal as refusal:
+        except StatusError as refusal:
             raise SnapshotError(
                 f"replay of the push log in {self.shard.config.push_log_folder}: push {request.sequence} "
                 f"of client {request.client}: {refusal}; start with the tables that it was logged with "
@@ -134,12 +134,12 @@ class ParameterService:
             yield self._push_log
 
     def push(self, content: Buffer, remaining_seconds: float) -> bytes:
-        """Answers a PushRequest with a PushAnswer.
+        """Answers a PushRequest with a PushReply.
 
         Raises:
             Refusal: no row has changed by this call; with DEADLINE_EXCEEDED the push waits still.
         """
-        request: PushRequest = decoded(PushRequest, content)
+        request: PushRequest = decode_request(PushRequest, content)
         token, wait = _token(request), _wait(request)
         pushed = self._checked(request, wait)
         with self._lock:
@@ -156,7 +156,7 @@ class ParameterService:
         self._note_incarnation(request)
         shard = self.shard
         known = shard.known_at_start.get(request.client, 0)
-        return encode(PushAnswer(was_known, shard.steps, shard.incarnation, known))
+        return encode(PushReply(was_known, shard.steps, shard.incarnation, known))
 
     def _logged(self, content: Buffer) -> Callable[[], None]:
         def write() -> None:
@@ -164,7 +164,7 @@ class ParameterService:
                 try:
                     self._push_log.append(content)
                 except StorageIOError as error:
-                    raise Refusal(
+                    raise StatusError(
                         Status.RESOURCE_EXHAUSTED,
                         f"{error}; the push was not taken. Push again later with the same token",
                         reason="push_log",
@@ -181,14 +181,14 @@ class ParameterService:
             )
 
     def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
-        """Answers a FlushRequest with a FlushAnswer."""
-        request: FlushRequest = decoded(FlushRequest, content)
+        """Answers a FlushRequest with a FlushReply."""
+        request: FlushRequest = decode_request(FlushRequest, content)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
         shard = self.shard
         known = shard.known_at_start.get(request.client, 0)
-        told = self._failures.tell(request.client, request.heard)
-        failure = (0, 0, "") if told is None else (told.name, told.push, str(told)[:_MOST_WHY])
-        return encode(FlushAnswer(shard.steps, *failure, shard.incarnation, known))
+        told = self._failures.report(request.client, request.heard)
+        failure = (0, 0, "") if told is None else (told.name, told.push, str(told)[:_MAX_REASON])
+        return encode(FlushReply(shard.steps, *failure, shard.incarnation, known))
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """As `Changes.methods`."""
@@ -218,7 +218,7 @@ class ParameterService:
         """Refuses a call that may take long, without a deadline or with one that is over."""
         most = self.shard.config.save_seconds
         if not 0 < remaining_seconds <= 1.05 * most:
-            raise Refusal(
+            raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the call must have a deadline of at most {most:g} s (parameters.save_seconds), found "
                 f"{remaining_seconds:.3g} s; set one",
@@ -238,8 +238,8 @@ class ParameterService:
 
     def _checked(self, request: PushRequest, wait: Wait) -> list[Gradients]:
         """All that can be refused is refused here."""
-        asked = [(each.table, checked_ids(each.ids)) for each in request.tables]
-        self.lookups.check_asked(asked)
+        asked = [(each.table, parse_ids(each.ids)) for each in request.tables]
+        self.lookups.check_tables(asked)
         pushed = []
         for each, (table, ids) in zip(request.tables, asked, strict=True):
             declared = self.shard.config.tables[table]
@@ -260,7 +260,7 @@ class ParameterService:
     def _was_applied(self, token: Token) -> bool:
         verdict = self.shard.windows.verdict(token)
         if verdict == Verdict.FORGOTTEN:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
                 f"push {token.number} of client {token.client} is older than its last {WIDTH}, so it is "
                 "not known whether it was applied; it is not applied now. Push again as a new one, if "
@@ -268,7 +268,7 @@ class ParameterService:
                 reason="push_forgotten",
             )
         if verdict == Verdict.IN_PART:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
                 f"push {token.number} of client {token.client} was applied in part, and is not applied "
                 "again; load the last snapshot on all shards, or go on without the other part",
@@ -294,15 +294,15 @@ class ParameterService:
         try:
             return future.result(seconds)
         except FutureTimeoutError:
-            raise Refusal(
+            raise StatusError(
                 Status.DEADLINE_EXCEEDED,
                 f"the {what} waits its turn still; {what} again, "
                 f"{'with the same token and' if what == 'push' else 'with'} a longer deadline",
             ) from None
-        except Refusal:
+        except StatusError:
             raise
         except SparringError as error:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed"
             ) from error
 
@@ -358,8 +358,8 @@ def _hyper(given: TableGradients, declared: TableDeclaration) -> HyperParameters
         raise _wrong(f"push to table {given.table!r}: {error}") from None
 
 
-def _wrong(text: str) -> Refusal:
-    return Refusal(Status.INVALID_ARGUMENT, text, reason="push")
+def _wrong(text: str) -> StatusError:
+    return StatusError(Status.INVALID_ARGUMENT, text, reason="push")
 
 
 MAX_HYPER_BRACKETS = 64
@@ -382,7 +382,7 @@ def _merged(given: str, method: str, declared: str) -> HyperParameters:
     if not isinstance(asked, dict):
         raise InvalidArgumentError(f"hyper-parameters must be a JSON mapping, found {given[:80]!r}")
     before = json.loads(declared)
-    merged = hyper_from(resolve_method(method), {**before, **asked})
+    merged = parse_hyper(resolve_method(method), {**before, **asked})
     for name, value in merged.model_dump().items():
         if name != "lr" and value != before[name]:
             raise InvalidArgumentError(

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import (
-    Loaded,
-    Saved,
+    LoadResult,
+    SaveResult,
     SaveOptions,
     Snapshot,
     State,
@@ -22,9 +22,9 @@ from sparring import (
     Storage,
     list_snapshots,
     open_snapshot,
-    unreadable_snapshots,
+    list_unreadable_snapshots,
 )
-from sparring.adapter import ApartRendezvous, Task
+from sparring.adapter import IndependentRendezvous, Task
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
 from sparring.errors import (
     InterruptedLoadError,
@@ -38,18 +38,18 @@ from sparring.errors import (
 from sparring_serve.declaration import ParametersConfig
 from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
-from sparring_serve.parameters.saved_methods import method_steps
-from sparring_serve.refusal import Refusal, Status
-from sparring_serve.service import Place
+from sparring_serve.parameters.saved_methods import read_method_steps
+from sparring_serve.status import StatusError, Status
+from sparring_serve.service import ShardPosition
 from sparring_serve.tables.contract import (
     Ids,
-    Looked,
-    Scanned,
+    LookupResult,
+    ScanResult,
     TableShape,
     Version,
     VersionGoneError,
     found_rows,
-    initial_values,
+    describe_initial_values,
 )
 from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
 
@@ -84,8 +84,8 @@ class ParameterShard:
         place: whose shard this is.
     """
 
-    def __init__(self, config: ParametersConfig, place: Place) -> None:
-        self.config, self.place = config, place
+    def __init__(self, config: ParametersConfig, position: ShardPosition) -> None:
+        self.config, self.position = config, position
         self._turn = threading.Lock()
         self._steps = dict.fromkeys(config.tables, 0)
         self._steps_before = 0
@@ -107,7 +107,7 @@ class ParameterShard:
         self._storages: dict[str, Storage] = {}
         self._shapes: dict[str, TableShape] = {}
         self._container = StepContainer(
-            rendezvous=ApartRendezvous(place.shard, place.shards.num_shards),
+            rendezvous=IndependentRendezvous(position.shard, position.shards.num_shards),
             non_finite_gradients=config.non_finite_gradients,
         )
         try:
@@ -120,7 +120,7 @@ class ParameterShard:
                 self._container.set_state(name, state, method.name)
                 self._storages[name] = self._container.storage(name)
                 self._shapes[name] = TableShape(
-                    name, table.dim, table.dtype, 0, initial_values(table)
+                    name, table.dim, table.dtype, 0, describe_initial_values(table)
                 )
         except BaseException:
             self._container.close()
@@ -161,7 +161,7 @@ class ParameterShard:
         urls = list_snapshots(folder)
         # The step of one whose manifest cannot be read is not known: it counts as newer if its name
         # comes later, as for servers of the role `inference`.
-        unreadable = unreadable_snapshots(folder)
+        unreadable = list_unreadable_snapshots(folder)
         skipped: dict[str, SparringError] = {}
         for url in reversed(urls):
             try:
@@ -232,7 +232,7 @@ class ParameterShard:
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
-    ) -> Looked:
+    ) -> LookupResult:
         if version:
             raise VersionGoneError(
                 f"version {version} was asked for, but these tables learn, and no version of them is "
@@ -246,14 +246,14 @@ class ParameterShard:
                     for name, ids in asked
                 ]
             except InterruptedLoadError as error:
-                raise Refusal(
+                raise StatusError(
                     Status.UNAVAILABLE,
                     f"{error}; load it into the service (ParameterClient.load)",
                     reason="interrupted_load",
                 ) from error
-            return Looked(self.versions()[0], found)
+            return LookupResult(self.versions()[0], found)
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
             "tables that learn are not scanned by the service: save (ParameterClient.save), and read "
             "the snapshot, or publish it and serve that"
@@ -262,7 +262,7 @@ class ParameterShard:
     def refresh(self) -> bool:
         return False
 
-    def figures(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         counters = self._container.counters
         return {
             "pushed_steps": float(self.steps),
@@ -292,7 +292,7 @@ class ParameterShard:
                 return False
             choices = {}
             for each in pushed:
-                self._container.resources.give(each.table, each.ids, each.gradients)
+                self._container.resources.accumulate_by_key(each.table, each.ids, each.gradients)
                 method = self.config.tables[each.table].method
                 choices[each.table] = MethodChoice(method, each.hyper, self._steps[each.table] + 1)
             try:
@@ -307,7 +307,7 @@ class ParameterShard:
 
     # -- snapshots
 
-    def begin_save(self, url: str, token: str, step: int, seconds: float) -> Task[Saved]:
+    def begin_save(self, url: str, token: str, step: int, seconds: float) -> Task[SaveResult]:
         """Freezes the tables as they are now, and saves them in the background as this shard's part.
 
         Args:
@@ -344,7 +344,7 @@ class ParameterShard:
                 )
             )
 
-    def load(self, url: str, tables: Collection[str] = ()) -> Loaded:
+    def load(self, url: str, tables: Collection[str] = ()) -> LoadResult:
         """Takes over this shard's part of a snapshot of any number of shards or ranks.
 
         Args:
@@ -358,8 +358,8 @@ class ParameterShard:
         with self._turn:
             loaded = self._container.load(url, tables=tables or None)
             snapshot = open_snapshot(loaded.url)
-            saved = _saved_states(snapshot, self.place)
-            steps = [each["steps"] for each in saved] or [method_steps(snapshot)]
+            saved = _saved_states(snapshot, self.position)
+            steps = [each["steps"] for each in saved] or [read_method_steps(snapshot)]
             for name in tables or self._steps:
                 found = [each[name] for each in steps if name in each]
                 self._steps[name] = max(found, default=snapshot.step)
@@ -374,9 +374,9 @@ class ParameterShard:
             self._container.flush(blocking=True)
 
 
-def _saved_states(snapshot: Snapshot, place: Place) -> list[dict[str, Any]]:
+def _saved_states(snapshot: Snapshot, position: ShardPosition) -> list[dict[str, Any]]:
     """Steps and push tokens of all shards that had keys of this one; none in a snapshot of ranks."""
-    own = ShardMap.balanced(place.shards.num_shards).partitions_of(place.shard)
+    own = ShardMap.balanced(position.shards.num_shards).partitions_of(position.shard)
     before = ShardMap.balanced(snapshot.world_size)
     return [
         snapshot.state(_STATE, rank=each).values

@@ -30,22 +30,22 @@ from sparring_serve.client.transport import Outcome, Send, Transport, run_steps
 from sparring_serve.parameters.allowed_folders import snapshot_url
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
-from sparring_serve.parameters.pushing import ASK_SECONDS, said
+from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
 from sparring_serve.parameters.shard import ParameterShard
-from sparring_serve.refusal import Refusal, Status
-from sparring_serve.service import decoded
+from sparring_serve.status import StatusError, Status
+from sparring_serve.service import decode_request
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
-    PartAnswer,
+    PartReply,
     PartRequest,
-    SnapshotAnswer,
+    SnapshotReply,
     SnapshotRequest,
     TableMessage,
 )
 
 __all__ = ["ShardSnapshots"]
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 class ShardSnapshots:
@@ -73,7 +73,7 @@ class ShardSnapshots:
 
     def save(self, content: bytes, seconds: float) -> bytes:
         """Answers a SnapshotRequest by a snapshot of all shards."""
-        request: SnapshotRequest = decoded(SnapshotRequest, content)
+        request: SnapshotRequest = decode_request(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"save of {request.url or 'all tables'}"):
             if request.url:
@@ -90,11 +90,11 @@ class ShardSnapshots:
 
     def load(self, content: bytes, seconds: float) -> bytes:
         """Answers a SnapshotRequest by loading a snapshot on all shards."""
-        request: SnapshotRequest = decoded(SnapshotRequest, content)
+        request: SnapshotRequest = decode_request(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"load of {request.url}"):
             url = self._url(request.url)
-            with _refused("load"):
+            with _reject_errors("load"):
                 snapshot = open_snapshot(url)
             part = PartRequest(
                 url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
@@ -104,16 +104,16 @@ class ShardSnapshots:
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        place = self._shard.place
-        if place.shard:
-            raise Refusal(
+        position = self._shard.position
+        if position.shard:
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"{what}: this is shard {place.shard + 1} of {place.shards.num_shards}, and the first "
-                f"shard does that for all: ask {place.shards.shards[0][0]}",
+                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, and the first "
+                f"shard does that for all: ask {position.shards.shards[0][0]}",
                 reason="not_first",
             )
         if not self._one_at_a_time.acquire(blocking=False):
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
                 f"{what}: another save or load is under way; ask again when it is over",
                 reason="busy",
@@ -125,14 +125,14 @@ class ShardSnapshots:
 
     def _sends(self, method: str, part: PartRequest, seconds: float) -> list[tuple[int, Send]]:
         """To all other shards."""
-        shards = self._shard.place.shards
+        shards = self._shard.position.shards
         return [
             (shard, Send(replicas[0], method, encode(_to(part, shard, shards.num_shards)), seconds))
             for shard, replicas in enumerate(shards.shards)
             if shard
         ]
 
-    def _ask(self, method: str, part: PartRequest, what: str, seconds: float) -> list[PartAnswer]:
+    def _ask(self, method: str, part: PartRequest, what: str, seconds: float) -> list[PartReply]:
         """Answers of all other shards, that they can.
 
         Args:
@@ -145,17 +145,17 @@ class ShardSnapshots:
             Refusal: one is missing, or cannot; nothing was changed.
         """
         # The caller learns which shard is missing before its own deadline.
-        seconds = min(ASK_SECONDS, seconds / 4)
+        seconds = min(REQUEST_SECONDS, seconds / 4)
         sends = self._sends(method, part, seconds)
-        answers: list[PartAnswer] = []
+        answers: list[PartReply] = []
 
         def accept(_: int, content: bytes) -> None:
-            answers.append(decode(PartAnswer, content))
+            answers.append(decode(PartReply, content))
 
         rounds = Rounds(
             method, [(shard, send.request) for shard, send in sends], accept, ONE_RECONNECT
         )
-        owners = [replicas[:1] for replicas in self._shard.place.shards.shards]
+        owners = [replicas[:1] for replicas in self._shard.position.shards.shards]
         end = time.monotonic() + 2 * seconds
         run_steps(rounds.run(owners, ReplicaOrder(), time.monotonic, end, seconds), self._transport)
         for (shard, send), outcome in zip(sends, rounds.outcomes(), strict=True):
@@ -167,14 +167,14 @@ class ShardSnapshots:
         self,
         method: str,
         part: PartRequest,
-        own: Callable[[PartRequest, float], PartAnswer],
+        own: Callable[[PartRequest, float], PartReply],
         what: str,
         deadline: float,
     ) -> bytes:
         """All parts at once; the first that fails fails the others."""
         seconds = max(0.001, deadline - time.monotonic())
         sends = self._sends(method, part, seconds)
-        answers: list[Future[PartAnswer]] = []
+        answers: list[Future[PartReply]] = []
         with ThreadPoolExecutor(len(sends) + 1, "sparring-snapshot-shards") as threads:
             answers.append(threads.submit(own, part, seconds))
             answers += [
@@ -184,27 +184,27 @@ class ShardSnapshots:
             wait(answers, return_when=FIRST_EXCEPTION)
             failure = next(filter(None, (_failure(each) for each in answers)), None)
             # The part of this shard may not have begun yet.
-            while failure is not None and wait(answers[:1], _LOOK_SECONDS).not_done:
+            while failure is not None and wait(answers[:1], _POLL_SECONDS).not_done:
                 self._shard.fail_save(SnapshotError(str(failure)))
         if failure is not None:
             raise failure
         return encode(_answer(part, [each.result() for each in answers]))
 
-    def _call(self, shard: int, send: Send, what: str) -> PartAnswer:
+    def _call(self, shard: int, send: Send, what: str) -> PartReply:
         [outcome] = self._transport.exchange([send])
         if outcome.answer is not None:
             try:
-                answer: PartAnswer = decode(PartAnswer, outcome.answer)
+                answer: PartReply = decode(PartReply, outcome.answer)
                 return answer
             except MessageError as error:
                 outcome = Outcome(None, "DATA_LOSS", str(error))
         raise self._missing(shard, send, outcome, what)
 
-    def _missing(self, shard: int, send: Send, outcome: Outcome, what: str) -> Refusal:
-        return Refusal(
+    def _missing(self, shard: int, send: Send, outcome: Outcome, what: str) -> StatusError:
+        return StatusError(
             Status.FAILED_PRECONDITION,
-            f"{what}: shard {shard + 1} of {self._shard.place.shards.num_shards} at {send.address} has "
-            f"not done its part: {said(outcome, send.timeout_seconds)}; see what is wrong there",
+            f"{what}: shard {shard + 1} of {self._shard.position.shards.num_shards} at {send.address} has "
+            f"not done its part: {describe_outcome(outcome, send.timeout_seconds)}; see what is wrong there",
             reason="shard_missing",
         )
 
@@ -212,33 +212,33 @@ class ShardSnapshots:
 
     def save_part(self, content: bytes, seconds: float) -> bytes:
         """Answers a PartRequest of the first shard."""
-        part: PartRequest = decoded(PartRequest, content)
+        part: PartRequest = decode_request(PartRequest, content)
         self._check_meant(part)
         if part.asks:
             self._check_complete(part.accepts_loss)
-            return encode(PartAnswer(self._shard.steps, incarnation=self._shard.incarnation))
+            return encode(PartReply(self._shard.steps, incarnation=self._shard.incarnation))
         return encode(self._save_part(part, seconds))
 
     def load_part(self, content: bytes, seconds: float) -> bytes:
         """Answers a PartRequest of the first shard."""
-        part: PartRequest = decoded(PartRequest, content)
+        part: PartRequest = decode_request(PartRequest, content)
         self._check_meant(part)
         if not part.asks:
             return encode(self._load_part(part, seconds))
-        with _refused("load"):
+        with _reject_errors("load"):
             found = open_snapshot(self._url(part.url)).manifest_hash
         if found != part.hash:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
                 f"load of {part.url}: its manifest has the hash {found} here, and {part.hash} on "
                 "the first shard; give all shards one file system",
                 reason="other_snapshot",
             )
-        return encode(PartAnswer(self._shard.steps, hash=found))
+        return encode(PartReply(self._shard.steps, hash=found))
 
-    def _save_part(self, part: PartRequest, seconds: float) -> PartAnswer:
+    def _save_part(self, part: PartRequest, seconds: float) -> PartReply:
         url = self._url(part.url)
-        with _refused("save"):
+        with _reject_errors("save"):
             with self._in_order() as log:
                 segment = 0 if log is None else log.begin(url)
                 begun = self._queue.call(
@@ -250,23 +250,23 @@ class ShardSnapshots:
             with self._in_order() as log:
                 if log is not None:
                     log.commit(segment)
-        return PartAnswer(self._shard.steps, _rows(saved.rows), incarnation=self._shard.incarnation)
+        return PartReply(self._shard.steps, _rows(saved.rows), incarnation=self._shard.incarnation)
 
     def _check_complete(self, accepts_loss: bool) -> None:
-        place, lost = self._shard.place, self._shard.lost
+        position, lost = self._shard.position, self._shard.lost
         if lost and not accepts_loss:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"save: nothing was changed: shard {place.shard + 1} of {place.shards.num_shards} may "
+                f"save: nothing was changed: shard {position.shard + 1} of {position.shards.num_shards} may "
                 f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load), so that "
                 "all shards have the same pushes, or accept the loss "
                 "(ParameterClient.save(accept_loss=True))",
                 reason="pushes_lost",
             )
 
-    def _load_part(self, part: PartRequest, seconds: float) -> PartAnswer:
+    def _load_part(self, part: PartRequest, seconds: float) -> PartReply:
         url = self._url(part.url)
-        with _refused("load"):
+        with _reject_errors("load"):
             is_all = not part.tables or set(part.tables) == set(self._shard.config.tables)
             with self._in_order() as log:
                 segment = 0
@@ -281,13 +281,13 @@ class ShardSnapshots:
                 with self._in_order() as log:
                     if log is not None:
                         log.commit(segment)
-        return PartAnswer(self._shard.steps, _rows(loaded.rows), part.hash)
+        return PartReply(self._shard.steps, _rows(loaded.rows), part.hash)
 
     def _check_meant(self, part: PartRequest) -> None:
-        place = self._shard.place
-        found = (place.shard, place.shards.num_shards)
+        position = self._shard.position
+        found = (position.shard, position.shards.num_shards)
         if (part.shard, part.num_shards) != found:
-            raise Refusal(
+            raise StatusError(
                 Status.FAILED_PRECONDITION,
                 f"shard {part.shard + 1} of {part.num_shards} was asked, and this is shard "
                 f"{found[0] + 1} of {found[1]}; start all servers with the same `shards`",
@@ -298,7 +298,7 @@ class ShardSnapshots:
         return snapshot_url(url, self._shard.config.folders)
 
 
-def _failure(part: Future[PartAnswer]) -> BaseException | None:
+def _failure(part: Future[PartReply]) -> BaseException | None:
     return part.exception() if part.done() else None
 
 
@@ -310,23 +310,23 @@ def _rows(rows: Any) -> tuple[TableMessage, ...]:
     return tuple(TableMessage(name, rows=count) for name, count in rows.items())
 
 
-def _answer(part: PartRequest, answers: Sequence[PartAnswer]) -> SnapshotAnswer:
+def _answer(part: PartRequest, answers: Sequence[PartReply]) -> SnapshotReply:
     rows: Counter[str] = Counter()
     for answer in answers:
         rows.update({each.name: each.rows for each in answer.rows})
-    return SnapshotAnswer(part.url, part.step, _rows(rows))
+    return SnapshotReply(part.url, part.step, _rows(rows))
 
 
 @contextmanager
-def _refused(what: str) -> Iterator[None]:
+def _reject_errors(what: str) -> Iterator[None]:
     """Turns what goes wrong into a refusal."""
     try:
         yield
-    except Refusal:
+    except StatusError:
         raise
     except FutureTimeoutError:
-        raise Refusal(
+        raise StatusError(
             Status.DEADLINE_EXCEEDED, f"the {what} took longer than the call; allow more time"
         ) from None
     except SparringError as error:
-        raise Refusal(Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed") from error
+        raise StatusError(Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed") from error

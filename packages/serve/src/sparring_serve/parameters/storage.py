@@ -15,11 +15,11 @@ from sparring.contracts import Columns, Keys, MethodChoice, Rows, TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_serve.config import read_serving_config
 from sparring_serve.parameters.client import ParameterClient
-from sparring_serve.parameters.pushing import TablePush, save_seconds
+from sparring_serve.parameters.push_steps import TablePush, save_seconds
 from sparring_serve.remote_options import RemoteOptions
-from sparring_serve.remote_storage import RemoteStorage, client_by
+from sparring_serve.remote_storage import RemoteStorage, open_client
 
-__all__ = ["ParameterStorage", "served_table"]
+__all__ = ["ParameterStorage", "find_served_table"]
 
 
 class ParameterStorage(RemoteStorage):
@@ -40,7 +40,7 @@ class ParameterStorage(RemoteStorage):
         self, table: TableConfig, options: RemoteOptions, client: ParameterClient | None = None
     ) -> None:
         self.rows_dtype = table.dtype
-        self._parameters = client or client_by(options, ParameterClient)
+        self._parameters = client or open_client(options, ParameterClient)
         super().__init__(table, options, self._parameters)
 
     def push(self, keys: Keys, gradients: Rows, choice: MethodChoice) -> None:
@@ -125,10 +125,10 @@ class ParameterStorage(RemoteStorage):
             )
 
     def _check_state(self) -> None:
-        self._check_same_state(served_table(self.table, self._parameters, self._options))
+        self._check_same_state(find_served_table(self.table, self._parameters, self._options))
 
 
-def served_table(
+def find_served_table(
     table: TableConfig, client: ParameterClient, options: RemoteOptions
 ) -> TableConfig:
     """The declaration with the state that the service has behind its rows."""

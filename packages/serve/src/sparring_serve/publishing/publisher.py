@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import sparring_packed
 from sparring import Snapshot, latest_snapshot, open_snapshot
-from sparring.adapter import open_place
+from sparring.adapter import open_root
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
-from sparring_serve.publishing.quality import QualityCheck, QualityReport
+from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 
-__all__ = ["Published", "PublisherOptions", "publish_newest"]
+__all__ = ["PublishResult", "PublisherOptions", "publish_newest"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PublisherOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishResult:
     """One serving snapshot that was committed.
 
     Args:
@@ -62,18 +62,18 @@ class Published:
         quality: what quantization costs, where that was measured.
     """
 
-    written: sparring_packed.Written
+    written: sparring_packed.WriteResult
     is_delta: bool
     removed: tuple[str, ...]
-    quality: QualityReport | None = None
+    quality: EvaluationReport | None = None
 
 
 def publish_newest(
     run_url: str | os.PathLike[str],
     out_url: str | os.PathLike[str],
     options: PublisherOptions,
-    quality: QualityCheck | None = None,
-) -> Published | None:
+    quality: EvaluationCheck | None = None,
+) -> PublishResult | None:
     """Publishes the newest snapshot of a run, unless it is published with these dtypes already.
 
     If it is published with other dtypes, a full serving snapshot is written next to it, with a number
@@ -92,7 +92,7 @@ def publish_newest(
         SnapshotError: there is no snapshot, or it is damaged.
         UnknownTableError: `quantize` names a table that is not in the snapshot.
         InvalidArgumentError: a dtype is unknown, or does not fit.
-        QualityLossError: quantized rows cost too much; nothing was published.
+        MetricLossError: quantized rows cost too much; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
@@ -133,7 +133,7 @@ def publish_newest(
             "the dtypes that they opened; restart them to take the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
-    return Published(written, is_delta, tuple(_retain(out, options.keep)), report)
+    return PublishResult(written, is_delta, tuple(_retain(out, options.keep)), report)
 
 
 def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
@@ -179,7 +179,7 @@ def _next_name(name: str, last: str) -> str:
 
 def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
     """Serving snapshots of a folder by name, the newest last, in the order of readers."""
-    place = open_place(out_url)
+    place = open_root(out_url)
     found = {}
     try:
         names = [each for each in place.names() if place.is_committed(each)]
@@ -233,7 +233,7 @@ def _retain(out_url: str, keep: int) -> list[str]:
     """Removes all but the newest, and what those are over. Servers go on with files that they mapped."""
     existing = _existing(out_url)
     kept = {each for name in list(existing)[-keep:] for each in _chain(name, existing)}
-    place = open_place(out_url)
+    place = open_root(out_url)
     # The newest first: no delta is ever seen without its base.
     removed = [name for name in reversed(existing) if name not in kept]
     for name in removed:

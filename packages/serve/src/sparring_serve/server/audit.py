@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from sparring_serve.wire.fields import MessageError, decode
-from sparring_serve.wire.messages import PartRequest, SnapshotAnswer, SnapshotRequest
+from sparring_serve.wire.messages import PartRequest, SnapshotReply, SnapshotRequest
 
 __all__ = ["AUDITED", "AuditLine"]
 
@@ -69,7 +69,7 @@ class AuditLine:
             return
         what = self._what
         if self._method == "Save" and answer:
-            what = decode(SnapshotAnswer, answer).url
+            what = decode(SnapshotReply, answer).url
         _log.info(
             "%s%s by %s: %s after %.3f s, request id %r",
             self._method, f" {what!r}" if what else "", self._caller, outcome,

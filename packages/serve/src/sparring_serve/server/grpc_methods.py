@@ -22,19 +22,19 @@ import grpc
 from sparring.errors import DeadlineError
 from sparring_serve import inference
 from sparring_serve.recommendation import recommend
-from sparring_serve.refusal import SHARD_MAP_METADATA, Refusal, Status
+from sparring_serve.status import SHARD_MAP_METADATA, StatusError, Status
 from sparring_serve.security import Tokens, check_local
 from sparring_serve.server.audit import AUDITED, AuditLine
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.call_watch import CallWatch
 from sparring_serve.server.refresher import Refresher
-from sparring_serve.service import LookupService, decoded, version_message
+from sparring_serve.service import LookupService, decode_request, version_message
 from sparring_serve.wire.fields import encode
-from sparring_serve.wire.messages import SERVICE, DescribeRequest, RefreshAnswer, RefreshRequest
+from sparring_serve.wire.messages import SERVICE, DescribeRequest, RefreshReply, RefreshRequest
 from sparring_serve.wire.open_inference import (
     HEALTH,
     INFERENCE,
-    HealthAnswer,
+    HealthReply,
     HealthRequest,
     Live,
     NoFields,
@@ -48,7 +48,7 @@ __all__ = [
     "Methods",
     "make_handler",
     "make_probe_handler",
-    "table_of_methods",
+    "make_method_table",
 ]
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ _CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
 
 def _refuse_change(name: str) -> _Answer:
     def refuse(*_: Any) -> bytes:
-        raise Refusal(
+        raise StatusError(
             Status.UNIMPLEMENTED,
             f"{name}: this server has the role inference, whose tables are read only; send it to servers "
             "that were started with --role parameters",
@@ -131,20 +131,20 @@ class Methods:
         return recommend(self.service, content, context.time_remaining(), waited_seconds=waited)
 
     def describe(self, content: bytes, context: Any) -> bytes:
-        decoded(DescribeRequest, content)
+        decode_request(DescribeRequest, content)
         return encode(self.service.describe())
 
     def refresh(self, content: bytes, context: Any) -> bytes:
-        decoded(RefreshRequest, content)
+        decode_request(RefreshRequest, content)
         self.service.check_deadline(context.time_remaining())
         try:
             result = self.refresher.hint(context.time_remaining())
         except DeadlineError:
-            raise Refusal(
+            raise StatusError(
                 Status.DEADLINE_EXCEEDED, "the refresh goes on; ask later what is served"
             ) from None
         return encode(
-            RefreshAnswer(
+            RefreshReply(
                 version_message(self.service.tables.versions()[0]), result.is_new, result.refused
             )
         )
@@ -156,28 +156,28 @@ class Methods:
         )
 
     def health(self, content: bytes, context: Any) -> bytes:
-        request: HealthRequest = decoded(HealthRequest, content)
+        request: HealthRequest = decode_request(HealthRequest, content)
         if request.service == _LIVENESS:
-            return encode(HealthAnswer(ServingStatus.SERVING))
+            return encode(HealthReply(ServingStatus.SERVING))
         if request.service not in ("", SERVICE, INFERENCE):
-            raise Refusal(
+            raise StatusError(
                 Status.NOT_FOUND, f"service {request.service!r} is not known; ask for {SERVICE!r}"
             )
         is_ready = self.service.is_ready
         return encode(
-            HealthAnswer(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING)
+            HealthReply(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING)
         )
 
     def live(self, content: bytes, context: Any) -> bytes:
-        decoded(NoFields, content)
+        decode_request(NoFields, content)
         return encode(Live(True))
 
     def ready(self, content: bytes, context: Any) -> bytes:
-        decoded(NoFields, content)
+        decode_request(NoFields, content)
         return encode(Ready(self.service.is_ready))
 
 
-def table_of_methods(methods: Methods) -> dict[str, Method]:
+def make_method_table(methods: Methods) -> dict[str, Method]:
     """All methods of the port, by path. Probes of health need no token."""
     service, metrics = methods.service, methods.service.metrics
 
@@ -212,12 +212,12 @@ def table_of_methods(methods: Methods) -> dict[str, Method]:
 
 def make_handler(methods: Methods) -> grpc.GenericRpcHandler:
     """Handler of all services of the port."""
-    return _Handlers(methods, table_of_methods(methods))
+    return _Handlers(methods, make_method_table(methods))
 
 
 def make_probe_handler(methods: Methods) -> grpc.GenericRpcHandler:
     """Handler of the probes alone, which need no token."""
-    table = table_of_methods(methods)
+    table = make_method_table(methods)
     return _Handlers(methods, {path: each for path, each in table.items() if not each.role})
 
 
@@ -276,7 +276,7 @@ def _in_lane(call: _Call, lane: CallLane, messages: Iterator[bytes], context: An
 
 
 def _reject(call: _Call, lane: CallLane, _: Iterator[bytes], context: Any) -> bytes:
-    refusal = Refusal(
+    refusal = StatusError(
         Status.RESOURCE_EXHAUSTED,
         f"{call.name}: this server answers or queues {lane.max_calls} calls already (16 for each of "
         "server.threads); ask another replica, ask again later, or raise server.threads",
@@ -304,7 +304,7 @@ class _Call:
             answer = self._answer(messages, context, audit)
             outcome = "done"
             return answer
-        except Refusal as refusal:
+        except StatusError as refusal:
             outcome = refusal.status.value
             self.abort(refusal, context)
         except _CallEndedError:
@@ -330,7 +330,7 @@ class _Call:
             seconds = context.time_remaining()
             if method.check_deadline is not None:
                 method.check_deadline(seconds)
-        except Refusal as refusal:
+        except StatusError as refusal:
             self.count(refusal)
             raise
         if not method.role:
@@ -371,7 +371,7 @@ class _Call:
             if context.time_remaining() <= 0 or not context.is_active():
                 self._note("CANCELLED")
                 raise _CallEndedError from None
-            refusal = Refusal(
+            refusal = StatusError(
                 Status.INVALID_ARGUMENT,
                 f"{self.name}: the call has no message; send one request",
                 reason="no_message",
@@ -385,7 +385,7 @@ class _Call:
             if timer is not None:
                 timer.cancel()
 
-    def count(self, refusal: Refusal) -> None:
+    def count(self, refusal: StatusError) -> None:
         """Counts the call if it is rejected before its method runs."""
         self.methods.service.metrics.count_rejected(refusal.reason)
         self._note(refusal.status.value)
@@ -396,7 +396,7 @@ class _Call:
             self.method.note_rejected(code, waited)
 
     @staticmethod
-    def abort(refusal: Refusal, context: Any) -> bytes:
+    def abort(refusal: StatusError, context: Any) -> bytes:
         """Ends the call with a status; raises, because gRPC does."""
         if refusal.shard_map:
             context.set_trailing_metadata(((SHARD_MAP_METADATA, refusal.shard_map),))

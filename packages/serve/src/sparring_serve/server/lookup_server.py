@@ -26,7 +26,7 @@ from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
 from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
-from sparring_serve.service import LookupService, Place
+from sparring_serve.service import LookupService, ShardPosition
 from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
 
@@ -63,7 +63,7 @@ class LookupServer:
         self,
         tables: ServingTables,
         config: ServingConfig,
-        place: Place,
+        position: ShardPosition,
         address: str,
         changes: Callable[[LookupService], Changes] | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class LookupServer:
         self.metrics = ServingMetrics()
         self.service = LookupService(
             tables,
-            place,
+            position,
             Limits(
                 most_ids=server.most_ids,
                 most_bytes=server.most_bytes,
@@ -193,7 +193,7 @@ class LookupServer:
     def _gauges(self) -> Mapping[str, float]:
         newest = self.service.tables.versions()[0]
         return {
-            **self.service.tables.figures(),
+            **self.service.tables.gauges(),
             "version_step": float(newest.step),
             "staleness_seconds": max(0.0, self.service.clock() - newest.published),
             "refresh_seconds": self.refresher.last_seconds,
@@ -217,35 +217,35 @@ def open_server(
         SnapshotError: there is none yet, or it is damaged.
         ConfigError, StorageIOError: as `LookupServer`.
     """
-    place = Place(config.shard_map, shard)
-    tables = _opened_tables(config, place)
+    position = ShardPosition(config.shard_map, shard)
+    tables = _open_tables(config, position)
     try:
         listening = address or config.server.address or config.shards[shard][0]
-        return LookupServer(tables, config, place, listening)
+        return LookupServer(tables, config, position, listening)
     except BaseException:
         tables.close()
         raise
 
 
-def _opened_tables(config: ServingConfig, place: Place) -> ServingTables:
+def _open_tables(config: ServingConfig, position: ShardPosition) -> ServingTables:
     if config.tables:
         from sparring_serve.backend_tables import open_backend_tables
 
         return open_backend_tables(config.tables)
     from sparring_serve.tables.packed import open_packed_tables
 
-    return open_packed_tables(config, place)
+    return open_packed_tables(config, position)
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     """Credentials whose files are read again when they change, for connections from then on."""
-    from sparring_serve.security import ChangingFile
+    from sparring_serve.security import WatchedFile
 
     assert tls.certificate_file is not None
     assert tls.key_file is not None
-    certificate = ChangingFile(tls.certificate_file, bytes)
-    key = ChangingFile(tls.key_file, bytes)
-    authority = None if tls.ca_file is None else ChangingFile(tls.ca_file, bytes)
+    certificate = WatchedFile(tls.certificate_file, bytes)
+    key = WatchedFile(tls.key_file, bytes)
+    authority = None if tls.ca_file is None else WatchedFile(tls.ca_file, bytes)
 
     def read() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration(

@@ -14,13 +14,13 @@ from sparring.errors import SparringError
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.tables.contract import ServingTables
 
-__all__ = ["Refresher", "Refreshed"]
+__all__ = ["Refresher", "RefreshResult"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Refreshed:
+class RefreshResult:
     """How a look for a newer version ended."""
 
     is_new: bool
@@ -59,7 +59,7 @@ class Refresher:
         while not (await asyncio.wait({stopped}, timeout=self._poll_seconds))[0]:
             await asyncio.to_thread(self.refresh)
 
-    def refresh(self) -> Refreshed:
+    def refresh(self) -> RefreshResult:
         """Looks once, on this thread; looks wait for each other."""
         with self._one_at_a_time:
             begin = time.perf_counter()
@@ -73,12 +73,12 @@ class Refresher:
                         "a newer version is refused, the old one is served on: %s", refused
                     )
                 self._last_refused = refused
-                return Refreshed(False, refused)
+                return RefreshResult(False, refused)
             except Exception as error:
                 # Whatever it is, the next look may go better, and what is served is whole.
                 self._metrics.count_refresh("refused")
                 _log.exception("a look for a newer version failed")
-                return Refreshed(False, f"{type(error).__name__} in this server; see its log")
+                return RefreshResult(False, f"{type(error).__name__} in this server; see its log")
             self._last_refused = ""
             self._metrics.count_refresh("taken" if is_new else "unchanged")
             if is_new:
@@ -88,15 +88,15 @@ class Refresher:
                     "serves step %d, version %s, taken in %.3f s",
                     newest.step, newest.hash, self.last_seconds,
                 )  # fmt: skip
-            return Refreshed(is_new)
+            return RefreshResult(is_new)
 
-    def hint(self, timeout_seconds: float) -> Refreshed:
+    def hint(self, timeout_seconds: float) -> RefreshResult:
         """`refresh`, on the thread of background work.
 
         Raises:
             DeadlineError: it goes on in the background.
         """
-        found: Refreshed = self._events.submit(
+        found: RefreshResult = self._events.submit(
             self.refresh, name="refresh", timeout=timeout_seconds, report_failure=False
         ).result(timeout_seconds)
         return found

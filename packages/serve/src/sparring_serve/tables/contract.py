@@ -20,17 +20,17 @@ from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
 __all__ = [
-    "Found",
+    "FoundRows",
     "Ids",
-    "Looked",
-    "Scanned",
+    "LookupResult",
+    "ScanResult",
     "ServingTables",
     "TableShape",
     "Version",
     "VersionGoneError",
     "found_rows",
     "in_order_of_ids",
-    "initial_values",
+    "describe_initial_values",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class TableShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRows:
     """Rows of one table, in the order of the ids."""
 
     rows: npt.NDArray[Any]
@@ -93,17 +93,17 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class LookupResult:
     """Rows of one version, of all tables of a lookup."""
 
     version: Version
-    tables: Sequence[Found]
+    tables: Sequence[FoundRows]
     failure: str = ""
     """Why rows are marked as failed; empty if all rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScanResult:
     """A chunk of a scan."""
 
     ids: Ids
@@ -128,7 +128,7 @@ class ServingTables(Protocol):
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
-    ) -> Looked:
+    ) -> LookupResult:
         """Rows of tables that exist, all of one version; changes nothing.
 
         Rows that cannot be read now, because a backend behind the tables fails, are marked as failed.
@@ -143,7 +143,7 @@ class ServingTables(Protocol):
             VersionGoneError: it is not kept.
         """
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         """Some rows of a table of one version, from a cursor on.
 
         Args:
@@ -165,14 +165,14 @@ class ServingTables(Protocol):
             SparringError: a newer one is refused (a gap, another base, damage); the old one serves on.
         """
 
-    def figures(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         """Gauges of the newest version, as ``layers`` and ``mapped_bytes``."""
 
     def close(self) -> None:
         """Frees everything. No other call may be under way, and none may follow."""
 
 
-def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing) -> Found:
+def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing) -> FoundRows:
     """Embeddings of a storage, and what ids without a row read as.
 
     Args:
@@ -182,13 +182,13 @@ def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing)
         missing: INITIAL; otherwise the storage's zeros are given.
     """
     if not len(ids):
-        return Found(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
+        return FoundRows(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
     once = dedup(ids)
     result = storage.find(once.keys, Columns(0, table.dim))
-    return in_order_of_ids(once, Found(result.rows, result.found), table, missing)
+    return in_order_of_ids(once, FoundRows(result.rows, result.found), table, missing)
 
 
-def in_order_of_ids(once: Dedup, read: Found, table: TableConfig, missing: Missing) -> Found:
+def in_order_of_ids(once: Dedup, read: FoundRows, table: TableConfig, missing: Missing) -> FoundRows:
     """The rows of `read`, which are those of distinct keys, for each id of a request.
 
     Args:
@@ -204,12 +204,12 @@ def in_order_of_ids(once: Dedup, read: Found, table: TableConfig, missing: Missi
         rows[unseen] = initial_rows(once.keys[unseen], table)
     if len(once.keys) == len(once.inverse):
         # Keys are in the order of ids if none repeats.
-        return Found(rows, read.found, read.failed)
+        return FoundRows(rows, read.found, read.failed)
     failed = None if read.failed is None else read.failed[once.inverse]
-    return Found(rows[once.inverse], read.found[once.inverse], failed)
+    return FoundRows(rows[once.inverse], read.found[once.inverse], failed)
 
 
-def initial_values(table: TableConfig) -> InitialValues:
+def describe_initial_values(table: TableConfig) -> InitialValues:
     """Description of what keys of a declared table without a row read as."""
     initializer = table.initializer
     assert isinstance(initializer, Initializer)  # TableConfig sees to it

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sparring_packed
-from sparring.adapter import open_place
+from sparring.adapter import open_root
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
 from sparring_serve.config import ServingConfig
-from sparring_serve.service import Place
+from sparring_serve.service import ShardPosition
 from sparring_serve.tables.contract import (
-    Found,
+    FoundRows,
     Ids,
-    Looked,
-    Scanned,
+    LookupResult,
+    ScanResult,
     TableShape,
     Version,
     VersionGoneError,
@@ -36,14 +36,14 @@ _CURSOR = struct.Struct("<QQ")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTables:
+def open_packed_tables(config: ServingConfig, position: ShardPosition) -> PackedServingTables:
     """Maps the newest serving snapshot that is intact, or the pinned one: the partitions of a shard.
 
     Raises:
         SnapshotError: there is none, the pinned one is damaged, or all are.
     """
     server, folder = config.server, config.snapshots.rstrip("/")
-    partitions = place.shards.partitions_of(place.shard)
+    partitions = position.shards.partitions_of(position.shard)
 
     def open_at(url: str) -> sparring_packed.PackedTables:
         return sparring_packed.open(
@@ -93,7 +93,7 @@ def open_packed_tables(config: ServingConfig, place: Place) -> PackedServingTabl
 
 def _names(folder: str) -> frozenset[str]:
     try:
-        return frozenset(open_place(folder).names())
+        return frozenset(open_root(folder).names())
     except OSError:
         return frozenset()
 
@@ -227,7 +227,7 @@ class PackedServingTables:
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
-    ) -> Looked:
+    ) -> LookupResult:
         if self._warm_up_seconds:
             for name, ids in asked:
                 self._recent.note(name, ids)
@@ -245,12 +245,12 @@ class PackedServingTables:
             if version and version not in [each.hash for each in self._packed.versions]:
                 raise VersionGoneError(f"version {version}: {error}") from None
             raise
-        return Looked(
+        return LookupResult(
             _version(pulled.version),
-            [Found(pulled.rows[name], pulled.found[name]) for name, _ in asked],
+            [FoundRows(pulled.rows[name], pulled.found[name]) for name, _ in asked],
         )
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         if len(cursor) not in (0, _CURSOR.size):
             raise InvalidArgumentError(
                 f"cursor: {len(cursor)} bytes, expected those of the answer before, or none to begin"
@@ -265,7 +265,7 @@ class PackedServingTables:
                 raise VersionGoneError(f"version {wanted}: {error}") from None
             raise
         following = b"" if chunk.cursor is None else _CURSOR.pack(*chunk.cursor)
-        return Scanned(chunk.ids, chunk.rows, following, versions[wanted])
+        return ScanResult(chunk.ids, chunk.rows, following, versions[wanted])
 
     def refresh(self) -> bool:
         try:
@@ -287,7 +287,7 @@ class PackedServingTables:
         warm_up = sparring_packed.WarmUp(seconds, self._recent.newest_first) if seconds else None
         return self._packed.refresh(warm_up=warm_up)
 
-    def figures(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         return {**self._figures, "is_behind": float(bool(self.not_fresh))}
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.recommendation import recommend
-from sparring_serve.refusal import Refusal
+from sparring_serve.status import StatusError
 from sparring_serve.service import LookupService
 from sparring_serve.wire.fields import encode
 
@@ -94,7 +94,7 @@ class FaultyTransport:
         service = self.services[send.address]
         try:
             answer = self._answer(service, send)
-        except Refusal as refusal:
+        except StatusError as refusal:
             return Outcome(None, refusal.status.value, str(refusal), refusal.shard_map), 0.001
         if fault == "lost":
             return Outcome(None, "UNAVAILABLE", "connection reset"), 0.001

@@ -12,14 +12,14 @@ from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig
 from sparring.errors import SparringError
 from sparring_serve.tables.contract import (
-    Found,
+    FoundRows,
     Ids,
-    Looked,
-    Scanned,
+    LookupResult,
+    ScanResult,
     TableShape,
     Version,
     VersionGoneError,
-    initial_values,
+    describe_initial_values,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
 
@@ -80,7 +80,7 @@ class MemoryTables:
         newest = self._kept[0][1]
         return {
             name: TableShape(
-                name, each.dim, "float32", len(newest.get(name, {})), initial_values(each)
+                name, each.dim, "float32", len(newest.get(name, {})), describe_initial_values(each)
             )
             for name, each in self._tables.items()
         }
@@ -90,29 +90,29 @@ class MemoryTables:
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
-    ) -> Looked:
+    ) -> LookupResult:
         kept = self._kept
         chosen = [each for each in kept if not version or each[0].hash == version]
         if not chosen:
             listed = ", ".join(each.hash for each, _ in kept)
             raise VersionGoneError(f"version {version} is not kept; ask for one of {listed}")
         found_version, rows = chosen[0]
-        return Looked(
+        return LookupResult(
             found_version,
             [self._found(table, ids, rows.get(table, {}), missing) for table, ids in asked],
         )
 
-    def _found(self, name: str, ids: Ids, rows: Mapping[int, Rows], missing: Missing) -> Found:
+    def _found(self, name: str, ids: Ids, rows: Mapping[int, Rows], missing: Missing) -> FoundRows:
         table = self._tables[name]
         out = np.zeros((len(ids), table.dim), np.float32)
         if missing == Missing.INITIAL and len(ids):
             out[:] = initial_rows(ids, table)
         found = np.array([int(each) in rows for each in ids], np.bool_)
-        for place in np.flatnonzero(found):
-            out[place] = rows[int(ids[place])]
-        return Found(out, found)
+        for position in np.flatnonzero(found):
+            out[position] = rows[int(ids[position])]
+        return FoundRows(out, found)
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> Scanned:
+    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         chosen = [each for each in self._kept if not version or each[0].hash == version]
         if not chosen:
             raise VersionGoneError(f"version {version} is not kept")
@@ -123,7 +123,7 @@ class MemoryTables:
         ids = np.array(keys[begin:end], np.int64)
         found = self._found(table, ids, rows.get(table, {}), Missing.ZERO).rows
         following = str(end).encode() if end < len(keys) else b""
-        return Scanned(ids, found, following, found_version)
+        return ScanResult(ids, found, following, found_version)
 
     def refresh(self) -> bool:
         with self._lock:
@@ -135,7 +135,7 @@ class MemoryTables:
             self._kept = [newer, *self._kept][: self._keep]
             return True
 
-    def figures(self) -> Mapping[str, float]:
+    def gauges(self) -> Mapping[str, float]:
         return {"layers": 1.0}
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from sparring.errors import SparringError
 
 __all__ = [
-    "MOST_BYTES",
+    "MAX_BYTES",
     "Buffer",
     "MessageError",
     "data",
@@ -35,13 +35,13 @@ __all__ = [
     "texts",
 ]
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """The longest message."""
 
-_MOST_ITEMS = 8192
+_MAX_ITEMS = 8192
 """The most items of a repeated field, and the most fields of a message."""
 
-_MOST_TEXT = 4096
+_MAX_TEXT = 4096
 
 Buffer = bytes | bytearray | memoryview
 """Bytes; a memoryview is of single bytes."""
@@ -197,8 +197,8 @@ def decode(message: type[_Message], content: Buffer, *, rejects_unknown: bool = 
         MessageError: `content` is none, or is beyond the bounds, or has an unknown field.
     """
     view = memoryview(content)
-    if len(view) > MOST_BYTES:
-        _refuse(message, f"{len(view):,} bytes, more than {MOST_BYTES:,}")
+    if len(view) > MAX_BYTES:
+        _refuse(message, f"{len(view):,} bytes, more than {MAX_BYTES:,}")
     found: _Message = _decode(message, view, rejects_unknown)
     return found
 
@@ -207,8 +207,8 @@ def _decode(message: Any, view: memoryview, rejects_unknown: bool) -> Any:
     kinds = _kinds(message)
     values: dict[str, Any] = {}
     for num_fields, (number, wire_type, value) in enumerate(_split(message, view)):
-        if num_fields >= _MOST_ITEMS:
-            _refuse(message, f"more than {_MOST_ITEMS:,} fields")
+        if num_fields >= _MAX_ITEMS:
+            _refuse(message, f"more than {_MAX_ITEMS:,} fields")
         if number not in kinds:
             if rejects_unknown:
                 names = ", ".join(f"{kind.number} {name}" for name, kind in _fields(message))
@@ -221,8 +221,8 @@ def _decode(message: Any, view: memoryview, rejects_unknown: bool) -> Any:
                 items.extend(_packed(message, value))
             else:
                 items.append(_read(message, name, kind, wire_type, value, rejects_unknown))
-            if len(items) > _MOST_ITEMS:
-                _refuse(message, f"more than {_MOST_ITEMS:,} items of {name}")
+            if len(items) > _MAX_ITEMS:
+                _refuse(message, f"more than {_MAX_ITEMS:,} items of {name}")
         else:
             values[name] = _read(message, name, kind, wire_type, value, rejects_unknown)
     return message(
@@ -253,8 +253,8 @@ def _read(
     if form == "real":
         return struct.unpack("<d", value)[0]
     if form == "text":
-        if len(value) > _MOST_TEXT:
-            _refuse(message, f"field {name} has {len(value):,} bytes, more than {_MOST_TEXT:,}")
+        if len(value) > _MAX_TEXT:
+            _refuse(message, f"field {name} has {len(value):,} bytes, more than {_MAX_TEXT:,}")
         try:
             return bytes(value).decode()
         except UnicodeDecodeError:
@@ -312,7 +312,7 @@ def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any
 def _packed(message: type[Any], view: memoryview) -> Iterator[int]:
     at = 0
     # A number takes at least a byte.
-    if len(view) > _MOST_ITEMS * 10:
+    if len(view) > _MAX_ITEMS * 10:
         _refuse(message, f"a packed field has {len(view):,} bytes")
     while at < len(view):
         value, at = _read_varint(message, view, at)
@@ -321,12 +321,12 @@ def _packed(message: type[Any], view: memoryview) -> Iterator[int]:
 
 def _read_varint(message: type[Any], view: memoryview, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(10):
+    for position in range(10):
         if at >= len(view):
             break
         byte = view[at]
         at += 1
-        value |= (byte & 0x7F) << 7 * place
+        value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value & _MASK, at
     _refuse(message, f"a number ends in no byte at {at:,}")

@@ -18,29 +18,29 @@ from sparring_serve.wire.fields import (
 )
 
 __all__ = [
-    "PartAnswer",
+    "PartReply",
     "PartRequest",
-    "SnapshotAnswer",
+    "SnapshotReply",
     "SnapshotRequest",
     "SERVICE",
-    "DescribeAnswer",
+    "DescribeReply",
     "DescribeRequest",
-    "FlushAnswer",
+    "FlushReply",
     "FlushRequest",
     "InitialValues",
     "Missing",
     "ParametersMessage",
-    "PullAnswer",
+    "PullReply",
     "PullRequest",
-    "PushAnswer",
+    "PushReply",
     "PushRequest",
-    "RecommendAnswer",
+    "RecommendReply",
     "RecommendRequest",
-    "RefreshAnswer",
+    "RefreshReply",
     "RefreshRequest",
     "Replicas",
     "RowDtype",
-    "ScanAnswer",
+    "ScanReply",
     "ScanRequest",
     "ShardMapMessage",
     "TableGradients",
@@ -104,7 +104,7 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PullAnswer:
+class PullReply:
     tables: tuple[TableRows, ...] = many(1, TableRows)
     version: VersionMessage = one(2, VersionMessage)
     age_seconds: float = real(3)
@@ -122,7 +122,7 @@ class ScanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanAnswer:
+class ScanReply:
     ids: Buffer = data(1)
     rows: Buffer = data(2)
     cursor: Buffer = data(3)
@@ -142,7 +142,7 @@ class RecommendRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RecommendAnswer:
+class RecommendReply:
     ids: Buffer = data(1)
     scores: Buffer = data(2)
     num_ids: Buffer = data(3)
@@ -200,7 +200,7 @@ class ParametersMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeAnswer:
+class DescribeReply:
     tables: tuple[TableMessage, ...] = many(1, TableMessage)
     versions: tuple[VersionMessage, ...] = many(2, VersionMessage)
     age_seconds: float = real(3)
@@ -220,7 +220,7 @@ class RefreshRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RefreshAnswer:
+class RefreshReply:
     version: VersionMessage = one(1, VersionMessage)
     is_new: bool = flag(2)
     refused: str = text(3)
@@ -252,7 +252,7 @@ class PushRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PushAnswer:
+class PushReply:
     was_known: bool = flag(1)
     step: int = number(2)
     incarnation: int = number(3)
@@ -266,7 +266,7 @@ class FlushRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushAnswer:
+class FlushReply:
     step: int = number(1)
     failure: int = number(2)
     push: int = number(3)
@@ -283,7 +283,7 @@ class SnapshotRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotAnswer:
+class SnapshotReply:
     url: str = text(1)
     step: int = number(2)
     rows: tuple[TableMessage, ...] = many(3, TableMessage)
@@ -303,7 +303,7 @@ class PartRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PartAnswer:
+class PartReply:
     step: int = number(1)
     rows: tuple[TableMessage, ...] = many(2, TableMessage)
     hash: str = text(3)

@@ -26,9 +26,9 @@ from sparring_serve.wire.fields import (
 __all__ = [
     "HEALTH",
     "INFERENCE",
-    "HealthAnswer",
+    "HealthReply",
     "HealthRequest",
-    "InferAnswer",
+    "InferReply",
     "InferParameter",
     "InferParameterEntry",
     "InferRequest",
@@ -62,7 +62,7 @@ class HealthRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthAnswer:
+class HealthReply:
     status: int = number(1)
 
 
@@ -177,7 +177,7 @@ class InferRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class InferAnswer:
+class InferReply:
     """ModelInferResponse."""
 
     model_name: str = text(1)

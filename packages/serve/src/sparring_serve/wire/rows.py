@@ -14,12 +14,12 @@ from sparring_serve.wire.messages import RowDtype
 
 __all__ = [
     "as_bytes",
-    "found_bits",
-    "ids_of",
+    "pack_found",
+    "read_ids",
     "read_found",
     "read_rows",
     "row_bytes",
-    "rows_on_the_wire",
+    "encode_rows",
 ]
 
 assert sys.byteorder == "little", "sparring serves from little-endian machines only"
@@ -35,7 +35,7 @@ def as_bytes(array: npt.NDArray[Any]) -> Buffer:
     return np.ascontiguousarray(array).data.cast("B") if array.size else b""
 
 
-def ids_of(content: Buffer) -> npt.NDArray[np.int64]:
+def read_ids(content: Buffer) -> npt.NDArray[np.int64]:
     """``(n,)`` ids: a view.
 
     Raises:
@@ -53,13 +53,13 @@ def row_bytes(dim: int, dtype: int) -> int:
     return 2 * dim if dtype == RowDtype.FLOAT16 else dim + 4
 
 
-def found_bits(found: npt.NDArray[np.bool_]) -> bytes:
+def pack_found(found: npt.NDArray[np.bool_]) -> bytes:
     """``(n,)`` → ceil(n / 8) bytes, the first in the lowest bit."""
     return np.packbits(found, bitorder="little").tobytes()
 
 
 def read_found(content: Buffer, count: int) -> npt.NDArray[np.bool_]:
-    """The inverse of `found_bits`.
+    """The inverse of `pack_found`.
 
     Raises:
         MessageError: too few or too many bytes.
@@ -73,7 +73,7 @@ def read_found(content: Buffer, count: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
 
 
-def rows_on_the_wire(rows: Rows, dtype: int) -> Buffer:
+def encode_rows(rows: Rows, dtype: int) -> Buffer:
     """Rows as they are sent.
 
     Args:

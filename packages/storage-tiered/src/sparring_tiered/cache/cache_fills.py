@@ -34,7 +34,7 @@ __all__ = ["CacheFills"]
 _Mask = npt.NDArray[np.bool_]
 
 _PROBE = Columns(0, 1)
-_LEAST_KEPT = 65_536
+_MIN_KEPT = 65_536
 _PART_KEYS = 65_536
 _NONE: Keys = np.empty(0, np.int64)
 
@@ -98,14 +98,14 @@ class CacheFills:
             try:
                 self._fill(begun, keys, rows, found, hits, is_new)
             finally:
-                self._leave(begun)
+                self._end_read(begun)
                 ascending = np.sort(keys)
-                self._tell(True, lambda asked: _is_in(asked, ascending))
+                self._add_event(True, lambda asked: _are_in(asked, ascending))
 
     def abandon(self, begun: int) -> None:
         """A read has failed."""
         with self._lock:
-            self._leave(begun)
+            self._end_read(begun)
 
     def take_note(self, changed: BloomFilter | None, erased: Keys) -> None:
         """A note was taken: concerns reads that are under way.
@@ -115,7 +115,7 @@ class CacheFills:
             erased: of these, keys that leave the cache.
         """
         with self._lock:
-            self._tell(
+            self._add_event(
                 False,
                 (lambda keys: np.ones(len(keys), np.bool_))
                 if changed is None
@@ -129,14 +129,14 @@ class CacheFills:
         with self._lock:
             self._cache.erase(keys)
 
-    def cached(self, changed: BloomFilter | None) -> Keys:
+    def list_cached(self, changed: BloomFilter | None) -> Keys:
         """The keys of the cache, of those that a note may have; None: all. Each once.
 
         A scan of the cache takes several times as long as to ask a filter of its keys.
         """
         with self._lock:
             kept = self._kept[0] if len(self._kept) == 1 else np.concatenate([_NONE, *self._kept])
-            is_worn = len(kept) > 2 * self._cache.size + _LEAST_KEPT
+            is_worn = len(kept) > 2 * self._cache.size + _MIN_KEPT
             self._kept = [kept]
         if is_worn:
             kept = np.concatenate(
@@ -186,7 +186,7 @@ class CacheFills:
             self._cache.upsert(kept, rows if is_all else rows[taken])
         self.num_dropped += int(np.count_nonzero(found & ~taken))
 
-    def _leave(self, begun: int) -> None:
+    def _end_read(self, begun: int) -> None:
         self._reading[begun] -= 1
         if not self._reading[begun]:
             del self._reading[begun]
@@ -194,13 +194,13 @@ class CacheFills:
         while self._events and self._events[0].number <= oldest:
             self._events.popleft()
 
-    def _tell(self, is_read: bool, has: Callable[[Keys], _Mask]) -> None:
+    def _add_event(self, is_read: bool, has: Callable[[Keys], _Mask]) -> None:
         if self._reading:
             self._number += 1
             self._events.append(_Event(self._number, is_read, has))
 
 
-def _is_in(keys: Keys, ascending: Keys) -> _Mask:
+def _are_in(keys: Keys, ascending: Keys) -> _Mask:
     places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
     found: _Mask = ascending[places] == keys
     return found

@@ -27,7 +27,7 @@ from sparring.contracts import (
     Capabilities,
     ChangeLog,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -159,7 +159,7 @@ class CachedStorage(Storage):
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
-        self._read_asked(self._find_cached(keys, columns, rows, found), keys, columns, rows, found)
+        self._read_misses(self._find_cached(keys, columns, rows, found), keys, columns, rows, found)
 
     def find_available(self, keys: npt.ArrayLike, columns: Columns | None = None) -> AvailableRows:
         """Finds rows as `find`, and marks the keys that could not be read if the backend fails.
@@ -175,7 +175,7 @@ class CachedStorage(Storage):
         found, failed = np.empty(len(checked), np.bool_), np.zeros(len(checked), np.bool_)
         asked = self._find_cached(checked, span, rows, found)
         try:
-            self._read_asked(asked, checked, span, rows, found)
+            self._read_misses(asked, checked, span, rows, found)
         except SparringError as error:
             failed[asked] = True
             return AvailableRows(rows, found, failed, str(error))
@@ -195,7 +195,7 @@ class CachedStorage(Storage):
             self._filtered += len(missing) - len(asked)
         return asked
 
-    def _read_asked(
+    def _read_misses(
         self,
         asked: npt.NDArray[np.intp],
         keys: Keys,
@@ -215,7 +215,7 @@ class CachedStorage(Storage):
     def _read_through(self, keys: Keys, hits: Keys | None) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """Reads keys from the backend, and puts them into the cache."""
         if time.monotonic() < self._failed_until:
-            self._refuse_misses(len(keys))
+            self._reject_misses(len(keys))
         rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
         found = np.empty(len(keys), np.bool_)
         begun = self._fills.begin()
@@ -230,7 +230,7 @@ class CachedStorage(Storage):
         self._fills.end(begun, keys, rows, found, hits)
         return rows, found
 
-    def _refuse_misses(self, count: int) -> NoReturn:
+    def _reject_misses(self, count: int) -> NoReturn:
         raise StorageIOError(
             f"table {self.table.name!r}: {count} of the keys are not in the cache, and the backend "
             f"failed less than {self.options.poll_seconds:g} s ago ({self._failure}); cached rows are "
@@ -245,7 +245,7 @@ class CachedStorage(Storage):
         return self._backend.size
 
     @property
-    def num_rows_at_most(self) -> int:
+    def max_num_rows(self) -> int:
         """Rows of the table, by the filter of existing keys: erased ones included."""
         self._check_open()
         return self._follower.num_existing
@@ -298,16 +298,16 @@ class CachedStorage(Storage):
 
     # -- writing ----------------------------------------------------------------
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
-        self._refuse("upsert")
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
+        self._reject("upsert")
 
     def _erase_impl(self, keys: Keys) -> int:
-        self._refuse("erase")
+        self._reject("erase")
 
     def _clear_impl(self) -> None:
-        self._refuse("clear")
+        self._reject("clear")
 
-    def _refuse(self, operation: str) -> NoReturn:
+    def _reject(self, operation: str) -> NoReturn:
         raise UnsupportedError(
             f"{operation} on table {self.table.name!r}: it was opened with refresh, to read what a "
             "trainer writes; leave refresh out where rows are trained",

@@ -75,7 +75,7 @@ class Follower:
         self._fresh_at = time.monotonic()
         self._last_failure = ""
         self._dropping: Keys = _NONE
-        self._must_empty = False
+        self._must_clear = False
         """Whether the cache has to be emptied and the rows to remove are not known yet."""
         self.existing = GrowingBloomFilter(1_024)
         """Keys that may have a row in the backend. A find takes it before it looks into the cache: a key
@@ -90,7 +90,7 @@ class Follower:
             newest = log.newest()
             base, last = self._read_up_to(newest)
             self._swap_filter(base)
-            self._caught_up(newest, last)
+            self._record_position(newest, last)
             self._events.submit(self._follow, name=f"notes of table {table.name!r}")
         except BaseException:
             self.close()
@@ -117,7 +117,7 @@ class Follower:
     def refresh(self) -> bool:
         """Looks once, and returns whether there was a note."""
         taken: bool = self._events.submit(
-            self._look, name="refresh", timeout=_REFRESH_SECONDS, report_failure=False
+            self._poll, name="refresh", timeout=_REFRESH_SECONDS, report_failure=False
         ).result(_REFRESH_SECONDS)
         return taken
 
@@ -132,11 +132,11 @@ class Follower:
     async def _follow(self) -> None:
         stopped = asyncio.wrap_future(self._stopped)
         while not (await asyncio.wait({stopped}, timeout=self._options.poll_seconds))[0]:
-            await self._look_and_tell()
+            await self._poll_and_report()
 
-    async def _look_and_tell(self) -> None:
+    async def _poll_and_report(self) -> None:
         try:
-            await self._look()
+            await self._poll()
             self._last_failure = ""
         except Exception as error:
             # The next look may succeed, whatever failed, and every cached row is whole.
@@ -152,14 +152,14 @@ class Follower:
             )  # fmt: skip
         self._last_failure = str(error)
 
-    async def _look(self) -> bool:
+    async def _poll(self) -> bool:
         """Takes all notes that there are."""
         async with self._one_at_a_time:
             is_new = False
             while True:
                 begin = time.monotonic()
                 newest = await asyncio.to_thread(self._log.newest)
-                if newest == self.sequence and not self._must_empty:
+                if newest == self.sequence and not self._must_clear:
                     if not len(self._dropping):
                         self._fresh_at = begin
                     return is_new
@@ -175,10 +175,10 @@ class Follower:
             await self._catch_up(newest)
             return
         note = await asyncio.to_thread(ChangeNote.from_bytes, data, place)
-        await self._take(note)
+        await self._apply(note)
 
-    async def _take(self, note: ChangeNote) -> None:
-        self._must_empty |= note.changed is None or note.session != self._session
+    async def _apply(self, note: ChangeNote) -> None:
+        self._must_clear |= note.changed is None or note.session != self._session
         base = None
         if note.lineage != self._lineage:
             # It may be of a later note, whose new keys it has then.
@@ -189,13 +189,13 @@ class Follower:
         if note.lineage == self._lineage:
             self.existing.add(note.new)
         self.num_erased += len(note.erased)
-        if note.changed is None or self._must_empty:
+        if note.changed is None or self._must_clear:
             await self._drop_all()
         else:
             await self._reread(note.changed)
-        self._note_taken(note)
+        self._record_note(note)
 
-    def _note_taken(self, note: ChangeNote) -> None:
+    def _record_note(self, note: ChangeNote) -> None:
         self.run, self.step, self.published = note.run, note.step, note.published
         self.sequence = note.sequence
         self.num_notes += 1
@@ -207,23 +207,23 @@ class Follower:
             self._table.name, self.sequence, newest, self._options.drop_seconds,
         )  # fmt: skip
         base, last = await asyncio.to_thread(self._read_up_to, newest)
-        self._must_empty = True
+        self._must_clear = True
         # Rows that are read from here on are as new as the newest note.
         self._fills.take_note(None, _NONE)
         self._swap_filter(base)
         await self._drop_all()
-        self._caught_up(newest, last)
+        self._record_position(newest, last)
 
-    def _caught_up(self, newest: int, last: ChangeNote | None) -> None:
+    def _record_position(self, newest: int, last: ChangeNote | None) -> None:
         if last is not None:
-            self._note_taken(last)
+            self._record_note(last)
         # The base may be of a later note that is not there yet; it comes as any other.
         self.sequence = newest
 
     # -- what a note does ---------------------------------------------------------
 
     async def _reread(self, changed: BloomFilter) -> None:
-        keys = await asyncio.to_thread(self._fills.cached, changed)
+        keys = await asyncio.to_thread(self._fills.list_cached, changed)
         for begin in range(0, len(keys), self._options.batch_rows):
             batch = keys[begin : begin + self._options.batch_rows]
             await asyncio.to_thread(self._reread_batch, batch)
@@ -242,13 +242,13 @@ class Follower:
 
     async def _drop_all(self) -> None:
         """Removes the rows that are cached now: over time, or with `drop_seconds` 0 at once."""
-        dropping = await asyncio.to_thread(self._fills.cached, None)
+        dropping = await asyncio.to_thread(self._fills.list_cached, None)
         if not self._options.drop_seconds:
             # If it fails, the next look does it again.
             await asyncio.to_thread(self._fills.erase, dropping)
             dropping = _NONE
         self._dropping = dropping
-        self._must_empty = False
+        self._must_clear = False
         self.num_missed += 1
         if self._drops is not None:
             self._drops.cancel()

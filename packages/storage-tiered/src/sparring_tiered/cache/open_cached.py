@@ -12,7 +12,7 @@ from sparring.errors import InvalidArgumentError
 from sparring_tiered.cache.cached_storage import CachedStorage
 from sparring_tiered.changelog.open_log import open_change_log
 from sparring_tiered.options import TieredOptions
-from sparring_tiered.stack.open_tiers import open_each
+from sparring_tiered.stack.open_tiers import open_storages
 from sparring_tiered.stack.tiered_storage import TieredStorage
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_cached(
             last.backend, stored, validate=False, plugin_manager=manager, **last.options
         )
         opened.callback(backend.close)
-        tiers = open_each(own, options, manager, None, range(len(options.tiers) - 1))
+        tiers = open_storages(own, options, manager, None, range(len(options.tiers) - 1))
         for _, each in tiers:
             opened.callback(each.close)
         cache: Storage = tiers[0][1]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparring.adapter import BloomFilter, GrowingBloomFilter
-from sparring.contracts import Keys, TableConfig, initializer_from
+from sparring.contracts import Keys, TableConfig, parse_initializer
 from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
 
 __all__ = ["CHANGED_RATE", "ChangeNote", "NotesBase"]
@@ -59,7 +59,7 @@ class ChangeNote:
             "published": self.published,
             "num_changed": self.num_changed,
         }
-        return _packed(about, [changed, _bytes_of(self.new), _bytes_of(self.erased)])
+        return _pack(about, [changed, _as_bytes(self.new), _as_bytes(self.erased)])
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> ChangeNote:
@@ -73,7 +73,7 @@ class ChangeNote:
             CorruptDataError: they are damaged, or no note.
             VersionError: another version of sparring wrote them.
         """
-        about, parts = _unpacked(data, "note", place)
+        about, parts = _unpack(data, "note", place)
         try:
             changed, new, erased = parts
             return cls(
@@ -89,7 +89,7 @@ class ChangeNote:
                 np.frombuffer(erased, "<i8").astype(np.int64),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(place, str(error)) from error
+            raise _damaged_error(place, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +116,16 @@ class NotesBase:
                 "name": table.name,
                 "dim": table.dim,
                 "dtype": table.dtype,
-                "initializer": initializer_from(table.initializer).as_dict(),
+                "initializer": parse_initializer(table.initializer).as_dict(),
                 "seed": table.seed,
             },
         }
-        return _packed(about, self.existing.to_parts())
+        return _pack(about, self.existing.to_parts())
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> NotesBase:
         """Reads a base; arguments and errors as `ChangeNote.from_bytes`."""
-        about, parts = _unpacked(data, "base", place)
+        about, parts = _unpack(data, "base", place)
         try:
             existing = GrowingBloomFilter.from_parts(
                 int(about["planned_keys"]), float(about["rate"]), parts
@@ -139,22 +139,22 @@ class NotesBase:
                 existing,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(place, str(error)) from error
+            raise _damaged_error(place, str(error)) from error
 
 
-def _bytes_of(keys: Keys) -> bytes:
+def _as_bytes(keys: Keys) -> bytes:
     return np.ascontiguousarray(keys, "<i8").tobytes()
 
 
-def _packed(about: dict[str, Any], parts: Sequence[bytes]) -> bytes:
+def _pack(about: dict[str, Any], parts: Sequence[bytes]) -> bytes:
     head = json.dumps({**about, "sizes": [len(each) for each in parts]}).encode()
     body = b"".join([head, *parts])
     return _HEAD.pack(_MAGIC, _FORMAT, zlib.crc32(body), len(head)) + body
 
 
-def _unpacked(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[bytes]]:
+def _unpack(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[bytes]]:
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise _damaged(place, f"its {len(data)} bytes do not begin as those of a {kind}")
+        raise _damaged_error(place, f"its {len(data)} bytes do not begin as those of a {kind}")
     _, version, checksum, head_bytes = _HEAD.unpack_from(data)
     if version != _FORMAT:
         raise VersionError(
@@ -163,7 +163,7 @@ def _unpacked(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[
         )
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
-        raise _damaged(place, f"the checksum of the {kind} is wrong")
+        raise _damaged_error(place, f"the checksum of the {kind} is wrong")
     try:
         about = json.loads(body[:head_bytes])
         if about["kind"] != kind:
@@ -173,11 +173,11 @@ def _unpacked(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[
             parts.append(body[begin : begin + size])
             begin += size
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(place, str(error)) from error
+        raise _damaged_error(place, str(error)) from error
     return about, parts
 
 
-def _damaged(place: str, reason: str) -> CorruptDataError:
+def _damaged_error(place: str, reason: str) -> CorruptDataError:
     return CorruptDataError(
         f"change notes at {place}: {reason}; keep other files and names out of that place, or give "
         "the trainer another one"

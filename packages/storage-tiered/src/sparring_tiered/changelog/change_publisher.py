@@ -42,8 +42,8 @@ __all__ = ["ChangePublisher"]
 
 _EXISTING_RATE = 0.01
 _PLANNED_KEYS = 65_536
-_MOST_ERASED_SHARE = 0.25
-_PROBED_AT_ONCE = 65_536
+_MAX_ERASED_SHARE = 0.25
+_PROBE_BATCH_ROWS = 65_536
 _NONE: Keys = np.empty(0, np.int64)
 
 
@@ -78,7 +78,7 @@ class ChangePublisher(Closable):
         self._keep, self._run = keep, run
         self._session = secrets.token_hex(8)
         entries = [container.entry(name) for name in tables or container.tables]
-        self._tables = [_Published(entry) for entry in entries]
+        self._tables = [_PublishedTable(entry) for entry in entries]
         is_first = container.collective.rank == 0
         try:
             for each in self._tables:
@@ -121,7 +121,7 @@ class ChangePublisher(Closable):
             container.flush()
             told = {}
             for each, keys in taken:
-                told[each.name] = self._publish(each, each.without_refused(keys), step)
+                told[each.name] = self._publish(each, each.exclude_rejected(keys), step)
         except BaseException:
             for each, keys in taken:
                 each.unpublished.put_back(keys)
@@ -136,7 +136,7 @@ class ChangePublisher(Closable):
 
     # -- one table ------------------------------------------------------------------
 
-    def _publish(self, table: _Published, own: TakenKeys, step: int) -> int:
+    def _publish(self, table: _PublishedTable, own: TakenKeys, step: int) -> int:
         collective = self._container.collective
         if collective.world_size == 1:
             changed, erased, is_everything = own.changed, own.erased, own.is_everything
@@ -147,7 +147,7 @@ class ChangePublisher(Closable):
         coordinator = Coordinator(collective, f"change notes of table {table.name!r}")
         is_new_filter = is_everything or coordinator.gather(table.is_filter_old)[0]
         error: Exception | None = None
-        existing = self._filter_of_all(table) if is_new_filter else table.existing
+        existing = self._build_filter(table) if is_new_filter else table.existing
         if existing is not None:
             try:
                 self._append(table, existing, TakenKeys(changed, erased, is_everything), step)
@@ -157,14 +157,14 @@ class ChangePublisher(Closable):
         return -1 if is_everything else len(changed)
 
     def _append(
-        self, table: _Published, existing: GrowingBloomFilter, taken: TakenKeys, step: int
+        self, table: _PublishedTable, existing: GrowingBloomFilter, taken: TakenKeys, step: int
     ) -> None:
         log = table.log
         assert log is not None
         newest = log.newest()
         if not taken.is_everything and newest != table.sequence:
             # Someone else's notes, or ours are gone: readers cannot tell what they have missed.
-            table.begin_again()
+            table.restart()
             raise StorageIOError(
                 f"change notes of table {table.name!r} at {log.place}: the newest is {newest}, this "
                 f"trainer wrote {table.sequence} last; see that no other trainer publishes there. The "
@@ -186,27 +186,27 @@ class ChangePublisher(Closable):
             self._run,
             step,
             time.time(),
-            None if taken.is_everything else _filter_of(keys),
+            None if taken.is_everything else _build_changed_filter(keys),
             len(keys),
             new,
             taken.erased,
         )
         content = note.to_bytes()
         if is_new_filter or sequence - table.base_sequence > self._keep // 2:
-            base = NotesBase(sequence - 1, self._session, lineage, table.described, existing)
+            base = NotesBase(sequence - 1, self._session, lineage, table.description, existing)
             log.write_base(base.to_bytes())
             table.base_sequence = sequence - 1
         try:
             log.append(sequence, content, self._keep)
         except BaseException:
-            table.begin_again()  # readers may have it, or not
+            table.restart()  # readers may have it, or not
             raise
         # Exactly as readers do, whose filter must have the same false positives.
         existing.add(new)
         table.num_erased = 0 if is_new_filter else table.num_erased + len(taken.erased)
         table.existing, table.lineage, table.sequence = existing, lineage, sequence
 
-    def _filter_of_all(self, table: _Published) -> GrowingBloomFilter | None:
+    def _build_filter(self, table: _PublishedTable) -> GrowingBloomFilter | None:
         """A new filter of the keys of all ranks' rows, on rank 0."""
         collective = self._container.collective
         storage = table.entry.storage
@@ -237,7 +237,7 @@ class ChangePublisher(Closable):
 
 
 @dataclass(slots=True, eq=False)
-class _Published:
+class _PublishedTable:
     """One table."""
 
     entry: TableEntry
@@ -251,7 +251,7 @@ class _Published:
     num_erased: int = 0
 
     def __post_init__(self) -> None:
-        if self.entry.is_divided:
+        if self.entry.has_column_blocks:
             raise UnsupportedError(
                 f"table {self.name!r} is sharded {self.entry.layout.kind}, so no storage has whole rows "
                 "that a server could read; choose a kind that keeps rows whole, as row_wise",
@@ -263,7 +263,7 @@ class _Published:
         return self.entry.config.name
 
     @property
-    def described(self) -> TableConfig:
+    def description(self) -> TableConfig:
         return self.entry.config.with_state(0)
 
     @property
@@ -275,32 +275,32 @@ class _Published:
         """On rank 0: whether many of the filter's keys, which it cannot forget, were erased."""
         if self.existing is None:
             return False
-        return self.num_erased > max(1_024, _MOST_ERASED_SHARE * self.existing.num_added)
+        return self.num_erased > max(1_024, _MAX_ERASED_SHARE * self.existing.num_added)
 
-    def without_refused(self, taken: TakenKeys) -> TakenKeys:
+    def exclude_rejected(self, taken: TakenKeys) -> TakenKeys:
         """Leaves out keys that an admission filter refused: they would fill the filter of readers."""
         if self.entry.config.admission is None:
             return taken
         storage = self.entry.storage
         assert storage is not None
         copy = storage.copy_into if isinstance(storage, SupportsCopy) else storage.find_into
-        room = np.empty((_PROBED_AT_ONCE, 1), storage.table.numpy_dtype)
+        room = np.empty((_PROBE_BATCH_ROWS, 1), storage.table.numpy_dtype)
         kept = [taken.erased]
-        for begin in range(0, len(taken.changed), _PROBED_AT_ONCE):
-            keys = taken.changed[begin : begin + _PROBED_AT_ONCE]
+        for begin in range(0, len(taken.changed), _PROBE_BATCH_ROWS):
+            keys = taken.changed[begin : begin + _PROBE_BATCH_ROWS]
             found = np.empty(len(keys), np.bool_)
             copy(keys, Columns(0, 1), room[: len(keys)], found)
             kept.append(keys[found])
         changed = np.unique(np.concatenate(kept))
         return TakenKeys(changed, taken.erased, taken.is_everything)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """The next note says that any row may have changed."""
         self.unpublished.note_everything()
         self.existing = None
 
 
-def _filter_of(keys: Keys) -> BloomFilter:
+def _build_changed_filter(keys: Keys) -> BloomFilter:
     made = BloomFilter(max(1_024, len(keys)), false_positive_rate=CHANGED_RATE)
     made.add(keys)
     return made

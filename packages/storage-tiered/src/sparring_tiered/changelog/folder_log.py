@@ -44,7 +44,7 @@ class FolderLog(ChangeLog):
         return self._url
 
     def append(self, sequence: int, note: bytes, keep: int) -> None:
-        with self._told("writing", f"note {sequence}"):
+        with self._translate_errors("writing", f"note {sequence}"):
             self._put(_name(sequence), note)
             for each in self._sequences():
                 if each <= sequence - keep:
@@ -52,14 +52,14 @@ class FolderLog(ChangeLog):
                         self._system.rm_file(f"{self._path}/{_name(each)}")
 
     def newest(self) -> int:
-        with self._told("listing", "the notes"):
+        with self._translate_errors("listing", "the notes"):
             return max(self._sequences(), default=0)
 
     def read(self, sequence: int) -> bytes | None:
         return self._get(_name(sequence))
 
     def write_base(self, base: bytes) -> None:
-        with self._told("writing", "the base"):
+        with self._translate_errors("writing", "the base"):
             self._put("base", base)
 
     def read_base(self) -> bytes | None:
@@ -75,7 +75,7 @@ class FolderLog(ChangeLog):
         self._system.mv(unfinished, f"{self._path}/{name}")
 
     def _get(self, name: str) -> bytes | None:
-        with self._told("reading", name):
+        with self._translate_errors("reading", name):
             self._system.invalidate_cache(self._path)
             try:
                 return bytes(self._system.cat_file(f"{self._path}/{name}"))
@@ -92,7 +92,7 @@ class FolderLog(ChangeLog):
         return [int(each[1]) for each in found if each is not None]
 
     @contextmanager
-    def _told(self, doing: str, what: str) -> Iterator[None]:
+    def _translate_errors(self, doing: str, what: str) -> Iterator[None]:
         """Turns errors of the file system and of its client into ours."""
         try:
             yield

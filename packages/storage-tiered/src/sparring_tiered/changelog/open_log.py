@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparring.contracts import ChangeLog, checked_options
+from sparring.contracts import ChangeLog, validate_options
 from sparring.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def open_change_log(
 
         return FolderLog(url, table)
     descriptor = manager.storage(backend)
-    checked = checked_options("storage", descriptor, options)
+    checked = validate_options("storage", descriptor, options)
     if descriptor.inner is not None:
         last = descriptor.inner(checked)[-1]
         return open_change_log(table, None, last.backend, last.options, manager)

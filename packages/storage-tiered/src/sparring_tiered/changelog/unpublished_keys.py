@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparring.adapter import KeySet
-from sparring.contracts import Evicted, Keys
+from sparring.contracts import EvictedRows, Keys
 
 __all__ = ["TakenKeys", "UnpublishedKeys"]
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Most memory of the set: some 60 to 90 million keys. Beyond it the next note says that any key may have
 changed."""
 
@@ -39,7 +39,7 @@ class UnpublishedKeys:
     def before_write(self, keys: Keys) -> None:
         """Nothing has changed before the write."""
 
-    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+    def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Adds the keys of a write, and those that it evicted."""
         self._add(keys)
         if is_erased:
@@ -80,5 +80,5 @@ class UnpublishedKeys:
         if self._is_everything or not len(keys):
             return
         self._changed.add(keys)
-        if self._changed.memory_bytes > MOST_BYTES:
+        if self._changed.memory_bytes > MAX_BYTES:
             self.note_everything()

@@ -11,16 +11,16 @@ from sparring.contracts import Capabilities, Keys, Storage, TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_tiered.stack.tier import PROBE, Tier
 
-__all__ = ["capabilities_of", "check_tiers", "is_in", "keys_of"]
+__all__ = ["combine_capabilities", "check_tiers", "are_in", "list_keys"]
 
 
-def keys_of(tier: Tier) -> Keys:
+def list_keys(tier: Tier) -> Keys:
     """All keys of a tier's storage, ``(n,)``."""
     parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def is_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
+def are_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
     """Which of `keys` are among others that ascend."""
     if not len(ascending):
         return np.zeros(len(keys), np.bool_)
@@ -59,7 +59,7 @@ def check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> Non
             )
 
 
-def capabilities_of(tiers: Sequence[Tier]) -> Capabilities:
+def combine_capabilities(tiers: Sequence[Tier]) -> Capabilities:
     """The capabilities of a stack of these tiers."""
     first, last = tiers[0].storage.capabilities, tiers[-1].storage.capabilities
     is_bounded = all(tier.storage.capabilities.bounded for tier in tiers)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparring.contracts import Background, Evicted, Keys, Rows
+from sparring.contracts import Background, EvictedRows, Keys, Rows
 from sparring.errors import (
     CapacityError,
     CorruptDataError,
@@ -20,7 +20,7 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring_tiered.options import TieredOptions
-from sparring_tiered.stack.composition import is_in
+from sparring_tiered.stack.composition import are_in
 from sparring_tiered.stack.promotion import Promotion
 from sparring_tiered.stack.stack import Stack
 from sparring_tiered.stack.tier import Tier
@@ -57,25 +57,25 @@ class Demotion:
             self.write_back.use(background)
 
     @property
-    def num_held(self) -> int:
+    def num_buffered_rows(self) -> int:
         """Rows that wait in write buffers."""
         return sum(tier.write_buffer.num_rows for tier in self._stack.tiers)
 
-    def forgive(self) -> None:
+    def clear_failure(self) -> None:
         """Drops an unreported failure: all rows were removed."""
         self._was_failure_reported = True
 
     # -- into the write buffers; the lock is held for writing -----------------------
 
-    def hand_down(self, place: int, evicted: Evicted) -> None:
+    def hand_down(self, place: int, evicted: EvictedRows) -> None:
         """Puts rows that left a tier into the write buffer of the next."""
         if not len(evicted):
             return
         tiers = self._stack.tiers
         if place == len(tiers) - 1:
-            self._stack.let_go(evicted)
+            self._stack.remove_evicted(evicted)
             return
-        is_dirty = tiers[place].dirty_of(evicted.keys)
+        is_dirty = tiers[place].are_dirty(evicted.keys)
         tiers[place + 1].write_buffer.add(
             evicted.keys[is_dirty], evicted.rows[is_dirty], evicted.scores[is_dirty]
         )
@@ -90,7 +90,7 @@ class Demotion:
         for place in np.unique(promotion.origins).tolist():
             num_rows = int(np.count_nonzero(promotion.origins == place))
             stack.tiers[place].meter.counters.promotions += num_rows
-        is_wanted = ~is_in(promotion.keys, np.sort(but))
+        is_wanted = ~are_in(promotion.keys, np.sort(but))
         if is_wanted.any():
             self.hand_down(
                 0,
@@ -110,9 +110,9 @@ class Demotion:
             SparringError: a tier did not take rows that are written through.
         """
         try:
-            self._pour(self._stack.tiers[:-1])
+            self._write_buffers(self._stack.tiers[:-1])
             if not self.write_back.begin():
-                self._pour(self._stack.tiers)
+                self._write_buffers(self._stack.tiers)
         except Exception as error:
             if self.is_through:
                 self._was_failure_reported = True
@@ -136,27 +136,27 @@ class Demotion:
             return
         is_background = self.write_back.is_on
         if is_background:
-            self.write_back.wait(lambda: self._has_room(num_rows))
+            self.write_back.wait(lambda: self._has_space(num_rows))
         try:
-            self._pour(tiers[:-1])
-            if not (is_background and self._has_room(num_rows)):
-                self._pour(tiers)
+            self._write_buffers(tiers[:-1])
+            if not (is_background and self._has_space(num_rows)):
+                self._write_buffers(tiers)
         except Exception as error:
             if not self._was_failure_reported:
                 self._was_failure_reported = True
                 raise self._failure(error, "this write changed nothing") from error
-            if not self._has_room(num_rows):
-                name, num_held = self._stack.table.name, self.num_held
+            if not self._has_space(num_rows):
+                name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
                 raise CapacityError(
-                    f"table {name!r}: {num_held} rows wait in {self._held_bytes()} bytes for a "
+                    f"table {name!r}: {num_buffered_rows} rows wait in {self._count_buffered_bytes()} bytes for a "
                     f"lower tier that fails ({type(error).__name__}: {error}), and {num_rows} more "
                     f"might not fit into buffer_bytes={self._buffer_bytes}. This write "
                     "changed nothing. Mend that tier, or raise buffer_bytes",
                     table=name,
-                    num_held=num_held,
+                    num_buffered_rows=num_buffered_rows,
                 ) from error
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """As `settle`, for a write as large as the last one; see `SupportsBackground`."""
         if self.write_back.is_on:
             self.settle(self._num_written)
@@ -177,19 +177,19 @@ class Demotion:
         """
         self.join()
         try:
-            self._pour(self._stack.tiers)
+            self._write_buffers(self._stack.tiers)
         except Exception as error:
             self._was_failure_reported = True
             raise self._failure(error, "nothing is durable yet that was not before") from error
 
-    def _has_room(self, num_rows: int) -> bool:
+    def _has_space(self, num_rows: int) -> bool:
         more = num_rows * (self._stack.table.row_bytes + _SCORE_AND_KEY_BYTES)
-        return self._held_bytes() + more <= self._buffer_bytes
+        return self._count_buffered_bytes() + more <= self._buffer_bytes
 
-    def _held_bytes(self) -> int:
+    def _count_buffered_bytes(self) -> int:
         return sum(tier.write_buffer.num_bytes for tier in self._stack.tiers)
 
-    def _pour(self, tiers: Sequence[Tier]) -> None:
+    def _write_buffers(self, tiers: Sequence[Tier]) -> None:
         """Moves buffered rows into the tiers, from the top; rows that these evict go on down."""
         for place, tier in enumerate(tiers):
             if not tier.write_buffer:
@@ -198,11 +198,11 @@ class Demotion:
                 self.join()
             if tier.excludes_readers:
                 with self._stack.lock.writing():
-                    self._arrive(place)
+                    self._write_buffered(place)
             else:
-                self._arrive(place)
+                self._write_buffered(place)
 
-    def _arrive(self, place: int) -> None:
+    def _write_buffered(self, place: int) -> None:
         tier = self._stack.tiers[place]
         arriving = tier.write_buffer.merged()
         if not self.is_through:
@@ -220,12 +220,12 @@ class Demotion:
     def _failure(self, cause: Exception, state: str, tier: Tier | None = None) -> SparringError:
         kind = next((each for each in _TYPED if isinstance(cause, each)), StorageIOError)
         failing = tier or next(tier for tier in self._stack.tiers if tier.write_buffer)
-        name, num_held = self._stack.table.name, self.num_held
+        name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
         return kind(
             f"table {name!r}: tier {failing.backend!r} did not take rows from above "
-            f"({type(cause).__name__}: {cause}); {num_held} rows wait in memory and are found "
+            f"({type(cause).__name__}: {cause}); {num_buffered_rows} rows wait in memory and are found "
             f"there, {state}. Mend that tier; the rows go down with the next write or flush",
             table=name,
             backend=failing.backend,
-            num_held=num_held,
+            num_buffered_rows=num_buffered_rows,
         )

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from sparring.contracts import (
     Columns,
     DeviceArray,
-    Evicted,
+    EvictedRows,
     Keys,
-    NumEvicted,
+    EvictionResult,
     Storage,
     StorageChange,
     StorageKernels,
@@ -42,7 +42,7 @@ __all__ = ["DeviceFirstTier"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FindResult:
     stored: StoredRows
     is_found: npt.NDArray[np.bool_]
     """`stored.found`, on the host."""
@@ -59,7 +59,7 @@ class DeviceFirstTier:
         """`KernelSet.find_storage`."""
         self._stack.check_open()
         with self._stack.lock.reading():
-            return self._found(kernels, keys, num_columns, promotes=True).stored
+            return self._find_rows(kernels, keys, num_columns, promotes=True).stored
 
     def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
         """`KernelSet.pool_storage`. Ids are deduplicated: no row is asked for twice below."""
@@ -78,10 +78,10 @@ class DeviceFirstTier:
         """`KernelSet.update_storage`. Rows change in place in the first tier, or, where those of
         the batch do not fit into it together, in copies."""
         access = NativeFirstTier(self._stack, self._demotion)
-        on_host = _on_host(kernels, update.keys)
+        on_host = _to_host(kernels, update.keys)
         access.begin_update(on_host)
         try:
-            is_brought_up = self._brought_up(kernels, access, update.keys, on_host)
+            is_brought_up = self._bring_up(kernels, access, update.keys, on_host)
             start = time.perf_counter()
             if is_brought_up:
                 change = kernels.update_storage(
@@ -94,19 +94,19 @@ class DeviceFirstTier:
                     keeps_evicted=True,
                 )
             else:
-                change = self._changed_copies(kernels, update)
+                change = self._update_copies(kernels, update)
         except BaseException:
             access.abort_update()
             raise
         seconds = time.perf_counter() - start
-        left = self._ended(access, on_host, change.num_new, change.evicted, seconds)
+        left = self._finish_update(access, on_host, change.num_new, change.evicted, seconds)
         return StorageChange(change.num_new, left)
 
-    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
+    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> EvictionResult:
         """`KernelSet.upsert_storage`."""
         stack = self._stack
         access = NativeFirstTier(stack, self._demotion)
-        on_host = _on_host(kernels, keys)
+        on_host = _to_host(kernels, keys)
         access.begin_update(on_host)
         try:
             num_new = stack.count_new(on_host, stack.promotion.take().known)
@@ -115,28 +115,28 @@ class DeviceFirstTier:
         except BaseException:
             access.abort_update()
             raise
-        return self._ended(access, on_host, num_new, evicted, time.perf_counter() - start)
+        return self._finish_update(access, on_host, num_new, evicted, time.perf_counter() - start)
 
     @property
     def _first(self) -> Storage:
         return self._stack.first.storage
 
-    def _brought_up(
+    def _bring_up(
         self, kernels: StorageKernels, access: NativeFirstTier, keys: DeviceArray, on_host: Keys
     ) -> bool:
         """Whether all rows that exist are in the first tier now."""
         probed = kernels.find_storage(self._first, keys, 1)
-        is_found = _flags(kernels, probed.found)
+        is_found = _flags_to_host(kernels, probed.found)
         return bool(is_found.all()) or access.bring_up(on_host, on_host[~is_found])
 
-    def _changed_copies(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
+    def _update_copies(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         table, arrays = self._stack.table, kernels.arrays
         keys, gradients, initial_state = update.keys, update.gradients, update.initial_state
-        found = self._found(kernels, keys, table.width, promotes=False)
+        found = self._find_rows(kernels, keys, table.width, promotes=False)
         rows, is_known, is_found = found.stored.rows, found.stored.found, found.is_found
         if update.admit is not None and not is_found.all():
             is_kept = is_found.copy()
-            is_kept[~is_found] = update.admit(_on_host(kernels, keys)[~is_found])
+            is_kept[~is_found] = update.admit(_to_host(kernels, keys)[~is_found])
             kept = arrays.from_host(np.flatnonzero(is_kept))
             keys, gradients, rows, is_known = (
                 arrays.take(each, kept) for each in (keys, gradients, rows, is_known)
@@ -150,15 +150,15 @@ class DeviceFirstTier:
         evicted = kernels.upsert_storage(self._first, keys, rows, keeps_evicted=True)
         return StorageChange(int(np.count_nonzero(~is_found)), evicted)
 
-    def _found(
+    def _find_rows(
         self, kernels: StorageKernels, keys: DeviceArray, num_columns: int, *, promotes: bool
-    ) -> _Found:
+    ) -> _FindResult:
         """The first columns of rows, from any tier; the lock is held."""
         stack, arrays = self._stack, kernels.arrays
         table = stack.table
         start = time.perf_counter()
         stored = kernels.find_storage(stack.first.storage, keys, num_columns)
-        is_found = _flags(kernels, stored.found)
+        is_found = _flags_to_host(kernels, stored.found)
         seconds = time.perf_counter() - start
         missing = np.flatnonzero(~is_found)
         stack.first.meter.found(
@@ -168,28 +168,28 @@ class DeviceFirstTier:
             seconds=seconds,
         )
         if not len(missing):
-            return _Found(stored, is_found)
-        missing_keys = _on_host(kernels, arrays.take(keys, arrays.from_host(missing)))
+            return _FindResult(stored, is_found)
+        missing_keys = _to_host(kernels, arrays.take(keys, arrays.from_host(missing)))
         rows = np.empty((len(missing), num_columns), table.numpy_dtype)
         is_below = np.zeros(len(missing), np.bool_)
         stack.find_below(missing_keys, Columns(0, num_columns), rows, is_below, promotes=promotes)
         if not is_below.any():
-            return _Found(stored, is_found)
+            return _FindResult(stored, is_found)
         places = missing[is_below]
         is_found[places] = True
         # By bytes: frameworks and NumPy do not share all 16-bit types.
         brought = arrays.view(arrays.from_host(rows[is_below].view(np.uint8)), table.dtype)
         arrays.put(stored.rows, arrays.from_host(places), brought)
-        return _Found(StoredRows(stored.rows, arrays.from_host(is_found)), is_found)
+        return _FindResult(StoredRows(stored.rows, arrays.from_host(is_found)), is_found)
 
-    def _ended(
+    def _finish_update(
         self,
         access: NativeFirstTier,
         keys: Keys,
         num_new: int,
-        evicted: NumEvicted,
+        evicted: EvictionResult,
         seconds: float,
-    ) -> NumEvicted:
+    ) -> EvictionResult:
         left = evicted.rows
         gone = access.end_update(
             keys,
@@ -198,14 +198,14 @@ class DeviceFirstTier:
             seconds,
         )
         if gone is None:
-            return NumEvicted(0, None)
+            return EvictionResult(0, None)
         rows = gone[1].view(self._stack.table.numpy_dtype)
-        return NumEvicted(len(gone[0]), Evicted(gone[0], rows, gone[2]))
+        return EvictionResult(len(gone[0]), EvictedRows(gone[0], rows, gone[2]))
 
 
-def _flags(kernels: StorageKernels, found: DeviceArray) -> npt.NDArray[np.bool_]:
+def _flags_to_host(kernels: StorageKernels, found: DeviceArray) -> npt.NDArray[np.bool_]:
     return np.asarray(kernels.arrays.to_host(found)).astype(np.bool_)
 
 
-def _on_host(kernels: StorageKernels, keys: DeviceArray) -> Keys:
+def _to_host(kernels: StorageKernels, keys: DeviceArray) -> Keys:
     return np.ascontiguousarray(kernels.arrays.to_host(keys))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.adapter import growing_filter_bytes
 from sparring.errors import PluginError
-from sparring_tiered.options import TieredOptions, backend_options
+from sparring_tiered.options import TieredOptions, build_backend_options
 from sparring_tiered.stack.tier import PLANNED_DIRTY_KEYS, PLANNED_KEYS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["estimate_tiered_bytes"]
 
 _INDEX_BYTES = 24
 """Of a row, about, in a storage with a budget: key, index and score."""
-_MOST_IN_PARTS = 5 * PLANNED_KEYS
+_MAX_IN_PARTS = 5 * PLANNED_KEYS
 """Keys that two parts of a filter hold, the second of four times the first."""
 
 
@@ -43,20 +43,20 @@ def estimate_tiered_bytes(
                 "of that plugin for estimate_bytes",
                 backend=tier.backend,
             )
-        given = backend_options(options, place, manager, row_bytes=table.row_bytes)
+        given = build_backend_options(options, place, manager, row_bytes=table.row_bytes)
         checked: Any = descriptor.options.model_validate(given)
         rest = () if descriptor.inner is None else (manager,)
         total.update(descriptor.estimate_bytes(table, checked, rows, *rest))
         if place < len(options.tiers) - 1:
-            total["host"] += growing_filter_bytes(_planned_dirty_keys(table, checked, given), 0)
+            total["host"] += growing_filter_bytes(_plan_dirty_keys(table, checked, given), 0)
         if place > 0:
             # A flush joins the parts of a filter that has grown.
-            planned = PLANNED_KEYS if rows <= _MOST_IN_PARTS else rows + rows // 4
+            planned = PLANNED_KEYS if rows <= _MAX_IN_PARTS else rows + rows // 4
             total["host"] += growing_filter_bytes(planned, rows, options.false_positive_rate)
     return dict(total)
 
 
-def _planned_dirty_keys(table: TableConfig, checked: Any, given: Mapping[str, Any]) -> int:
+def _plan_dirty_keys(table: TableConfig, checked: Any, given: Mapping[str, Any]) -> int:
     capacity = getattr(checked, "capacity", None)
     if capacity is None and "memory_bytes" in given:
         capacity = checked.memory_bytes // (table.row_bytes + _INDEX_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparring.contracts import Columns, Evicted, Keys, Rows, Scores, capsule_of
+from sparring.contracts import Columns, EvictedRows, Keys, Rows, Scores, get_capsule
 from sparring_tiered.stack.demotion import Demotion
 from sparring_tiered.stack.stack import Stack
 
@@ -26,7 +26,7 @@ class NativeFirstTier:
     @property
     def first(self) -> object:
         """The capsule of the first tier."""
-        return capsule_of(self._stack.first.storage)
+        return get_capsule(self._stack.first.storage)
 
     def begin_visit(self) -> None:
         """Begins to read rows of the first tier; `end_visit` must follow."""
@@ -109,7 +109,7 @@ class NativeFirstTier:
             stack.first.meter.wrote(num_written * stack.table.row_bytes, seconds)
             left = None
             if evicted is not None:
-                left = Evicted(evicted[0], evicted[1].view(stack.table.numpy_dtype), evicted[2])
+                left = EvictedRows(evicted[0], evicted[1].view(stack.table.numpy_dtype), evicted[2])
                 stack.first.meter.counters.evictions += len(left)
                 demotion.hand_down(0, left)
             if demotion.is_through:
@@ -118,14 +118,14 @@ class NativeFirstTier:
         finally:
             stack.lock.end_writing()
         demotion.send_down()
-        gone = stack.take_gone()
+        gone = stack.take_evicted()
         return None if gone is None else (gone.keys, gone.rows.view(np.uint8), gone.scores)
 
     def abort_update(self) -> None:
         """Ends it: no row has changed."""
         self._stack.lock.end_writing()
 
-    def _write_through(self, keys: Keys, left: Evicted | None) -> None:
+    def _write_through(self, keys: Keys, left: EvictedRows | None) -> None:
         """Sends the changed rows down, evicted ones too."""
         stack = self._stack
         if left is not None:

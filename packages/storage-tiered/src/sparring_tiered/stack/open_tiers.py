@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from sparring import open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import InvalidArgumentError
-from sparring_tiered.options import TieredOptions, backend_options
+from sparring_tiered.options import TieredOptions, build_backend_options
 from sparring_tiered.stack.tiered_storage import TieredStorage
 
 if TYPE_CHECKING:
     from sparring import PluginManager
     from sparring.contracts import Shard
 
-__all__ = ["open_each", "open_tiers"]
+__all__ = ["open_storages", "open_tiers"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,17 +37,17 @@ def open_tiers(
         PluginError: no plugin registers a backend, or the backend cannot run here.
         InvalidArgumentError: an option of a tier is wrong, or a tier cannot be bounded by its budget.
     """
-    tiers = open_each(table, options, manager, shard, range(len(options.tiers)))
+    tiers = open_storages(table, options, manager, shard, range(len(options.tiers)))
     with ExitStack() as opened:
         for _, storage in tiers:
             opened.callback(storage.close)
-        _warn_of_unused(table, options, [storage for _, storage in tiers])
+        _warn_unused_tiers(table, options, [storage for _, storage in tiers])
         stack = TieredStorage(table, options, tiers)
         opened.pop_all()
         return stack
 
 
-def open_each(
+def open_storages(
     table: TableConfig,
     options: TieredOptions,
     manager: PluginManager,
@@ -64,7 +64,7 @@ def open_each(
         for place in places:
             tier = options.tiers[place]
             try:
-                chosen = backend_options(options, place, manager, row_bytes=table.row_bytes)
+                chosen = build_backend_options(options, place, manager, row_bytes=table.row_bytes)
                 storage = open_storage(
                     tier.backend,
                     table,
@@ -85,7 +85,7 @@ def open_each(
         return tiers
 
 
-def _warn_of_unused(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
+def _warn_unused_tiers(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
     """Logs a warning if an unbounded tier keeps rows from reaching the tiers below it."""
     if options.write == "through":
         return

@@ -18,7 +18,7 @@ from sparring.contracts import Keys, Rows
 __all__ = ["Promotion", "PromotionBuffer"]
 
 
-_MOST_SPARE = 4
+_MAX_SPARE = 4
 """Arrays that are kept for later finds: as many as may run concurrently."""
 
 
@@ -65,14 +65,14 @@ class PromotionBuffer:
         empty: ``(0, width)`` rows of the table.
     """
 
-    def __init__(self, policy: str, most_bytes: int, most_rows: int, empty: Rows) -> None:
+    def __init__(self, policy: str, max_bytes: int, max_rows: int, empty: Rows) -> None:
         self.policy = policy
-        self._most_bytes = most_bytes
-        self._most_rows = most_rows
+        self._max_bytes = max_bytes
+        self._max_rows = max_rows
         self._empty = empty
         self._touched: BloomFilter | None = None
         if policy == "second_touch":
-            self._touched = BloomFilter(max(1024, min(most_rows, 1 << 22)))
+            self._touched = BloomFilter(max(1024, min(max_rows, 1 << 22)))
         self._lock = threading.Lock()
         self._spare: list[Rows] = []
         self.clear()
@@ -90,7 +90,7 @@ class PromotionBuffer:
         self._origins: list[int] = []
         self._num_bytes = self._num_rows = 0
 
-    def room_for(self, num_rows: int) -> Rows | None:
+    def reserve_rows(self, num_rows: int) -> Rows | None:
         """Returns an uninitialized array for whole rows, which `add` takes back.
 
         None: no rows are promoted, so there is no need to read whole ones.
@@ -110,7 +110,7 @@ class PromotionBuffer:
 
         Args:
             keys: ``(n,)``; the caller does not change them later.
-            rows: ``(n, width)``: the first rows of an array of `room_for`, or another array.
+            rows: ``(n, width)``: the first rows of an array of `reserve_rows`, or another array.
             origin: the place of the tier.
         """
         with self._lock:
@@ -128,8 +128,8 @@ class PromotionBuffer:
                 self._keep(rows)
                 rows = kept
             has_room = (
-                self._num_bytes + rows.nbytes <= self._most_bytes
-                and self._num_rows + len(keys) <= self._most_rows
+                self._num_bytes + rows.nbytes <= self._max_bytes
+                and self._num_rows + len(keys) <= self._max_rows
             )
             if not has_room:
                 self._keep(rows)
@@ -163,7 +163,7 @@ class PromotionBuffer:
     def _keep(self, rows: Rows) -> None:
         room = rows if rows.base is None else rows.base
         num_bytes = sum(each.nbytes for each in self._spare)
-        if len(self._spare) < _MOST_SPARE and num_bytes + room.nbytes <= self._most_bytes:
+        if len(self._spare) < _MAX_SPARE and num_bytes + room.nbytes <= self._max_bytes:
             self._spare.append(room)
 
     def _note_touch(self, keys: Keys) -> None:

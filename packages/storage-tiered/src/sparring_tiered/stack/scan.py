@@ -33,8 +33,8 @@ def scan_tiers(
     num_writes = stack.num_writes
     given: list[Keys] = []
     for place, tier in enumerate(stack.tiers):
-        before = _sorted(given)
-        for chunk in _of_tier(stack, tier, chunk_rows, columns):
+        before = _sort_keys(given)
+        for chunk in _scan_tier(stack, tier, chunk_rows, columns):
             stack.check_open()
             keys, rows, scores = chunk.keys, chunk.rows, chunk.scores
             if len(before):
@@ -51,7 +51,7 @@ def scan_tiers(
             yield ScanChunk(keys, rows, scores if keeps_scores else np.zeros_like(scores))
 
 
-def _of_tier(stack: Stack, tier: Tier, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+def _scan_tier(stack: Stack, tier: Tier, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
     """The rows in the write buffer of a tier, then those of the tier that were not in it."""
     # Read before the tier: a row that arrives meanwhile was buffered, or is met in the tier.
     buffered = tier.write_buffer.merged()
@@ -71,5 +71,5 @@ def _of_tier(stack: Stack, tier: Tier, chunk_rows: int, columns: Columns) -> Ite
         yield ScanChunk(chunk.keys[is_new], chunk.rows[is_new], chunk.scores[is_new])
 
 
-def _sorted(parts: list[Keys]) -> Keys:
+def _sort_keys(parts: list[Keys]) -> Keys:
     return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

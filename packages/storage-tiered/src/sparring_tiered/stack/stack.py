@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts import Columns, Evicted, Keys, ProcessGuard, Rows, TableConfig, closed_error
-from sparring_tiered.stack.composition import is_in
+from sparring.contracts import Columns, EvictedRows, Keys, ProcessGuard, Rows, TableConfig, closed_error
+from sparring_tiered.stack.composition import are_in
 from sparring_tiered.stack.lock import ReaderWriterLock
 from sparring_tiered.stack.promotion import PromotionBuffer
 from sparring_tiered.stack.tier import Tier
@@ -56,7 +56,7 @@ class Stack:
     is_closed: bool = False
     first: Tier = field(init=False)
     last: Tier = field(init=False)
-    _gone: list[Evicted] = field(init=False, default_factory=list)
+    _gone: list[EvictedRows] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.first, self.last = self.tiers[0], self.tiers[-1]
@@ -93,7 +93,7 @@ class Stack:
                 missing = np.flatnonzero(~found)
             if not len(missing):
                 return
-            room = self.promotion.room_for(len(missing)) if promotes else None
+            room = self.promotion.reserve_rows(len(missing)) if promotes else None
             below = tier.find_missing(keys, missing, columns, rows, found, room)
             if promotes:
                 self.promotion.add(below.keys, below.rows, place)
@@ -128,7 +128,7 @@ class Stack:
 
     def exists_below(self, keys: Keys, known: Keys) -> npt.NDArray[np.bool_]:
         """Which keys that the first tier lacks have a row below it; `known` is sorted."""
-        exists = is_in(keys, known)
+        exists = are_in(keys, known)
         for tier in self.tiers[1:]:
             exists |= tier.write_buffer.contains(keys)
             missing = np.flatnonzero(~exists)
@@ -150,7 +150,7 @@ class Stack:
         if self.num_rows is not None:
             self.num_rows += count
 
-    def let_go(self, evicted: Evicted) -> None:
+    def remove_evicted(self, evicted: EvictedRows) -> None:
         """Takes rows that left the last tier.
 
         Where a tier above has the key, it stays, and its row must go down again one day.
@@ -163,16 +163,16 @@ class Stack:
         for tier in self.tiers:
             is_gone &= ~tier.write_buffer.contains(evicted.keys)
         if is_gone.any():
-            gone = Evicted(evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone])
+            gone = EvictedRows(evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone])
             self._gone.append(gone)
             self.add_rows(-len(gone))
 
-    def take_gone(self) -> Evicted | None:
+    def take_evicted(self) -> EvictedRows | None:
         """The rows that left the stack since the last call; None: there are none."""
         if not self._gone:
             return None
         gone, self._gone = self._gone, []
-        return Evicted(
+        return EvictedRows(
             np.concatenate([each.keys for each in gone]),
             np.concatenate([each.rows for each in gone]),
             np.concatenate([each.scores for each in gone]),

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.adapter import GrowingBloomFilter, place_rows
-from sparring.contracts import Columns, Evicted, Keys, NativeStorage, Rows, Scores, Storage
+from sparring.contracts import Columns, EvictedRows, Keys, NativeStorage, Rows, Scores, Storage
 from sparring_tiered.stack.meter import TierMeter
 from sparring_tiered.stack.write_buffer import BufferedRows, WriteBuffer
 
-__all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "Below", "Tier"]
+__all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "LowerResult", "Tier"]
 
 PROBE = Columns(0, 1)
 """The least that can be read of a row, to learn whether there is one."""
@@ -24,14 +24,14 @@ PLANNED_KEYS = 65_536
 """Of the first filter of a tier's keys."""
 PLANNED_DIRTY_KEYS = 1 << 18
 """Of the first filter of dirty keys, where the tier has no capacity."""
-_MOST_FILTER_PARTS = 2
-_LEAST_ERASED = 1_024
-_MOST_ERASED_SHARE = 0.25
-_MOST_DIRTY_SHARE = 4
+_MAX_FILTER_PARTS = 2
+_MIN_ERASED = 1_024
+_MAX_ERASED_SHARE = 0.25
+_MAX_DIRTY_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class LowerResult:
     """Result of a find in a lower tier."""
 
     keys: Keys
@@ -67,10 +67,10 @@ class Tier:
         self.meter = TierMeter(backend)
         self.write_buffer = WriteBuffer(storage.table.width, storage.table.numpy_dtype)
         self.num_erased = 0
-        self.dirty = None if is_last else self._dirty_filter(0)
+        self.dirty = None if is_last else self._create_dirty_filter(0)
         self.keys_filter: GrowingBloomFilter | None = None
         if not is_first:
-            self.keys_filter = self._filter_of_all()
+            self.keys_filter = self._build_keys_filter()
         if self.dirty is not None and storage.size:
             # Rows of an earlier process: those below may be older.
             for chunk in storage.scan(columns=PROBE):
@@ -116,7 +116,7 @@ class Tier:
         room: Rows | None,
         *,
         is_counted: bool = True,
-    ) -> Below:
+    ) -> LowerResult:
         """Looks for keys that no tier above has, and fills in `rows` and `found` for them.
 
         Args:
@@ -142,9 +142,9 @@ class Tier:
             found,
             room,
         )
-        return self._below(met, columns, size, room, is_counted)
+        return self._record_find(met, columns, size, room, is_counted)
 
-    def find_through(
+    def find_in_two(
         self,
         second: Tier,
         keys: Keys,
@@ -152,7 +152,7 @@ class Tier:
         rows: Rows,
         found: npt.NDArray[np.bool_],
         lend: Callable[[int], Rows | None],
-    ) -> Below | None:
+    ) -> LowerResult | None:
         """`find` of the first tier and `find_missing` of the second in one call, where the rows
         of both are in memory and none are on their way between them.
 
@@ -181,7 +181,7 @@ class Tier:
         )
         read_bytes = num_found * (columns.end - columns.begin) * size
         self.meter.found(num_found, len(keys) - num_found, read_bytes=read_bytes, seconds=seconds)
-        return second._below(met, columns, size, room, True)
+        return second._record_find(met, columns, size, room, True)
 
     @property
     def _handle(self) -> Any | None:
@@ -191,14 +191,14 @@ class Tier:
             return None
         return self.storage.handle_in_memory
 
-    def _below(
+    def _record_find(
         self,
         met: tuple[Keys, Keys, int, float],
         columns: Columns,
         itemsize: int,
         room: Rows | None,
         is_counted: bool,
-    ) -> Below:
+    ) -> LowerResult:
         """Counts a native find in this tier, and returns its result."""
         keys, missing, num_skipped, seconds = met
         if is_counted and len(keys) + len(missing):
@@ -207,7 +207,7 @@ class Tier:
             read_bytes = len(keys) * width * itemsize
             self.meter.found(len(keys), misses, read_bytes=read_bytes, seconds=seconds)
             self.meter.filtered(num_skipped, misses)
-        return Below(keys, None if room is None else room[: len(keys)], missing)
+        return LowerResult(keys, None if room is None else room[: len(keys)], missing)
 
     def _find_missing(
         self,
@@ -218,7 +218,7 @@ class Tier:
         found: npt.NDArray[np.bool_],
         room: Rows | None,
         is_counted: bool,
-    ) -> Below:
+    ) -> LowerResult:
         """`find_missing` for any storage, with NumPy."""
         assert self.keys_filter is not None
         may_have = self.keys_filter.contains(keys[missing])
@@ -248,7 +248,7 @@ class Tier:
             rows[places] = part[:, begin : begin + columns.end - columns.begin]
         found[places] = True
         still_missing = missing[:0] if hits == len(missing) else missing[~found[missing]]
-        return Below(asked_keys, None if room is None else part, still_missing)
+        return LowerResult(asked_keys, None if room is None else part, still_missing)
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which keys have a row in the storage. Counts only the finds that the filter saves."""
@@ -269,7 +269,7 @@ class Tier:
 
     # -- writing ----------------------------------------------------------------
 
-    def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         """Writes rows; returns those that had to leave."""
         if self.keys_filter is not None:
             self.keys_filter.add(keys)
@@ -278,7 +278,7 @@ class Tier:
         self.meter.counters.evictions += len(evicted)
         return evicted
 
-    def receive(self, arriving: BufferedRows) -> Evicted:
+    def receive(self, arriving: BufferedRows) -> EvictedRows:
         """Writes rows that were handed down; returns those that had to leave."""
         takes_scores = self.storage.capabilities.scores == "given"
         return self.upsert(arriving.keys, arriving.rows, arriving.scores if takes_scores else None)
@@ -308,7 +308,7 @@ class Tier:
         if self.dirty is not None:
             self.dirty.add(keys)
 
-    def dirty_of(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def are_dirty(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of `keys` may have newer rows here than below."""
         if self.dirty is None:
             return np.ones(len(keys), np.bool_)
@@ -318,25 +318,25 @@ class Tier:
         """Rebuilds the filter where many of its keys, which it cannot forget, were erased."""
         if self.keys_filter is None:
             return
-        limit = max(_LEAST_ERASED, _MOST_ERASED_SHARE * self.keys_filter.num_added)
+        limit = max(_MIN_ERASED, _MAX_ERASED_SHARE * self.keys_filter.num_added)
         if self.num_erased > limit:
-            self._renew_filter()
+            self._rebuild_filter()
 
-    def join_filter(self) -> None:
+    def merge_filter(self) -> None:
         """Rebuilds a filter that grew in parts, each of which has to be asked, as one."""
-        if self.keys_filter is not None and self.keys_filter.num_parts > _MOST_FILTER_PARTS:
-            self._renew_filter()
+        if self.keys_filter is not None and self.keys_filter.num_parts > _MAX_FILTER_PARTS:
+            self._rebuild_filter()
 
-    def _renew_filter(self) -> None:
-        self.keys_filter = self._filter_of_all()
+    def _rebuild_filter(self) -> None:
+        self.keys_filter = self._build_keys_filter()
         self.num_erased = 0
 
-    def _dirty_filter(self, least_keys: int) -> GrowingBloomFilter:
+    def _create_dirty_filter(self, min_keys: int) -> GrowingBloomFilter:
         capacity = self.storage.capacity
         planned = PLANNED_DIRTY_KEYS if capacity is None else 2 * capacity
-        return GrowingBloomFilter(max(1_024, planned, least_keys))
+        return GrowingBloomFilter(max(1_024, planned, min_keys))
 
-    def _filter_of_all(self) -> GrowingBloomFilter:
+    def _build_keys_filter(self) -> GrowingBloomFilter:
         size = self.storage.size
         made = GrowingBloomFilter(
             max(PLANNED_KEYS, size + size // 4), false_positive_rate=self.rate
@@ -352,9 +352,9 @@ class Tier:
             return
         if self.dirty.num_added <= PLANNED_DIRTY_KEYS:
             return  # a tier on a device is asked for its size only where it must be: that waits
-        if self.dirty.num_added <= _MOST_DIRTY_SHARE * self.storage.size:
+        if self.dirty.num_added <= _MAX_DIRTY_RATIO * self.storage.size:
             return
-        staying = self._dirty_filter(2 * self.storage.size)
+        staying = self._create_dirty_filter(2 * self.storage.size)
         for chunk in self.storage.scan(columns=PROBE):
             staying.add(chunk.keys[self.dirty.contains(chunk.keys)])
         self.dirty = staying

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sparring.contracts import (
     Background,
     Columns,
-    Evicted,
+    EvictedRows,
     Keys,
     Rows,
     ScanChunk,
@@ -28,7 +28,7 @@ from sparring.contracts import (
     write_note,
 )
 from sparring_tiered.options import TieredOptions
-from sparring_tiered.stack.composition import capabilities_of, check_tiers, keys_of
+from sparring_tiered.stack.composition import combine_capabilities, check_tiers, list_keys
 from sparring_tiered.stack.demotion import Demotion
 from sparring_tiered.stack.device_first_tier import DeviceFirstTier
 from sparring_tiered.stack.first_tier import NativeFirstTier
@@ -94,7 +94,7 @@ class TieredStorage(Storage):
         self._stack = Stack(table, made, promotion, num_rows)
         self._demotion = Demotion(self._stack, options)
         self._is_flushing = False
-        self.capabilities = capabilities_of(made)
+        self.capabilities = combine_capabilities(made)
 
     @property
     def tiers(self) -> tuple[Storage, ...]:
@@ -106,8 +106,8 @@ class TieredStorage(Storage):
     def use_background(self, background: Background) -> None:
         self._demotion.use_background(background)
 
-    def wait_for_room(self) -> None:
-        self._demotion.wait_for_room()
+    def wait_for_capacity(self) -> None:
+        self._demotion.wait_for_capacity()
 
     def first_tier_access(self) -> NativeFirstTier | None:
         is_native = self._stack.first.storage.capabilities.native
@@ -154,10 +154,10 @@ class TieredStorage(Storage):
         return self._stack.num_rows
 
     @property
-    def num_held(self) -> int:
+    def num_buffered_rows(self) -> int:
         """Rows that wait for a lower tier to take them."""
         self._check_open()
-        return self._demotion.num_held
+        return self._demotion.num_buffered_rows
 
     @property
     def capacity(self) -> int | None:
@@ -183,8 +183,8 @@ class TieredStorage(Storage):
     ) -> None:
         stack = self._stack
         with stack.lock.reading():
-            below = stack.first.find_through(
-                stack.tiers[1], keys, columns, rows, found, stack.promotion.room_for
+            below = stack.first.find_in_two(
+                stack.tiers[1], keys, columns, rows, found, stack.promotion.reserve_rows
             )
             if below is not None:
                 stack.promotion.add(below.keys, below.rows, 1)
@@ -202,13 +202,13 @@ class TieredStorage(Storage):
     def _size_impl(self) -> int:
         stack = self._stack
         if stack.num_rows is None:
-            counted = self._counted()
+            counted = self._count_rows()
             if self._is_flushing:
                 return counted  # rows that went down meanwhile may be missing
             stack.num_rows = counted
         return stack.num_rows
 
-    def _counted(self) -> int:
+    def _count_rows(self) -> int:
         """Distinct keys: those of the last tier, and those above that it lacks."""
         self._demotion.join()
         tiers, last = self._stack.tiers, self._stack.last
@@ -220,7 +220,7 @@ class TieredStorage(Storage):
 
     # -- writing ------------------------------------------------------------
 
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted:
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         stack, demotion = self._stack, self._demotion
         demotion.settle(len(keys))
         promotion = stack.promotion.take()
@@ -236,7 +236,7 @@ class TieredStorage(Storage):
                 demotion.write_through(keys, rows)
             stack.add_rows(num_new)
         demotion.send_down()
-        return stack.take_gone() or self._nothing_evicted()
+        return stack.take_evicted() or self._nothing_evicted()
 
     def _erase_impl(self, keys: Keys) -> int:
         stack = self._stack
@@ -254,7 +254,7 @@ class TieredStorage(Storage):
                 for tier in reversed(stack.tiers):
                     tier.erase(keys)
             except BaseException:
-                self._expect_holes(lambda _tier: keys)
+                self._mark_uncertain(lambda _tier: keys)
                 raise
             stack.add_rows(-num_known)
         for tier in stack.tiers:
@@ -271,15 +271,15 @@ class TieredStorage(Storage):
                 for tier in reversed(stack.tiers):
                     tier.clear()
             except BaseException:
-                self._expect_holes(keys_of)
+                self._mark_uncertain(list_keys)
                 raise
             stack.num_rows = 0
-            self._demotion.forgive()
+            self._demotion.clear_failure()
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         self._stack.first.storage._touch_impl(keys, None)
 
-    def _expect_holes(self, keys_of: Callable[[Tier], Keys]) -> None:
+    def _mark_uncertain(self, list_keys: Callable[[Tier], Keys]) -> None:
         """Corrects counts and filters after a removal that failed at an unknown point.
 
         Rows that are still here may be the only ones, so they must go down again; and rows are
@@ -287,7 +287,7 @@ class TieredStorage(Storage):
         """
         self._stack.num_rows = None
         for tier in self._stack.tiers[:-1]:
-            tier.note_dirty(keys_of(tier))
+            tier.note_dirty(list_keys(tier))
 
     # -- down -----------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class TieredStorage(Storage):
     def _flush_impl(self) -> None:
         self._is_flushing = True
         try:
-            self._bring_all_down()
+            self._write_all_down()
             for tier in self._stack.tiers:
                 bears_readers = tier.storage.capabilities.concurrent_reads
                 with nullcontext() if bears_readers else self._stack.lock.writing():
@@ -311,14 +311,14 @@ class TieredStorage(Storage):
         finally:
             self._is_flushing = False
 
-    def _bring_all_down(self) -> None:
+    def _write_all_down(self) -> None:
         stack = self._stack
         self._demotion.drain()
         for place, tier in enumerate(stack.tiers[:-1]):
             if tier.dirty is None or (not tier.dirty.num_added):
                 continue
             for chunk in tier.storage.scan(_FLUSH_ROWS):
-                is_dirty = tier.dirty_of(chunk.keys)
+                is_dirty = tier.are_dirty(chunk.keys)
                 with stack.lock.writing():
                     stack.tiers[place + 1].write_buffer.add(
                         chunk.keys[is_dirty], chunk.rows[is_dirty], chunk.scores[is_dirty]
@@ -326,7 +326,7 @@ class TieredStorage(Storage):
                 self._demotion.drain()
             tier.dirty.clear()
         for tier in stack.tiers:
-            tier.join_filter()
+            tier.merge_filter()
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -338,7 +338,7 @@ class TieredStorage(Storage):
             return  # a forked child: rows on their way, and tiers, are the parent's
         closing = [tier.storage.close for tier in self._stack.tiers]
         # Not during a write that has not ended: its thread closes the storage then.
-        closing[-1] = partial(self._demotion.write_back.when_ended, closing[-1])
+        closing[-1] = partial(self._demotion.write_back.call_when_ended, closing[-1])
         call_each([self._end_writes, *closing])
 
     def _end_writes(self) -> None:

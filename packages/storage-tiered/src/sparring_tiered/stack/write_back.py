@@ -74,7 +74,7 @@ class WriteBack:
                 return False
             if self._task is None and self._tier.write_buffer.has_waiting:
                 try:
-                    self._task = self._submitted(self._background)
+                    self._task = self._submit(self._background)
                 except ClosedError:
                     self._background = None
                     return False
@@ -98,11 +98,11 @@ class WriteBack:
             try:
                 while self._task is not None and not (is_enough and is_enough()):
                     left = start + self.deadline_seconds - time.perf_counter()
-                    self._wait_a_while(self._task, left)
+                    self._wait_briefly(self._task, left)
             finally:
                 self._tier.meter.waited(time.perf_counter() - start)
 
-    def when_ended(self, call: Callable[[], None]) -> None:
+    def call_when_ended(self, call: Callable[[], None]) -> None:
         """The stack is given up while a write goes on: `call` is called once it has ended."""
         with self._changed:
             if self._task is not None:
@@ -110,25 +110,25 @@ class WriteBack:
                 return
         call()
 
-    def _wait_a_while(self, task: Task[Any], seconds: float) -> None:
+    def _wait_briefly(self, task: Task[Any], seconds: float) -> None:
         if task.cancel():
             self._task = None  # it had not begun
         elif seconds <= 0:
-            num_held = self._tier.write_buffer.num_rows
+            num_buffered_rows = self._tier.write_buffer.num_rows
             raise DeadlineError(
                 f"table {self._table!r}: a write to tier {self._tier.backend!r} has not ended "
                 f"within {self.deadline_seconds} s, and this call, which changed nothing, has to "
-                f"wait for it; {num_held} rows wait in memory and are found there. Mend that "
+                f"wait for it; {num_buffered_rows} rows wait in memory and are found there. Mend that "
                 "tier, or raise deadline_seconds; the rows go down when it goes on",
                 table=self._table,
                 backend=self._tier.backend,
-                num_held=num_held,
+                num_buffered_rows=num_buffered_rows,
                 timeout=self.deadline_seconds,
             )
         else:
             self._changed.wait(seconds)
 
-    def _submitted(self, background: Background) -> Task[Any]:
+    def _submit(self, background: Background) -> Task[Any]:
         name = f"write-back of table {self._table!r} to {self._tier.backend}"
         return background.submit(self._write, name=name, timeout=0.0)
 
@@ -145,29 +145,29 @@ class WriteBack:
                 failure = self._failure(error)
                 with self._changed:
                     self._tier.write_buffer.put_back()
-                    self._end()
+                    self._finish()
                 raise failure from error
             with self._changed:
                 self._tier.write_buffer.land()
-                goes_on = self._goes_on()
+                goes_on = self._is_running()
 
-    def _goes_on(self) -> bool:
+    def _is_running(self) -> bool:
         """Submits another write for rows that came meanwhile; writes them on this thread where the
         background takes no more work, as when it is drained."""
         if not self._tier.write_buffer.has_waiting:
-            self._end()
+            self._finish()
             return False
         if self._when_ended is not None:
             return True  # the stack was given up: waiting rows go down before the tier is closed
         self._changed.notify_all()  # callers that wait for room
         assert self._background is not None
         try:
-            self._task = self._submitted(self._background)
+            self._task = self._submit(self._background)
         except (ClosedError, DeadlineError):
             return True
         return False
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self._task = None
         self._changed.notify_all()
         if self._when_ended is not None:

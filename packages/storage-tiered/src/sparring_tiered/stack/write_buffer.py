@@ -29,7 +29,7 @@ class BufferedRows:
     def num_bytes(self) -> int:
         return self.keys.nbytes + self.rows.nbytes + self.scores.nbytes
 
-    def places_of(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def find_positions(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """The place of each of `keys` among these, and whether it is there."""
         places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
         return places, self.keys[places] == keys
@@ -96,7 +96,7 @@ class WriteBuffer:
 
     def merged(self) -> BufferedRows:
         """All rows, each key once, with its newest row."""
-        return _merged(self._contents.parts) or self._empty
+        return _merge(self._contents.parts) or self._empty
 
     # -- one thread ---------------------------------------------------------
 
@@ -111,7 +111,7 @@ class WriteBuffer:
             # A part is at least twice as large as the one before it: there are few to look into,
             # and a backlog is not copied by each write.
             while len(waiting) > 1 and 2 * len(waiting[0]) > len(waiting[1]):
-                both = _merged(waiting[:2])
+                both = _merge(waiting[:2])
                 assert both is not None
                 waiting[:2] = [both]
             self._contents = _Contents(tuple(waiting), self._contents.departed)
@@ -139,7 +139,7 @@ class WriteBuffer:
         """
         with self._changing:
             assert self._contents.departed is None
-            departed = _merged(self._contents.waiting)
+            departed = _merge(self._contents.waiting)
             self._contents = _Contents((), departed)
         return departed
 
@@ -159,7 +159,7 @@ class WriteBuffer:
         """Fills in rows of `keys` that are not found yet; returns how many."""
         num_found = 0
         for part in self._contents.parts:
-            places, is_here = part.places_of(keys)
+            places, is_here = part.find_positions(keys)
             is_here &= ~found
             rows[is_here] = part.rows[places[is_here], columns.begin : columns.end]
             found |= is_here
@@ -170,11 +170,11 @@ class WriteBuffer:
         """Which of `keys` are in the buffer."""
         found = np.zeros(len(keys), np.bool_)
         for part in self._contents.parts:
-            found |= part.places_of(keys)[1]
+            found |= part.find_positions(keys)[1]
         return found
 
 
-def _merged(parts: Sequence[BufferedRows]) -> BufferedRows | None:
+def _merge(parts: Sequence[BufferedRows]) -> BufferedRows | None:
     """Parts, newest first, as one; None where there is none."""
     if len(parts) < 2:
         return parts[0] if parts else None

@@ -11,12 +11,12 @@ import pytest
 
 from sparring.contracts import Collective, WorkContext
 from sparring.errors import ClosedError, PeerFailure
-from sparring_testing.processes.deadlines import in_time
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 __all__ = ["FailureTests"]
 
 
-def _ask_again_and_again(collective: Collective) -> None:
+def _poll_until_failure(collective: Collective) -> None:
     work = collective.receive(np.empty(3), 0)
     while not work.done():
         time.sleep(0.002)
@@ -26,7 +26,7 @@ def _ask_again_and_again(collective: Collective) -> None:
 # Waits of rank 2 for rank 0, which those of whole operations begin with.
 _WAITS: dict[str, Callable[[Collective], Any]] = {
     "wait": lambda collective: collective.receive(np.empty(3), 0).wait(),
-    "done": _ask_again_and_again,
+    "done": _poll_until_failure,
     "all_to_all": lambda collective: collective.all_to_all([np.zeros(2)] * 3),
     "all_gather": lambda collective: collective.all_gather(np.zeros(2)),
     "all_reduce": lambda collective: collective.all_reduce(np.zeros(1 << 14)),
@@ -47,13 +47,13 @@ class FailureTests:
             assert failed["words"] == [True] * 4
             assert deadline * 0.9 <= failed["seconds"] <= deadline * 1.1 + 0.05
 
-        in_time(check)
+        check_with_deadlines(check)
 
     def test_a_failure_is_raised_again(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
             assert run_ranks(2, fail_twice, deadline_seconds=deadline)[0] == [1, 1, True]
 
-        in_time(check)
+        check_with_deadlines(check)
 
     def test_an_operation_without_a_rank_ends_at_the_deadline(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
@@ -62,7 +62,7 @@ class FailureTests:
                 assert results[rank]["names"] == [2, "barrier", None, 3]
                 assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
 
-        in_time(check)
+        check_with_deadlines(check)
 
     def test_ranks_that_wait_in_turn_name_the_last_of_the_chain(self, run_ranks: Any) -> None:
         def check(deadline: float) -> None:
@@ -71,7 +71,7 @@ class FailureTests:
                 assert results[rank]["names"] == [2, "exchange", None, None], results[rank]
                 assert results[rank]["seconds"] <= deadline * 1.1 + 0.05
 
-        in_time(check)
+        check_with_deadlines(check)
 
     def test_a_rank_that_leaves_is_named_before_the_deadline(self, run_ranks: Any) -> None:
         results = run_ranks(3, miss_a_rank_that_left, deadline_seconds=20.0)
@@ -97,7 +97,7 @@ class FailureTests:
                 assert results[rank]["names"] == [1, "push", "item", 1], results[rank]
                 assert results[rank]["seconds"] <= deadline * 0.6
 
-        in_time(check)
+        check_with_deadlines(check)
 
     def test_what_was_sent_before_leaving_arrives(self, run_ranks: Any) -> None:
         assert run_ranks(2, send_and_leave)[0] == 6
@@ -106,7 +106,7 @@ class FailureTests:
         assert run_ranks(2, use_after_close) == [5, 5]
 
 
-def _failure_of(call: Any) -> dict[str, Any]:
+def _catch_failure(call: Any) -> dict[str, Any]:
     start = time.monotonic()
     with pytest.raises(PeerFailure) as caught:
         call()
@@ -133,7 +133,7 @@ def wait_for_silence(collective: Collective, how: str) -> Any:
             time.sleep(0.002)
         work.wait()
 
-    return _failure_of(ask)
+    return _catch_failure(ask)
 
 
 def fail_twice(collective: Collective) -> Any:
@@ -141,9 +141,9 @@ def fail_twice(collective: Collective) -> Any:
         time.sleep(collective.deadline_seconds * 2)
         return None
     work = collective.receive(np.empty(3), 1)
-    first = _failure_of(work.wait)
+    first = _catch_failure(work.wait)
     start = time.monotonic()
-    second = _failure_of(work.wait)
+    second = _catch_failure(work.wait)
     return [
         first["names"][0],
         second["names"][0],
@@ -157,7 +157,7 @@ def miss_an_operation(collective: Collective) -> Any:
     if collective.rank == 2:
         time.sleep(collective.deadline_seconds * 1.4)
         return None
-    return _failure_of(collective.barrier)
+    return _catch_failure(collective.barrier)
 
 
 def wait_in_turn(collective: Collective) -> Any:
@@ -166,7 +166,7 @@ def wait_in_turn(collective: Collective) -> Any:
     time.sleep(collective.deadline_seconds * [0.0, 0.2, 1.4][collective.rank])
     if collective.rank == 2:
         return None
-    return _failure_of(collective.receive(np.empty(3), collective.rank + 1).wait)
+    return _catch_failure(collective.receive(np.empty(3), collective.rank + 1).wait)
 
 
 def miss_a_rank_that_left(collective: Collective) -> Any:
@@ -177,19 +177,19 @@ def miss_a_rank_that_left(collective: Collective) -> Any:
         return None
     collective.context = WorkContext("push", table="item", step=1)
     # It may have left so long ago that the receive cannot even begin.
-    return _failure_of(lambda: collective.receive(np.empty(3), 2).wait())
+    return _catch_failure(lambda: collective.receive(np.empty(3), 2).wait())
 
 
 def wait_for_a_rank_that_gives_up(collective: Collective, operation: str) -> Any:
     collective.barrier()
     collective.context = WorkContext(operation, table="item", step=1)
     if collective.rank == 2:
-        return _failure_of(lambda: _WAITS[operation](collective))
+        return _catch_failure(lambda: _WAITS[operation](collective))
     if collective.rank == 1:
         time.sleep(0.2)
         collective.close()
         return None
-    failed = _failure_of(lambda: collective.receive(np.empty(3), 1, 1).wait())
+    failed = _catch_failure(lambda: collective.receive(np.empty(3), 1, 1).wait())
     collective.close()
     return failed
 
@@ -201,7 +201,7 @@ def wait_for_a_rank_that_fails(collective: Collective) -> Any:
         time.sleep(collective.deadline_seconds * 0.8)
         return None
     collective.context = WorkContext("push", table="item", step=1)
-    return _failure_of(collective.barrier)
+    return _catch_failure(collective.barrier)
 
 
 def send_and_leave(collective: Collective) -> int:

@@ -45,13 +45,13 @@ class MessageTests:
         assert run_ranks(2, change_after_send)[1] == list(range(200))
 
     def test_a_receive_becomes_done_by_asking(self, run_ranks: Any) -> None:
-        assert run_ranks(2, ask_until_done) == [True, True]
+        assert run_ranks(2, poll_until_done) == [True, True]
 
     def test_a_work_may_be_waited_for_twice(self, run_ranks: Any) -> None:
         assert run_ranks(2, wait_twice) == [1, 0]
 
     def test_a_late_peer_is_waited_for(self, run_ranks: Any) -> None:
-        assert run_ranks(2, be_late, 0.3)[0] == 5
+        assert run_ranks(2, start_late, 0.3)[0] == 5
 
     def test_a_hundred_thousand_tiny_messages(self, run_ranks: Any) -> None:
         assert run_ranks(2, stream_tiny, 100_000, deadline_seconds=60.0)[1] == 100_000
@@ -177,7 +177,7 @@ def change_after_send(collective: Collective) -> list[int]:
     return got
 
 
-def ask_until_done(collective: Collective) -> bool:
+def poll_until_done(collective: Collective) -> bool:
     other, got = 1 - collective.rank, np.zeros(1000)
     receiving = collective.receive(got, other)
     if collective.rank == 1:
@@ -205,7 +205,7 @@ def wait_twice(collective: Collective) -> int:
     return int(got[0])
 
 
-def be_late(collective: Collective, seconds: float) -> int:
+def start_late(collective: Collective, seconds: float) -> int:
     if collective.rank == 1:
         time.sleep(seconds)
         collective.send(np.array([5]), 0).wait()

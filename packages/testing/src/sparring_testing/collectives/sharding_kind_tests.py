@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pytest
 
 from sparring import PluginManager, StepContainer, StorageChoice, Uniform, make_plugin_manager
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import (
     NUM_PARTITIONS,
     Collective,
@@ -150,7 +150,7 @@ class ShardingKindTests:
         self, described: ShardingKindDescriptor
     ) -> None:
         for ranks in _subsets(range(4)):
-            layout = _layout_or_refusal(described, _request("user", 4, 2, ranks))
+            layout = _layout_or_error(described, _request("user", 4, 2, ranks))
             if isinstance(layout, InvalidArgumentError):
                 assert layout.details.get("table") == "user", "the error has the table"
                 assert "'user'" in str(layout), "the message names the table"
@@ -164,21 +164,21 @@ class ShardingKindTests:
     def test_steps_change_rows_as_row_wise_does_bit_for_bit(
         self, kind: str, plugin_manager: PluginManager, world_size: int
     ) -> None:
-        expected = _trained("row_wise", world_size, plugin_manager)
-        assert np.array_equal(_trained(kind, world_size, plugin_manager), expected)
+        expected = _train_on_ranks("row_wise", world_size, plugin_manager)
+        assert np.array_equal(_train_on_ranks(kind, world_size, plugin_manager), expected)
 
     def test_what_it_saves_loads_as_row_wise_and_back(
         self, kind: str, plugin_manager: PluginManager, tmp_path: Path
     ) -> None:
-        expected = _trained("row_wise", 2, plugin_manager, more=_STEPS)
+        expected = _train_on_ranks("row_wise", 2, plugin_manager, more=_STEPS)
         for first, second in ((kind, "row_wise"), ("row_wise", kind)):
             url = str(tmp_path / f"from-{first}-{len(list(tmp_path.iterdir()))}")
-            _trained(first, 2, plugin_manager, url=url)
-            found = _trained(second, 2, plugin_manager, load=url, more=_STEPS)
+            _train_on_ranks(first, 2, plugin_manager, url=url)
+            found = _train_on_ranks(second, 2, plugin_manager, load=url, more=_STEPS)
             assert np.array_equal(found, expected), f"{first}, then {second}"
 
 
-def _layout_or_refusal(
+def _layout_or_error(
     described: ShardingKindDescriptor, request: LayoutRequest
 ) -> Layout | InvalidArgumentError:
     try:
@@ -192,7 +192,7 @@ def _subsets(ranks: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(ranks, size)
 
 
-def _trained(
+def _train_on_ranks(
     kind: str,
     world_size: int,
     manager: PluginManager,
@@ -213,7 +213,7 @@ def _trained(
     """
     table = TableConfig("user", _DIM, initializer=Uniform(-1, 1), seed=5)
     method = resolve_method("adagrad")
-    choices = {"user": MethodChoice(method, hyper_from(method, {"lr": 0.125}), 1)}
+    choices = {"user": MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)}
 
     def body(collective: Collective) -> Any:
         with StepContainer(

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparring import make_plugin_manager
 from sparring.adapter import EnvironmentRendezvous
-from sparring.contracts import Collective, EnvironmentOptions, WorkContext, checked_options
+from sparring.contracts import Collective, EnvironmentOptions, WorkContext, validate_options
 from sparring.errors import PeerFailure
 
 __all__ = ["exchange_until_failure"]
@@ -63,7 +63,7 @@ def _write(path: Path, text: str) -> None:
 def _main(backend: str, options: str, deadline_seconds: str, folder: str) -> None:
     membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
     descriptor = make_plugin_manager().collective(backend)
-    checked = checked_options("collective", descriptor, json.loads(options))
+    checked = validate_options("collective", descriptor, json.loads(options))
     with descriptor.factory(membership, checked, float(deadline_seconds)) as collective:
         exchange_until_failure(collective, Path(folder))
 

@@ -1,6 +1,6 @@
 """Kills a process in the middle of a load, for tests of storages that outlive it.
 
-    kill_in_a_load("rocksdb", {"path": str(folder)}, str(tmp_path / "snapshot"))
+    kill_during_load("rocksdb", {"path": str(folder)}, str(tmp_path / "snapshot"))
 
 ``python -m sparring_testing.faults.interrupted_load BACKEND OPTIONS URL`` runs that process.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, Uniform, open_storage
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import (
     Keys,
     MethodChoice,
@@ -33,13 +33,13 @@ from sparring.contracts import (
 )
 from sparring.errors import InterruptedLoadError
 
-__all__ = ["check_that_an_interrupted_load_is_noticed", "kill_in_a_load"]
+__all__ = ["check_interrupted_load", "kill_during_load"]
 
 TABLE = TableConfig("item", 8, "float32", Uniform(-1, 1))
 NUM_ROWS = 1_000
 START_SECONDS = 60
 _METHOD = resolve_method("sgd")
-_HYPER = hyper_from(_METHOD, {"lr": 0.1})
+_HYPER = parse_hyper(_METHOD, {"lr": 0.1})
 
 
 def container_of(backend: str, options: Mapping[str, Any]) -> StepContainer:
@@ -59,7 +59,7 @@ def take_step(container: StepContainer) -> None:
     container.apply_methods({TABLE.name: choice})
 
 
-def check_that_an_interrupted_load_is_noticed(
+def check_interrupted_load(
     backend: str, options: Mapping[str, Any], url: str
 ) -> None:
     """Kills a process in a load: training goes on after a load or a clear, and not before.
@@ -75,7 +75,7 @@ def check_that_an_interrupted_load_is_noticed(
         container.save(url)
     with container_of(backend, options) as container:
         take_step(container)
-    kill_in_a_load(backend, options, url)
+    kill_during_load(backend, options, url)
     with container_of(backend, options) as container:
         for _ in range(2):
             with pytest.raises(InterruptedLoadError, match=r"'item': a load of .* was cut short"):
@@ -84,7 +84,7 @@ def check_that_an_interrupted_load_is_noticed(
         container.load(url)
         assert container.num_rows(TABLE.name) == NUM_ROWS
         take_step(container)
-    kill_in_a_load(backend, options, url)
+    kill_during_load(backend, options, url)
     with open_storage(backend, TABLE, **options) as storage:
         assert interrupted_load(storage) == url
         assert storage.size < NUM_ROWS
@@ -94,7 +94,7 @@ def check_that_an_interrupted_load_is_noticed(
         assert container.num_rows(TABLE.name) == 50
 
 
-def kill_in_a_load(backend: str, options: Mapping[str, Any], url: str) -> None:
+def kill_during_load(backend: str, options: Mapping[str, Any], url: str) -> None:
     """Starts a process that loads a snapshot, and kills it (SIGKILL) when half of a chunk is stored."""
     command = [sys.executable, "-m", __name__, backend, json.dumps(options), url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -109,7 +109,7 @@ def kill_in_a_load(backend: str, options: Mapping[str, Any], url: str) -> None:
 
 
 def load_half(backend: str, options: Mapping[str, Any], url: str) -> None:
-    """Loads until it is killed; runs in the process of `kill_in_a_load`."""
+    """Loads until it is killed; runs in the process of `kill_during_load`."""
 
     def upsert_half(storage: Storage, keys: Keys, rows: Rows, _scores: Scores) -> None:
         storage.upsert(keys[: len(keys) // 2], rows[: len(keys) // 2])

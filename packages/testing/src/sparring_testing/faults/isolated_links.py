@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from sparring.contracts import Closable
 from sparring.errors import UnsupportedError
 
-__all__ = ["INTERFACE", "IsolatedLinks", "why_links_cannot_be_isolated"]
+__all__ = ["INTERFACE", "IsolatedLinks", "why_isolation_is_unavailable"]
 
 INTERFACE = "eth0"
 """Name of the network interface of each rank."""
@@ -117,7 +117,7 @@ class IsolatedLinks(Closable):
                 _run([*at_switch, "tc", "qdisc", "add", "dev", link, *rate])
 
 
-def why_links_cannot_be_isolated() -> str | None:
+def why_isolation_is_unavailable() -> str | None:
     """Why `IsolatedLinks` cannot be had here, or None. Tries it."""
     try:
         IsolatedLinks(1, 10**9).close()

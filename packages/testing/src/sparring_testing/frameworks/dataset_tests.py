@@ -62,7 +62,7 @@ class DatasetTests:
         self, open_dataset: OpenDataset, has_validation: bool
     ) -> None:
         data = open_dataset(DatasetRequest())
-        for part in (data.batches(0), *_held_out(data, has_validation)):
+        for part in (data.batches(0), *_held_out_examples(data, has_validation)):
             for batch in part:
                 _check_batch(batch, data.schema)
 
@@ -71,7 +71,7 @@ class DatasetTests:
     ) -> None:
         data = open_dataset(DatasetRequest())
         train = _examples(data.batches(0))
-        held_out = [_examples(each) for each in _held_out(data, has_validation)]
+        held_out = [_examples(each) for each in _held_out_examples(data, has_validation)]
         assert train, "there is no example to train on"
         assert held_out[0], "there is no example for the test"
         assert held_out[-1], "there is no example for validation"
@@ -93,7 +93,7 @@ class DatasetTests:
         self, open_dataset: OpenDataset, has_validation: bool
     ) -> None:
         data = open_dataset(DatasetRequest())
-        first, second = (_held_out(data, has_validation) for _ in range(2))
+        first, second = (_held_out_examples(data, has_validation) for _ in range(2))
         for one, other in zip(first, second, strict=True):
             assert _examples(one) == _examples(other)
 
@@ -111,8 +111,8 @@ class DatasetTests:
         for epoch in (0, 1):
             steps = [_examples([batch]) for batch in alone.batches(epoch)]
             assert _steps_of([each.batches(epoch) for each in ranks]) == steps
-        held_out = [_held_out(each, has_validation) for each in ranks]
-        for number, part in enumerate(_held_out(alone, has_validation)):
+        held_out = [_held_out_examples(each, has_validation) for each in ranks]
+        for number, part in enumerate(_held_out_examples(alone, has_validation)):
             steps = [_examples([batch]) for batch in part]
             assert _steps_of([each[number] for each in held_out]) == steps
 
@@ -126,7 +126,7 @@ class DatasetTests:
         assert np.isclose(data.label_range.mean, labels.mean(dtype=np.float64), rtol=1e-5)
 
 
-def _held_out(data: Any, has_validation: bool) -> list[Iterable[Any]]:
+def _held_out_examples(data: Any, has_validation: bool) -> list[Iterable[Any]]:
     """Batches of each part that is not trained on: of the test, and of validation if there is one."""
     return [data.test_batches(), *([data.validation_batches()] if has_validation else [])]
 

@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["Ask", "check_run_without_python", "damaged_files"]
+__all__ = ["Ask", "check_run_without_python", "damage_files"]
 
 Ask = Callable[[str], str]
 """Writes a line to the program, and returns the line that it answers."""
 
 
-def damaged_files(bundle: Path) -> Iterator[Path]:
+def damage_files(bundle: Path) -> Iterator[Path]:
     """Damages one file of a bundle after the other: a bit, the end, the whole file.
 
     Args:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring import latest_snapshot, make_plugin_manager, merged_chunks
+from sparring import latest_snapshot, make_plugin_manager, scan_rows
 from sparring_testing.guard import find_violations
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
@@ -81,16 +81,16 @@ class ModelKindTests:
     @pytest.fixture
     def trainings(
         self, model: Sections, data: Sections, optimizer: Sections, framework: str, tmp_path: Path
-    ) -> Trainings:
+    ) -> TrainingRuns:
         """Runs of this model on these data; not for others to define."""
         sections = {"model": model, "data": data, "optimizer": optimizer, "framework": framework}
-        return Trainings(tmp_path, sections)
+        return TrainingRuns(tmp_path, sections)
 
     def test_no_standard_test_is_removed_or_overridden_without_a_reason(self) -> None:
         violations = find_violations(type(self), ModelKindTests)
         assert not violations, "\n".join(violations)
 
-    def test_it_has_rows_in_each_table_that_it_asks_for(self, trainings: Trainings) -> None:
+    def test_it_has_rows_in_each_table_that_it_asks_for(self, trainings: TrainingRuns) -> None:
         config = trainings.config("run")
         asked = [table.name for table in config.model.tables(config.data.columns)]
         assert len(set(asked)) == len(asked)
@@ -98,22 +98,22 @@ class ModelKindTests:
         assert sorted(rows) == sorted(asked)
         assert all(rows.values()), f"a table was asked for and never looked up: {rows}"
 
-    def test_training_lowers_the_loss(self, trainings: Trainings) -> None:
+    def test_training_lowers_the_loss(self, trainings: TrainingRuns) -> None:
         losses = trainings.train("run").losses
         steps = len(losses) // _EPOCHS
         assert np.mean(losses[-steps:]) < np.mean(losses[:steps])
 
-    def test_the_seed_repeats_a_run(self, trainings: Trainings) -> None:
+    def test_the_seed_repeats_a_run(self, trainings: TrainingRuns) -> None:
         first, second = trainings.train("first"), trainings.train("second")
         assert first.losses == second.losses
         assert first.metrics == second.metrics
 
-    def test_a_saved_model_answers_as_the_trained_one(self, trainings: Trainings) -> None:
+    def test_a_saved_model_answers_as_the_trained_one(self, trainings: TrainingRuns) -> None:
         trained = trainings.train("run")
-        assert trainings.metrics_of_saved("run") == pytest.approx(trained.metrics, rel=1e-5)
+        assert trainings.evaluate_saved("run") == pytest.approx(trained.metrics, rel=1e-5)
 
     def test_a_run_goes_on_from_a_snapshot_as_if_it_had_not_ended(
-        self, trainings: Trainings
+        self, trainings: TrainingRuns
     ) -> None:
         whole = trainings.train("whole")
         first = trainings.train("parts", epochs=1)
@@ -121,11 +121,11 @@ class ModelKindTests:
         assert [*first.losses, *rest.losses] == pytest.approx(whole.losses, rel=1e-5)
         trainings.check_equal_rows("whole", "parts")
 
-    def test_two_ranks_train_as_one(self, trainings: Trainings) -> None:
+    def test_two_ranks_train_as_one(self, trainings: TrainingRuns) -> None:
         trainings.train("alone")
         trainings.train_on_ranks("ranks")
         trainings.check_equal_rows("alone", "ranks")
-        alone, ranks = (trainings.metrics_of_saved(name) for name in ("alone", "ranks"))
+        alone, ranks = (trainings.evaluate_saved(name) for name in ("alone", "ranks"))
         assert ranks == pytest.approx(alone, rel=1e-2, abs=1e-2)
 
 
@@ -138,7 +138,7 @@ def _click_log() -> str:
 
 
 @dataclass(slots=True)
-class Ran:
+class RunResult:
     """A run that has ended: the `Progress` that it told."""
 
     losses: list[float] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainings:
+class TrainingRuns:
     """Runs in a folder, each with its snapshots in a folder of its name."""
 
     folder: Path
@@ -172,13 +172,13 @@ class Trainings:
         text = self._text(name, epochs, resumes)
         return parse_config(text, plugin_manager=make_plugin_manager())
 
-    def train(self, name: str, *, epochs: int = _EPOCHS, resumes: bool = False) -> Ran:
+    def train(self, name: str, *, epochs: int = _EPOCHS, resumes: bool = False) -> RunResult:
         """A run by this process."""
-        from sparring_train import trainer_of
+        from sparring_train import find_trainer
 
-        ran, manager = Ran(), make_plugin_manager()
+        ran, manager = RunResult(), make_plugin_manager()
         config = self.config(name, epochs=epochs, resumes=resumes)
-        result = trainer_of(config.framework, manager).train(config, manager, ran)
+        result = find_trainer(config.framework, manager).train(config, manager, ran)
         ran.metrics, ran.rows = result.metrics, result.rows
         return ran
 
@@ -205,14 +205,14 @@ class Trainings:
         )
         assert done.returncode == 0, done.stderr[-4000:]
 
-    def metrics_of_saved(self, name: str) -> Mapping[str, float]:
+    def evaluate_saved(self, name: str) -> Mapping[str, float]:
         """Metrics of the model in the newest snapshot of a run."""
-        from sparring_train import evaluated, opened_run
+        from sparring_train import evaluate_model, open_run
 
         snapshot = latest_snapshot(self.folder / name)
         assert snapshot is not None
-        with opened_run(snapshot, (), make_plugin_manager()) as (_, model):
-            found: Mapping[str, float] = evaluated(model)
+        with open_run(snapshot, (), make_plugin_manager()) as (_, model):
+            found: Mapping[str, float] = evaluate_model(model)
             return found
 
     def check_equal_rows(self, one: str, two: str) -> None:
@@ -230,7 +230,7 @@ class Trainings:
         assert snapshot is not None
         found = {}
         for table in snapshot.tables:
-            chunks = list(merged_chunks(snapshot, table))
+            chunks = list(scan_rows(snapshot, table))
             keys = np.concatenate([each.keys for each in chunks])
             order = np.argsort(keys)
             found[table] = keys[order], np.concatenate([each.rows for each in chunks])[order]

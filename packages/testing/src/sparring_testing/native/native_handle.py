@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.contracts import Columns, NativeStorage, Storage, capsule_of
+from sparring.contracts import Columns, NativeStorage, Storage, get_capsule
 from sparring.errors import CapacityError, ClosedError
-from sparring_testing.references.ledger import capacity_of
+from sparring_testing.references.ledger import require_capacity
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["NativeHandleTests"]
@@ -29,11 +29,11 @@ class NativeHandleTests:
     def test_writes_through_the_native_handle_are_visible_in_the_storage(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
-        handle = _handle_of(storage)
+        handle = _open_handle(storage)
         keys = np.concatenate([EXTREME_KEYS, distinct_keys(rng, 300)])
         rows = random_rows(rng, len(keys), storage.table)
         assert len(handle.upsert(keys, rows)) == 0
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
         assert storage.erase(keys[:9]) == 9
         assert handle.find(keys).found.tolist() == [False] * 9 + [True] * 300
         assert handle.erase(keys) == 300
@@ -43,9 +43,9 @@ class NativeHandleTests:
     def test_reads_through_the_native_handle_agree_with_the_storage(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        table = table_of(dim=5, dtype=dtype, state_width=2)
+        table = make_table(dim=5, dtype=dtype, state_width=2)
         storage = new_storage(table)
-        handle = _handle_of(storage)
+        handle = _open_handle(storage)
         keys = distinct_keys(rng, 300)
         storage.upsert(keys[:200], random_rows(rng, 200, table))
         for span in (None, Columns(0, 5), Columns(5, 7), Columns(2, 3)):
@@ -58,7 +58,7 @@ class NativeHandleTests:
                 for key, row in zip(chunk.keys.tolist(), row_bytes(chunk.rows), strict=True)
             }
             assert scanned == dict(zip(keys[:200].tolist(), row_bytes(ours.rows), strict=False))
-        assert contents(handle) == contents(storage)
+        assert read_contents(handle) == read_contents(storage)
         assert handle.size == storage.size
         assert handle.capacity == storage.capacity
         assert handle.memory_bytes == storage.memory_bytes
@@ -67,7 +67,7 @@ class NativeHandleTests:
         assert storage.size == 0
 
     def test_native_handle_declares_what_the_storage_declares(self, storage: Storage) -> None:
-        declared, found = storage.capabilities, _handle_of(storage).capabilities
+        declared, found = storage.capabilities, _open_handle(storage).capabilities
         for name in ("persistent", "concurrent_reads", "bounded", "evicts", "evict", "touch"):
             assert getattr(found, name) == getattr(declared, name), name
         assert (found.scores == "given") == (declared.scores == "given")
@@ -75,8 +75,8 @@ class NativeHandleTests:
     def test_native_handle_of_a_bounded_storage_hands_back_what_leaves(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, handle = bounded_storage, _handle_of(bounded_storage)
-        keys = distinct_keys(rng, 3 * capacity_of(storage))
+        storage, handle = bounded_storage, _open_handle(bounded_storage)
+        keys = distinct_keys(rng, 3 * require_capacity(storage))
         rows = random_rows(rng, len(keys), storage.table)
         if not storage.capabilities.evicts:
             with pytest.raises(CapacityError):
@@ -85,7 +85,7 @@ class NativeHandleTests:
             return
         evicted = handle.upsert(keys, rows)
         gone = dict(zip(evicted.keys.tolist(), row_bytes(evicted.rows), strict=True))
-        held = {key: row.data for key, row in contents(storage).items()}
+        held = {key: row.data for key, row in read_contents(storage).items()}
         assert not gone.keys() & held.keys()
         assert gone | held == dict(zip(keys.tolist(), row_bytes(rows), strict=True))
         if storage.capabilities.touch:
@@ -99,11 +99,11 @@ class NativeHandleTests:
     ) -> None:
         is_wrapped = storage.capabilities.native or isinstance(storage, NativeStorage)
         require(not is_wrapped, "the struct of a storage that wraps one outlives it")
-        handle = _handle_of(storage)
+        handle = _open_handle(storage)
         storage.close()
         with pytest.raises(ClosedError):
             handle.find([1])
 
 
-def _handle_of(storage: Storage) -> Storage:
-    return NativeStorage(capsule_of(storage), storage.table)
+def _open_handle(storage: Storage) -> Storage:
+    return NativeStorage(get_capsule(storage), storage.table)

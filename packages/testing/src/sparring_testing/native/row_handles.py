@@ -10,15 +10,15 @@ import numpy.typing as npt
 from sparring.contracts import Columns, Keys, Storage
 from sparring.errors import CapacityError
 from sparring_testing.native.storage_abi import Handles, StorageAbi
-from sparring_testing.references.ledger import capacity_of
+from sparring_testing.references.ledger import require_capacity
 from sparring_testing.references.samples import (
     MakeStorage,
-    contents,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["RowHandleTests"]
@@ -30,7 +30,7 @@ class RowHandleTests:
     def test_rows_by_their_handles_are_those_that_find_gives(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
-        abi, keys = _abi_of(storage), distinct_keys(rng, 300)
+        abi, keys = _open_abi(storage), distinct_keys(rng, 300)
         storage.upsert(keys[:200], random_rows(rng, 200, storage.table))
         _, known = abi.visit(keys, Columns(0, 0))
         assert (known.pointers != 0).tolist() == [True] * 200 + [False] * 100
@@ -43,7 +43,7 @@ class RowHandleTests:
     def test_keys_without_a_handle_are_looked_for_by_an_update(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
-        abi, keys = _abi_of(storage), distinct_keys(rng, 100)
+        abi, keys = _open_abi(storage), distinct_keys(rng, 100)
         _, known = abi.visit(keys)
         storage.upsert(keys[:60], random_rows(rng, 60, storage.table))
         _assert_updates(abi, storage, known, rng)
@@ -56,21 +56,21 @@ class RowHandleTests:
     def test_old_handles_of_a_bounded_storage_are_looked_for_again(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        keys = distinct_keys(rng, 2 * capacity_of(bounded_storage))
+        keys = distinct_keys(rng, 2 * require_capacity(bounded_storage))
         _change_and_reuse(bounded_storage, rng, keys, makes_rows=False)
 
     def test_handles_of_another_storage_are_ignored(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 50)
-        storages = [new_storage(table_of()) for _ in range(2)]
+        storages = [new_storage(make_table()) for _ in range(2)]
         for storage in storages:
             storage.upsert(keys, random_rows(rng, 50, storage.table))
-        (_, known), (_, others) = (_abi_of(each).visit(keys) for each in storages)
+        (_, known), (_, others) = (_open_abi(each).visit(keys) for each in storages)
         assert known.generation != others.generation
-        shown, _ = _abi_of(storages[1]).visit(keys, handles=known)
+        shown, _ = _open_abi(storages[1]).visit(keys, handles=known)
         assert shown == _found(storages[1], keys)
-        _assert_updates(_abi_of(storages[1]), storages[1], known, rng)
+        _assert_updates(_open_abi(storages[1]), storages[1], known, rng)
 
 
 def _change_and_reuse(
@@ -81,7 +81,7 @@ def _change_and_reuse(
     Args:
         makes_rows: whether updates may make new rows, so that others may leave.
     """
-    abi, kept = _abi_of(storage), list[Handles]()
+    abi, kept = _open_abi(storage), list[Handles]()
 
     def some() -> Keys:
         return rng.permutation(keys)[: rng.integers(1, len(keys))]
@@ -117,11 +117,11 @@ def _assert_updates(
 ) -> None:
     """Updates all keys of `known` by their handles: these rows change, and no other."""
     rows = random_rows(rng, len(known.keys), storage.table)
-    expected = {key: row.data for key, row in contents(storage).items()}
+    expected = {key: row.data for key, row in read_contents(storage).items()}
     is_new = (~storage.find(known.keys).found).tolist()
     expected |= dict(zip(known.keys.tolist(), row_bytes(rows), strict=True))
     assert abi.update(known.keys, rows.view(np.uint8), known) == is_new
-    found = {key: row.data for key, row in contents(storage).items()}
+    found = {key: row.data for key, row in read_contents(storage).items()}
     wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
     assert not wrong, f"{len(wrong)} of {len(expected)} rows differ, that of key {wrong[0]} first"
 
@@ -139,7 +139,7 @@ def _chosen(known: Handles, which: npt.NDArray[Any]) -> Handles:
     return Handles(known.keys[which], known.pointers[which], known.generation)
 
 
-def _abi_of(storage: Storage) -> StorageAbi:
+def _open_abi(storage: Storage) -> StorageAbi:
     require(storage.capabilities.devices == ("cpu",), "rows of devices are reached by kernels")
     abi = StorageAbi(storage)
     require(abi.keeps_handles, "this storage does not report SPARRING_ROW_HANDLES")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts import Columns, Keys, Storage, capsule_of
+from sparring.contracts import Columns, Keys, Storage, get_capsule
 
 __all__ = [
     "CAPSULE",
@@ -24,7 +24,7 @@ __all__ = [
     "CVisit",
     "Handles",
     "StorageAbi",
-    "struct_of",
+    "read_struct",
 ]
 
 CAPSULE = b"sparring.storage"
@@ -129,7 +129,7 @@ class CStorage(ctypes.Structure):
     )
 
 
-def struct_of(capsule: object) -> CStorage:
+def read_struct(capsule: object) -> CStorage:
     """The struct in a capsule, which must outlive it."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -150,9 +150,9 @@ class StorageAbi:
     """The struct of a storage on the CPU, whose rows are bytes here."""
 
     def __init__(self, storage: Storage) -> None:
-        self._capsule = capsule_of(storage)
-        self._struct = struct_of(self._capsule)
-        stat = self._called(self._struct.stat, CStat())
+        self._capsule = get_capsule(storage)
+        self._struct = read_struct(self._capsule)
+        stat = self._call(self._struct.stat, CStat())
         self.row_bytes = int(stat.row_bytes)
         self.keeps_handles = bool(stat.capabilities & ROW_HANDLES)
 
@@ -181,8 +181,8 @@ class StorageAbi:
             columns=CColumns(span.begin, span.end),
             show=SHOW(show),
         )
-        _hand_in(visit, handles)
-        self._called(self._struct.visit, visit)
+        _pass_array(visit, handles)
+        self._call(self._struct.visit, visit)
         return rows, Handles(keys, pointers, int(visit.generation))
 
     def update(
@@ -210,13 +210,13 @@ class StorageAbi:
                 ctypes.memmove(pointer, rows[place].ctypes.data, self.row_bytes)
 
         update = CUpdate(count=len(keys), keys=keys.ctypes.data, change=CHANGE(change))
-        _hand_in(update, handles)
-        self._called(self._struct.update, update)
+        _pass_array(update, handles)
+        self._call(self._struct.update, update)
         assert times == [1] * len(keys), "each key must be changed exactly once"
         assert update.inserted == sum(were_new)
         return were_new
 
-    def _called(self, callback: Callable[..., int], arguments: Any) -> Any:
+    def _call(self, callback: Callable[..., int], arguments: Any) -> Any:
         arguments.call.struct_bytes = ctypes.sizeof(arguments)
         arguments.call.device_type = _CPU
         status = callback(self._struct.self, ctypes.byref(arguments))
@@ -224,7 +224,7 @@ class StorageAbi:
         return arguments
 
 
-def _hand_in(arguments: Any, handles: Handles | None) -> None:
+def _pass_array(arguments: Any, handles: Handles | None) -> None:
     if handles is not None:
         arguments.handles = handles.pointers.ctypes.data
         arguments.generation = handles.generation

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-__all__ = ["DEADLINES", "in_time"]
+__all__ = ["DEADLINES", "check_with_deadlines"]
 
 DEADLINES = (0.7, 3.0, 12.0)
 """Seconds. The next one is tried where the one before it was missed: a machine that is busy with other
 things may be late by a second, which is little of the longest."""
 
 
-def in_time(check: Callable[[float], None], deadlines: tuple[float, ...] | None = None) -> None:
+def check_with_deadlines(check: Callable[[float], None], deadlines: tuple[float, ...] | None = None) -> None:
     """Checks with one deadline after the other until it passes; what is always broken fails with each.
 
     Each that was missed is a warning. What may be broken now and then is better checked afterwards,

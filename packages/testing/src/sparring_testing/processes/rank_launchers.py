@@ -19,7 +19,7 @@ import pytest
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 from sparring_testing.processes.rank_processes import RankProcesses
 
-__all__ = ["BACKENDS", "gloo_environment", "importing", "needs_gloo", "ranks_over"]
+__all__ = ["BACKENDS", "gloo_environment", "importing", "needs_gloo", "launch_ranks"]
 
 _RANK = [sys.executable, "-m", "sparring_testing.processes.rank_process"]
 
@@ -55,7 +55,7 @@ def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
     }
 
 
-def ranks_over(backend: str, world_size: int, module: str) -> RankProcesses:
+def launch_ranks(backend: str, world_size: int, module: str) -> RankProcesses:
     """Processes that start when they are first given a job.
 
     Args:

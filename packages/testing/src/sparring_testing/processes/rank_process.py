@@ -12,7 +12,7 @@ from multiprocessing.connection import Client
 
 from sparring import PluginManager, make_plugin_manager
 from sparring.adapter import EnvironmentRendezvous
-from sparring.contracts import EnvironmentOptions, Membership, checked_options
+from sparring.contracts import EnvironmentOptions, Membership, validate_options
 from sparring_testing.processes.rank_processes import KEY_VARIABLE, Job, Outcome
 
 __all__ = ["serve"]
@@ -35,7 +35,7 @@ def serve(address: str) -> None:
 def _do(job: Job, rank: int, manager: PluginManager) -> Outcome:
     try:
         descriptor = manager.collective(job.backend)
-        options = checked_options("collective", descriptor, job.options)
+        options = validate_options("collective", descriptor, job.options)
         membership = Membership(rank, job.world_size)
         with descriptor.factory(membership, options, job.deadline_seconds) as collective:
             return Outcome(job.body(collective, *job.arguments))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparring import StepContainer, StorageChoice
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.layout import TableSharding
 from sparring.contracts.ranks.rendezvous import Membership
@@ -22,11 +22,11 @@ __all__ = [
     "DIM",
     "KINDS",
     "Rows",
-    "batch_of",
-    "gradients_of",
-    "joined",
-    "opened",
-    "stored",
+    "make_batch",
+    "make_gradients",
+    "join_pieces",
+    "open_container",
+    "collect_pieces",
     "train",
 ]
 
@@ -37,7 +37,7 @@ Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
 """Of one rank: columns, and the rows of these columns, with scores, by key."""
 
 
-class _OfNodes(ThreadRendezvous):
+class _NodesRendezvous(ThreadRendezvous):
     """Ranks of nodes of two, or of one node where their number is odd."""
 
     def membership(self) -> Membership:
@@ -45,11 +45,11 @@ class _OfNodes(ThreadRendezvous):
         return Membership(0, size, local_world_size=2 if size % 2 == 0 else size)
 
 
-def _two(size: int) -> TableSharding:
+def _two_columns(size: int) -> TableSharding:
     return TableSharding("column_wise", (size - 1, 0), columns=2)
 
 
-def _of_node(_: int) -> TableSharding:
+def _two_per_node(_: int) -> TableSharding:
     return TableSharding("table_column_wise", columns=2)
 
 
@@ -64,13 +64,13 @@ KINDS: Mapping[str, Callable[[int], Any]] = {
     "table_wise": lambda size: TableSharding("table_wise", (size - 1,)),
     "table_row_wise": lambda size: TableSharding("table_row_wise", tuple({0, size - 1})),
     "data_parallel": lambda _: "data_parallel",
-    "column_wise": _two,
-    "table_column_wise": _of_node,
+    "column_wise": _two_columns,
+    "table_column_wise": _two_per_node,
     "grid": _grid,
 }
 
 
-def opened(
+def open_container(
     collective: Collective | None,
     kind: str,
     method: str = "adagrad",
@@ -83,28 +83,28 @@ def opened(
     plan = {} if collective is None else {"user": sharding or KINDS[kind](world_size)}
     container = StepContainer(
         collective=collective,
-        rendezvous=_OfNodes(world_size) if collective else None,
+        rendezvous=_NodesRendezvous(world_size) if collective else None,
         reduction=Reduction.SUM,
         plan=plan,
     )
     table = TableConfig("user", DIM, initializer=Uniform(-1, 1), seed=5, **more)
     container.declare(table, StorageChoice("memory", {"policy": "lfu"}))
     made = resolve_method(method)
-    state = made.initial_state(DIM, hyper_from(made, {}), table.computing_dtype)
+    state = made.initial_state(DIM, parse_hyper(made, {}), table.computing_dtype)
     container.set_state("user", state, method)
     return container
 
 
-def gradients_of(step: int, rank: int) -> tuple[Any, Any]:
+def make_gradients(step: int, rank: int) -> tuple[Any, Any]:
     """Ids of a rank, and gradients of which every sum is exact in any order."""
     random = np.random.default_rng((step, rank))
     ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
     return ids, random.integers(-64, 65, (len(ids), DIM)).astype(np.float32) / 64
 
 
-def batch_of(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:
+def make_batch(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:
     """The ids and gradients of some ranks together; none of no ranks."""
-    batches = [gradients_of(step, rank) for rank in ranks]
+    batches = [make_gradients(step, rank) for rank in ranks]
     ids = np.concatenate([np.empty(0, np.int64), *(each for each, _ in batches)])
     return ids, np.concatenate([np.empty((0, DIM), np.float32), *(each for _, each in batches)])
 
@@ -120,7 +120,7 @@ def train(
     made, seen = resolve_method(method), []
     following = None
     for step in steps:
-        ids, given = batch_of(step, ranks)
+        ids, given = make_batch(step, ranks)
         if following is not None:
             found = following.finish()[0]
             found.shadow_id = container.resources.register("user", found.keys, found.inverse)
@@ -128,17 +128,17 @@ def train(
             found = container.lookup("user", ids)
         seen.append(found.rows[found.inverse])
         if prefetches and step + 1 in steps:
-            following = container.prefetch([("user", batch_of(step + 1, ranks)[0])])
+            following = container.prefetch([("user", make_batch(step + 1, ranks)[0])])
         sums = np.zeros(found.rows.shape, found.rows.dtype)
         np.add.at(sums, found.inverse, given)
         assert found.shadow_id is not None
         container.resources.accumulate(found.shadow_id, sums)
-        choice = MethodChoice(made, hyper_from(made, {"lr": 0.125}), step + 1)
+        choice = MethodChoice(made, parse_hyper(made, {"lr": 0.125}), step + 1)
         assert container.apply_methods({"user": choice}) in (["user"], [])
     return seen
 
 
-def stored(container: StepContainer) -> Pieces:
+def collect_pieces(container: StepContainer) -> Pieces:
     """The rows on this rank, by columns."""
     pieces = []
     for part in container.entry("user").parts:
@@ -152,7 +152,7 @@ def stored(container: StepContainer) -> Pieces:
     return pieces
 
 
-def joined(held: Sequence[Pieces]) -> Rows:
+def join_pieces(held: Sequence[Pieces]) -> Rows:
     """Whole rows from the pieces of all ranks; each piece of a row is there once, or is a replica."""
     whole: dict[int, dict[int, tuple[ColumnBlock, Any, int]]] = {}
     table = held[0][0][1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparring.contracts import Evicted, Keys, Rows, Storage
-from sparring_testing.references.samples import contents, distinct_keys, random_rows, row_bytes
+from sparring.contracts import EvictedRows, Keys, Rows, Storage
+from sparring_testing.references.samples import read_contents, distinct_keys, random_rows, row_bytes
 
-__all__ = ["Ledger", "capacity_of", "fill"]
+__all__ = ["Ledger", "require_capacity", "fill"]
 
 
 class Ledger:
@@ -18,7 +18,7 @@ class Ledger:
         self.held: dict[int, bytes] = {}
         self.scores: dict[int, int] = {}
 
-    def upsert(self, keys: Keys, rows: Rows, rng: np.random.Generator) -> Evicted:
+    def upsert(self, keys: Keys, rows: Rows, rng: np.random.Generator) -> EvictedRows:
         """Upserts with random scores where the storage takes any."""
         scores = None
         if self.storage.capabilities.scores == "given":
@@ -29,7 +29,7 @@ class Ledger:
         self.book(evicted)
         return evicted
 
-    def book(self, evicted: Evicted) -> None:
+    def book(self, evicted: EvictedRows) -> None:
         """Takes what left out of the books; fails where it was not in them."""
         assert evicted.keys.dtype == np.int64
         assert evicted.rows.dtype == self.storage.table.numpy_dtype
@@ -45,7 +45,7 @@ class Ledger:
 
     def check(self) -> None:
         """Fails unless the storage holds exactly what the books say."""
-        found = contents(self.storage)
+        found = read_contents(self.storage)
         assert {key: row.data for key, row in found.items()} == self.held
         assert self.storage.size == len(self.held)
         for key, row in found.items():
@@ -56,11 +56,11 @@ def fill(storage: Storage, rng: np.random.Generator) -> None:
     """Brings a storage that evicts to where every further key displaces another."""
     ledger = Ledger(storage)
     for _ in range(8):
-        keys = distinct_keys(rng, capacity_of(storage))
+        keys = distinct_keys(rng, require_capacity(storage))
         ledger.upsert(keys, random_rows(rng, len(keys), storage.table), rng)
 
 
-def capacity_of(storage: Storage) -> int:
+def require_capacity(storage: Storage) -> int:
     """The capacity of a storage that has one."""
     capacity = storage.capacity
     assert capacity is not None

@@ -15,13 +15,13 @@ __all__ = [
     "EXTREME_KEYS",
     "MakeStorage",
     "Row",
-    "assert_holds",
-    "contents",
+    "assert_contains_rows",
+    "read_contents",
     "distinct_keys",
     "random_rows",
     "require",
     "row_bytes",
-    "table_of",
+    "make_table",
 ]
 
 EXTREME_KEYS = np.array([0, -1, -2, -3, 1, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1], np.int64)
@@ -42,7 +42,7 @@ class Row:
     score: int
 
 
-def table_of(dim: int = 4, dtype: str = "float32", state_width: int = 0) -> TableConfig:
+def make_table(dim: int = 4, dtype: str = "float32", state_width: int = 0) -> TableConfig:
     """A table for one test."""
     return TableConfig("kit", dim, dtype=dtype, state_width=state_width)
 
@@ -64,7 +64,7 @@ def row_bytes(rows: Rows) -> list[bytes]:
     return [row.tobytes() for row in rows]
 
 
-def contents(storage: Storage) -> dict[int, Row]:
+def read_contents(storage: Storage) -> dict[int, Row]:
     """All that a storage holds, by a scan; fails if a key is given twice."""
     held: dict[int, Row] = {}
     for chunk in storage.scan():
@@ -77,7 +77,7 @@ def contents(storage: Storage) -> dict[int, Row]:
     return held
 
 
-def assert_holds(storage: Storage, keys: npt.ArrayLike, rows: Rows) -> None:
+def assert_contains_rows(storage: Storage, keys: npt.ArrayLike, rows: Rows) -> None:
     """Fails unless every key is found with these bits."""
     result = storage.find(keys)
     assert result.found.all(), f"{int((~result.found).sum())} of {len(rows)} keys were not found"

@@ -142,7 +142,7 @@ REFERENCES: dict[str, Reference] = {
 }
 
 
-def clipped(g: Vector, h: dict[str, Any]) -> Vector:
+def clip_gradient(g: Vector, h: dict[str, Any]) -> Vector:
     """By value, then by norm."""
     if h["clip_value"]:
         g = np.maximum(np.minimum(g, h["clip_value"]), -h["clip_value"])

@@ -7,11 +7,11 @@ import pytest
 
 from sparring.contracts import Keys, Rows, Storage
 from sparring.errors import CapacityError
-from sparring_testing.references.ledger import Ledger, capacity_of, fill
+from sparring_testing.references.ledger import Ledger, require_capacity, fill
 from sparring_testing.references.samples import (
     Row,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
@@ -26,19 +26,19 @@ class BoundedTests:
     def test_capacity_is_never_exceeded(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         for part in np.array_split(distinct_keys(rng, 4 * capacity), 13):
             try:
                 storage.upsert(part, random_rows(rng, len(part), storage.table))
             except CapacityError:
                 assert not storage.capabilities.evicts, "a storage that evicts was full"
             assert storage.size <= capacity == storage.capacity
-            assert len(contents(storage)) == storage.size
+            assert len(read_contents(storage)) == storage.size
 
     def test_nothing_leaves_before_the_storage_is_full(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         # Where each bucket is bounded, one may be full when the table is not; but half the
         # capacity must be usable before that.
         is_exact = storage.capabilities.eviction_scope == "table"
@@ -50,7 +50,7 @@ class BoundedTests:
     def test_storage_that_evicts_stays_full(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         fill(storage, rng)
         share = 1.0 if storage.capabilities.eviction_scope == "table" else 0.9
@@ -59,16 +59,16 @@ class BoundedTests:
     def test_full_storage_that_may_not_evict_refuses_and_is_unchanged(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(not storage.capabilities.evicts, "this storage declares evicts=True")
         keys = distinct_keys(rng, capacity + 1)
         rows = random_rows(rng, capacity + 1, storage.table)
-        before = _upsert_until_refused(storage, keys, rows)
-        assert contents(storage) == before, "the refused upsert left some of its rows"
+        before = _upsert_until_rejected(storage, keys, rows)
+        assert read_contents(storage) == before, "the refused upsert left some of its rows"
         known = np.array(list(before), np.int64)
         replacement = random_rows(rng, len(known), storage.table)
         storage.upsert(known, replacement)  # a full storage takes new rows for known keys
-        assert_holds(storage, known, replacement)
+        assert_contains_rows(storage, known, replacement)
         assert storage.erase(known[:3]) == 3
         storage.upsert(known[:3], replacement[:3])
         assert storage.size == len(before)
@@ -79,15 +79,15 @@ class BoundedTests:
         storage = bounded_storage
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         fill(storage, rng)
-        keys = np.array(list(contents(storage)), np.int64)
+        keys = np.array(list(read_contents(storage)), np.int64)
         rows = random_rows(rng, len(keys), storage.table)
         assert len(storage.upsert(keys, rows)) == 0
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     def test_every_upserted_key_is_held_or_was_handed_back_once(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         ledger = Ledger(storage)
         keys = distinct_keys(rng, 4 * capacity)
@@ -99,7 +99,7 @@ class BoundedTests:
     def test_one_call_may_bring_more_rows_than_fit(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         ledger = Ledger(storage)
         keys = distinct_keys(rng, 3 * capacity)
@@ -111,18 +111,18 @@ class BoundedTests:
 
     def test_find_keeps_scores(self, bounded_storage: Storage, rng: np.random.Generator) -> None:
         storage = bounded_storage
-        keys = distinct_keys(rng, max(2, capacity_of(storage) // 2))
+        keys = distinct_keys(rng, max(2, require_capacity(storage) // 2))
         for part in np.array_split(keys, 2):
             storage.upsert(part, random_rows(rng, len(part), storage.table))
-        before = contents(storage)
+        before = read_contents(storage)
         for _ in range(3):
             storage.find(keys[: len(keys) // 3])
-        assert contents(storage) == before, "find changed scores"
+        assert read_contents(storage) == before, "find changed scores"
 
     def test_erased_rows_are_not_handed_back(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         keys = distinct_keys(rng, 3 * capacity)
         storage.upsert(keys[:capacity], random_rows(rng, capacity, storage.table))
@@ -133,27 +133,27 @@ class BoundedTests:
     def test_evicted_rows_are_the_callers_own(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         fill(storage, rng)
         rows = random_rows(rng, capacity, storage.table)
         evicted = storage.upsert(distinct_keys(rng, capacity), rows)
         copies = evicted.keys.copy(), evicted.rows.copy(), evicted.scores.copy()
-        before = contents(storage)
+        before = read_contents(storage)
         storage.upsert(distinct_keys(rng, capacity), rows)
         given = evicted.keys, evicted.rows, evicted.scores
         assert all(np.array_equal(a, b) for a, b in zip(given, copies, strict=True))
-        before = contents(storage)
+        before = read_contents(storage)
         evicted.keys[:] = 5
         evicted.rows[:] = -1
         evicted.scores[:] = 3
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
 
-def _upsert_until_refused(storage: Storage, keys: Keys, rows: Rows) -> dict[int, Row]:
+def _upsert_until_rejected(storage: Storage, keys: Keys, rows: Rows) -> dict[int, Row]:
     """Contents before the first upsert that was refused for want of room."""
     for part in np.array_split(np.arange(len(keys)), 7):
-        before = contents(storage)
+        before = read_contents(storage)
         try:
             storage.upsert(keys[part], rows[part])
         except CapacityError:

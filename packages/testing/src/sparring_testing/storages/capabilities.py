@@ -12,11 +12,11 @@ from sparring.errors import UnsupportedError
 from sparring_testing.references.samples import (
     MakeStorage,
     Row,
-    contents,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
-    table_of,
+    make_table,
 )
 
 __all__ = ["CapabilityTests", "Estimate"]
@@ -48,7 +48,7 @@ class CapabilityTests:
         before = _fill(storage, rng)
         with pytest.raises(UnsupportedError, match="touch"):
             storage.touch(list(before)[:3])
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
     def test_evict_that_is_not_declared_is_refused(
         self, storage: Storage, rng: np.random.Generator
@@ -57,7 +57,7 @@ class CapabilityTests:
         before = _fill(storage, rng)
         with pytest.raises(UnsupportedError, match="evict"):
             storage.evict(1)
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
     def test_scores_that_are_not_taken_are_refused(
         self, storage: Storage, rng: np.random.Generator
@@ -67,7 +67,7 @@ class CapabilityTests:
         keys = list(before)[:3]
         with pytest.raises(UnsupportedError, match="scores"):
             storage.upsert(keys, random_rows(rng, 3, storage.table), [1, 2, 3])
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
     def test_scores_that_are_not_kept_read_as_zero(
         self, storage: Storage, rng: np.random.Generator
@@ -80,7 +80,7 @@ class CapabilityTests:
     def test_memory_bytes_grow_with_rows_and_are_plausible(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        table = table_of(dim=16)
+        table = make_table(dim=16)
         storage = new_storage(table)
         assert storage.memory_bytes >= 0
         require(
@@ -100,7 +100,7 @@ class CapabilityTests:
     ) -> None:
         if estimate is None:
             pytest.skip("the fixture estimate is not given: this backend estimates nothing")
-        storage = new_storage(table_of(dim=16))
+        storage = new_storage(make_table(dim=16))
         written = 0
         for num_rows in (30_000, 100_000):
             for begin in range(written, num_rows, _ROWS_AT_ONCE):
@@ -130,4 +130,4 @@ def _check_consistent(storage: Storage) -> None:
 
 def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:
     storage.upsert(distinct_keys(rng, 30), random_rows(rng, 30, storage.table))
-    return contents(storage)
+    return read_contents(storage)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.contracts import Evicted, Storage
+from sparring.contracts import EvictedRows, Storage
 from sparring.errors import InvalidArgumentError
-from sparring_testing.references.ledger import Ledger, capacity_of, fill
-from sparring_testing.references.samples import Row, contents, distinct_keys, random_rows, require
+from sparring_testing.references.ledger import Ledger, require_capacity, fill
+from sparring_testing.references.samples import Row, read_contents, distinct_keys, random_rows, require
 
 __all__ = ["EvictionTests"]
 
@@ -30,8 +30,8 @@ class EvictionTests:
         storage = bounded_storage
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         _fill_with_many_scores(storage, rng)
-        before = contents(storage)
-        keys = distinct_keys(rng, max(1, capacity_of(storage) // 16))
+        before = read_contents(storage)
+        keys = distinct_keys(rng, max(1, require_capacity(storage) // 16))
         rows = random_rows(rng, len(keys), storage.table)
         # Where the caller gives scores, the new keys get the highest.
         is_given = storage.capabilities.scores == "given"
@@ -42,7 +42,7 @@ class EvictionTests:
     def test_new_row_that_scores_lowest_is_handed_back(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
-        storage, capacity = bounded_storage, capacity_of(bounded_storage)
+        storage, capacity = bounded_storage, require_capacity(bounded_storage)
         require(storage.capabilities.scores == "given", "this storage takes no scores")
         require(storage.capabilities.evicts, "this storage declares evicts=False")
         for _ in range(8):
@@ -65,14 +65,14 @@ class EvictionTests:
         storage = bounded_storage
         require(storage.capabilities.evict, "this storage declares evict=False")
         ledger = _fill_with_many_scores(storage, rng)
-        for count in (1, 7, capacity_of(storage) // 4):
-            before = contents(storage)
+        for count in (1, 7, require_capacity(storage) // 4):
+            before = read_contents(storage)
             evicted = storage.evict(count)
             assert len(evicted) == count
             assert {before[key].score for key in evicted.keys.tolist()} == set(
                 evicted.scores.tolist()
             )
-            remaining = [row.score for row in contents(storage).values()]
+            remaining = [row.score for row in read_contents(storage).values()]
             assert max(evicted.scores.tolist()) <= min(remaining)
             ledger.book(evicted)
         ledger.check()
@@ -83,7 +83,7 @@ class EvictionTests:
         storage = bounded_storage
         require(storage.capabilities.evict, "this storage declares evict=False")
         ledger = Ledger(storage)
-        keys = distinct_keys(rng, max(1, capacity_of(storage) // 2))
+        keys = distinct_keys(rng, max(1, require_capacity(storage) // 2))
         ledger.upsert(keys, random_rows(rng, len(keys), storage.table), rng)
         assert len(storage.evict(0)) == 0
         evicted = storage.evict(len(keys) + 10)
@@ -109,7 +109,7 @@ def _fill_with_many_scores(storage: Storage, rng: np.random.Generator) -> Ledger
     if storage.capabilities.evicts:
         fill(storage, rng)
         storage.clear()
-    keys = distinct_keys(rng, 2 * capacity_of(storage))
+    keys = distinct_keys(rng, 2 * require_capacity(storage))
     for part in np.array_split(keys, 16):
         ledger.upsert(part, random_rows(rng, len(part), storage.table), rng)
     for _ in range(4):
@@ -119,9 +119,9 @@ def _fill_with_many_scores(storage: Storage, rng: np.random.Generator) -> Ledger
     return ledger
 
 
-def _assert_lowest_left(storage: Storage, before: dict[int, Row], evicted: Evicted) -> None:
+def _assert_lowest_left(storage: Storage, before: dict[int, Row], evicted: EvictedRows) -> None:
     scores = evicted.scores.tolist()
-    after = [row.score for row in contents(storage).values()]
+    after = [row.score for row in read_contents(storage).values()]
     if storage.capabilities.eviction_scope == "table":
         assert max(scores) <= min(after), "a row left while another had a lower score"
         return

@@ -14,7 +14,7 @@ from sparring.contracts import (
     Columns,
     MethodChoice,
     Storage,
-    capsule_of,
+    get_capsule,
     interrupted_load,
     read_note,
     write_note,
@@ -23,13 +23,13 @@ from sparring.errors import ClosedError
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["LifecycleTests", "ReopenStorage"]
@@ -64,7 +64,7 @@ _CALLS: dict[str, Callable[[Storage], Any]] = {
     "begin_load": lambda storage: begin_load(storage, "a snapshot"),
     "end_load": end_load,
     "interrupted_load": interrupted_load,
-    "capsule_of": capsule_of,
+    "get_capsule": get_capsule,
 }
 
 
@@ -86,7 +86,7 @@ class LifecycleTests:
         assert storage.is_closed
 
     def test_storage_closes_at_the_end_of_a_with_block(self, new_storage: MakeStorage) -> None:
-        with new_storage(table_of()) as storage:
+        with new_storage(make_table()) as storage:
             storage.upsert([1], _ROW)
         assert storage.is_closed
 
@@ -117,16 +117,16 @@ class LifecycleTests:
         storage.upsert(keys, random_rows(rng, len(keys), storage.table))
         storage.upsert(keys, rows)
         storage.erase(keys[::5])
-        before = contents(storage)
+        before = read_contents(storage)
         storage.close()
         again = reopen(storage)
-        assert contents(again) == before
+        assert read_contents(again) == before
         assert again.size == len(before)
         is_kept = np.arange(len(keys)) % 5 != 0
-        assert_holds(again, keys[is_kept], rows[is_kept])
+        assert_contains_rows(again, keys[is_kept], rows[is_kept])
         assert not again.find(keys[~is_kept]).found.any()
         again.upsert(keys, rows)
-        assert_holds(again, keys, rows)
+        assert_contains_rows(again, keys, rows)
 
     def test_close_and_reopen_after_clear_finds_nothing(
         self, storage: Storage, reopen: ReopenStorage, rng: np.random.Generator
@@ -134,7 +134,7 @@ class LifecycleTests:
         storage.upsert(distinct_keys(rng, 100), random_rows(rng, 100, storage.table))
         storage.clear()
         storage.close()
-        assert contents(reopen(storage)) == {}
+        assert read_contents(reopen(storage)) == {}
 
     def test_load_begins_without_rows_and_is_over_when_it_ends(
         self, storage: Storage, rng: np.random.Generator
@@ -148,7 +148,7 @@ class LifecycleTests:
         restore(storage, [2], rows, [0])
         end_load(storage)
         assert interrupted_load(storage) is None
-        assert_holds(storage, np.array([2]), rows)
+        assert_contains_rows(storage, np.array([2]), rows)
         begin_load(storage, "another")
         storage.clear()
         assert interrupted_load(storage) is None
@@ -188,8 +188,8 @@ class LifecycleTests:
     def test_storage_that_is_not_persistent_opens_empty(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        first = new_storage(table_of())
+        first = new_storage(make_table())
         require(not first.capabilities.persistent, "this storage declares persistent=True")
         first.upsert(distinct_keys(rng, 100), random_rows(rng, 100, first.table))
         first.close()
-        assert new_storage(table_of()).size == 0
+        assert new_storage(make_table()).size == 0

@@ -16,14 +16,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sparring.contracts import Columns, Evicted, Keys, Scores, Storage
+from sparring.contracts import Columns, EvictedRows, Keys, Scores, Storage
 from sparring.errors import CapacityError
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
-    contents,
+    read_contents,
     row_bytes,
-    table_of,
+    make_table,
 )
 from sparring_testing.storages.lifecycle import ReopenStorage
 from sparring_testing.storages.policies import OpenBounded
@@ -62,7 +62,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.num_written = 0
 
     def open(self) -> Storage:
-        """A fresh storage of ``table_of()``."""
+        """A fresh storage of ``make_table()``."""
         raise NotImplementedError
 
     def reopen(self, storage: Storage) -> Storage:
@@ -151,7 +151,7 @@ class StorageMachine(RuleBasedStateMachine):
         self._compare()
 
     @invariant()
-    def size_is_the_models(self) -> None:
+    def check_size(self) -> None:
         assert self.storage.size == len(self.model)
         assert self.storage.capacity is None or self.storage.size <= self.storage.capacity
 
@@ -171,18 +171,18 @@ class StorageMachine(RuleBasedStateMachine):
             return None
         return np.random.default_rng(self.num_written).integers(0, 1_000, count, np.uint64)
 
-    def _book(self, evicted: Evicted) -> None:
+    def _book(self, evicted: EvictedRows) -> None:
         for key, row, score in zip(
             evicted.keys.tolist(), row_bytes(evicted.rows), evicted.scores.tolist(), strict=True
         ):
             assert self.model.pop(key) == row
             assert self.offers.scores != "given" or self.scores[key] == score
         if len(evicted) and self.model and self.offers.eviction_scope == "table":
-            remaining = min(row.score for row in contents(self.storage).values())
+            remaining = min(row.score for row in read_contents(self.storage).values())
             assert int(evicted.scores.max()) <= remaining
 
     def _compare(self) -> None:
-        found = contents(self.storage)
+        found = read_contents(self.storage)
         assert {key: row.data for key, row in found.items()} == self.model
         if self.offers.scores == "given":
             assert all(row.score == self.scores[key] for key, row in found.items())
@@ -196,7 +196,7 @@ class StateMachineTests:
     ) -> None:
         class Machine(StorageMachine):
             def open(self) -> Storage:
-                return new_storage(table_of(_WIDTH))
+                return new_storage(make_table(_WIDTH))
 
             def reopen(self, storage: Storage) -> Storage:
                 return reopen_storage(storage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparring.contracts import Storage
-from sparring_testing.references.samples import assert_holds, contents, distinct_keys, random_rows
+from sparring_testing.references.samples import assert_contains_rows, read_contents, distinct_keys, random_rows
 
 __all__ = ["OwnershipTests"]
 
@@ -22,7 +22,7 @@ class OwnershipTests:
         storage.upsert(passed_keys, passed_rows)
         passed_keys[:] = 5
         passed_rows[:] = -5
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
         assert storage.size == 100
         assert not storage.find([5]).found[0]
 
@@ -47,10 +47,10 @@ class OwnershipTests:
         rows = random_rows(rng, 200, storage.table)
         storage.upsert(keys[::2], rows[::2])
         storage.upsert(keys[1::2], np.asfortranarray(rows[1::2]))
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
         small = np.arange(10, dtype=np.int16)
         storage.upsert(small, rows[:10])
-        assert_holds(storage, small.astype(np.uint64), rows[:10])
+        assert_contains_rows(storage, small.astype(np.uint64), rows[:10])
 
     def test_found_rows_are_the_callers_own(
         self, storage: Storage, rng: np.random.Generator
@@ -61,7 +61,7 @@ class OwnershipTests:
         first = storage.find(keys)
         first.rows[:] = -1
         first.found[:] = False
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
         second = storage.find(keys)
         storage.upsert(keys, random_rows(rng, 100, storage.table))
         assert np.array_equal(second.rows, rows), "a later upsert changed rows already given"
@@ -71,12 +71,12 @@ class OwnershipTests:
     ) -> None:
         keys = distinct_keys(rng, 100)
         storage.upsert(keys, random_rows(rng, 100, storage.table))
-        before = contents(storage)
+        before = read_contents(storage)
         chunks = list(storage.scan(9))  # the first must outlive the last
         assert sorted(key for chunk in chunks for key in chunk.keys.tolist()) == sorted(before)
         for chunk in chunks:
             chunk.keys[:] = 5
             chunk.rows[:] = -1
             chunk.scores[:] = 3
-        assert contents(storage) == before
+        assert read_contents(storage) == before
         assert storage.find(keys).found.all()

@@ -11,22 +11,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparring.contracts import Evicted, Keys, Storage
+from sparring.contracts import EvictedRows, Keys, Storage
 from sparring.errors import UnsupportedError
-from sparring_testing.references.ledger import capacity_of, fill
-from sparring_testing.references.samples import contents, distinct_keys, random_rows, require
+from sparring_testing.references.ledger import require_capacity, fill
+from sparring_testing.references.samples import read_contents, distinct_keys, random_rows, require
 
 __all__ = ["OpenBounded", "PolicyTests"]
 
 OpenBounded = Callable[[str], Storage]
 
-_RENEWING = ["lru", "lfu"]
+_RECENCY_POLICIES = ["lru", "lfu"]
 
 
 class PolicyTests:
     """Rows that are touched or written stay; rows that are only read do not."""
 
-    @pytest.mark.parametrize("policy", _RENEWING)
+    @pytest.mark.parametrize("policy", _RECENCY_POLICIES)
     def test_touched_rows_outlast_others(
         self, open_bounded: OpenBounded, rng: np.random.Generator, policy: str
     ) -> None:
@@ -35,9 +35,9 @@ class PolicyTests:
         used, _ = _two_halves(storage, rng)
         for _ in range(2):
             storage.touch(used)
-        _assert_stay(storage, _press(storage, rng), used)
+        _assert_stay(storage, _fill_bucket(storage, rng), used)
 
-    @pytest.mark.parametrize("policy", _RENEWING)
+    @pytest.mark.parametrize("policy", _RECENCY_POLICIES)
     def test_upserted_rows_outlast_others(
         self, open_bounded: OpenBounded, rng: np.random.Generator, policy: str
     ) -> None:
@@ -45,7 +45,7 @@ class PolicyTests:
         used, _ = _two_halves(storage, rng)
         for _ in range(2):
             storage.upsert(used, random_rows(rng, len(used), storage.table))
-        _assert_stay(storage, _press(storage, rng), used)
+        _assert_stay(storage, _fill_bucket(storage, rng), used)
 
     def test_lru_lets_the_oldest_rows_leave(
         self, open_bounded: OpenBounded, rng: np.random.Generator
@@ -54,7 +54,7 @@ class PolicyTests:
         first, second = _two_halves(storage, rng)
         for _ in range(3):
             storage.find(first)  # reading does not protect
-        newest = distinct_keys(rng, _few(storage))
+        newest = distinct_keys(rng, _draw_few(storage))
         evicted = storage.upsert(newest, random_rows(rng, len(newest), storage.table))
         _assert_stay(storage, evicted, second)
         assert storage.find(newest).found.all(), "the newest rows left"
@@ -65,13 +65,13 @@ class PolicyTests:
     ) -> None:
         storage = open_bounded(policy)
         require(storage.capabilities.touch, "this storage declares touch=False")
-        keys = distinct_keys(rng, max(2, capacity_of(storage) // 4))
+        keys = distinct_keys(rng, max(2, require_capacity(storage) // 4))
         known = keys[: len(keys) // 2]
         storage.upsert(known, random_rows(rng, len(known), storage.table))
-        before = {key: row.data for key, row in contents(storage).items()}
+        before = {key: row.data for key, row in read_contents(storage).items()}
         storage.touch(keys)
         storage.touch([])
-        assert {key: row.data for key, row in contents(storage).items()} == before
+        assert {key: row.data for key, row in read_contents(storage).items()} == before
         assert storage.size == len(known)
 
     def test_touch_takes_the_scores_that_are_given(
@@ -81,10 +81,10 @@ class PolicyTests:
         require(storage.capabilities.touch, "this storage declares touch=False")
         storage.upsert([1, 2, 3], random_rows(rng, 3, storage.table), [10, 20, 30])
         storage.touch([3, 1, 99], np.array([5, 2**64 - 1, 7], np.uint64))
-        held = contents(storage)
+        held = read_contents(storage)
         assert {key: row.score for key, row in held.items()} == {1: 2**64 - 1, 2: 20, 3: 5}
 
-    @pytest.mark.parametrize("policy", _RENEWING)
+    @pytest.mark.parametrize("policy", _RECENCY_POLICIES)
     def test_scores_of_a_policy_are_its_own(
         self, open_bounded: OpenBounded, rng: np.random.Generator, policy: str
     ) -> None:
@@ -92,37 +92,37 @@ class PolicyTests:
         assert storage.capabilities.scores == "policy"
         rows = random_rows(rng, 1, storage.table)
         storage.upsert([1], rows)
-        before = contents(storage)
+        before = read_contents(storage)
         with pytest.raises(UnsupportedError):
             storage.upsert([1], rows, [7])
         with pytest.raises(UnsupportedError):
             storage.touch([1], [7])
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
 
 def _two_halves(storage: Storage, rng: np.random.Generator) -> tuple[Keys, Keys]:
     """Fills a storage with rows written once each; gives the older and the newer of them."""
     fill(storage, rng)
     storage.clear()
-    keys = distinct_keys(rng, 4 * capacity_of(storage))
+    keys = distinct_keys(rng, 4 * require_capacity(storage))
     for part in np.array_split(keys, 64):
         storage.upsert(part, random_rows(rng, len(part), storage.table))
     held = keys[storage.find(keys).found]
     return held[: len(held) // 2], held[len(held) // 2 :]
 
 
-def _few(storage: Storage) -> int:
+def _draw_few(storage: Storage) -> int:
     """So many keys that one row in eight has to leave."""
-    return max(1, capacity_of(storage) // 8)
+    return max(1, require_capacity(storage) // 8)
 
 
-def _press(storage: Storage, rng: np.random.Generator) -> Evicted:
+def _fill_bucket(storage: Storage, rng: np.random.Generator) -> EvictedRows:
     """Upserts a few new keys."""
-    keys = distinct_keys(rng, _few(storage))
+    keys = distinct_keys(rng, _draw_few(storage))
     return storage.upsert(keys, random_rows(rng, len(keys), storage.table))
 
 
-def _assert_stay(storage: Storage, evicted: Evicted, staying: Keys) -> None:
+def _assert_stay(storage: Storage, evicted: EvictedRows, staying: Keys) -> None:
     assert len(evicted) > 0
     gone = set(evicted.keys.tolist())
     num_wrong = len(gone & set(staying.tolist()))

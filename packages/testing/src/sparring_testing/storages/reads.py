@@ -8,12 +8,12 @@ import pytest
 from sparring.contracts import Columns, Storage
 from sparring_testing.references.samples import (
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["ReadingTests"]
@@ -29,7 +29,7 @@ class ReadingTests:
         for part in np.array_split(keys, 20):
             rows = random_rows(rng, len(part), storage.table)
             storage.upsert(part, rows)
-            assert_holds(storage, part, rows)
+            assert_contains_rows(storage, part, rows)
 
     def test_find_gives_rows_in_the_order_of_its_keys(
         self, storage: Storage, rng: np.random.Generator
@@ -38,7 +38,7 @@ class ReadingTests:
         rows = random_rows(rng, 500, storage.table)
         storage.upsert(keys, rows)
         order = rng.permutation(500)[:300]
-        assert_holds(storage, keys[order], rows[order])
+        assert_contains_rows(storage, keys[order], rows[order])
 
     def test_missing_rows_are_zeros_and_found_is_false(
         self, storage: Storage, rng: np.random.Generator
@@ -64,17 +64,17 @@ class ReadingTests:
     def test_find_changes_nothing(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = distinct_keys(rng, 200)
         storage.upsert(keys[:100], random_rows(rng, 100, storage.table))
-        before, size = contents(storage), storage.size
+        before, size = read_contents(storage), storage.size
         for _ in range(3):
             storage.find(keys)  # half of them unknown
             storage.find(keys[:50], Columns(0, 1))
         assert storage.size == size == 100
-        assert contents(storage) == before, "find changed rows, scores or keys"
+        assert read_contents(storage) == before, "find changed rows, scores or keys"
 
     def test_columns_give_that_part_of_each_row(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        table = table_of(dim=5, state_width=4)
+        table = make_table(dim=5, state_width=4)
         storage = new_storage(table)
         keys = distinct_keys(rng, 60)
         rows = random_rows(rng, 60, table)

@@ -12,14 +12,14 @@ from sparring.errors import InvalidArgumentError
 from sparring_testing.references.samples import (
     MakeStorage,
     Row,
-    contents,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
-    table_of,
+    make_table,
 )
 
-__all__ = ["RefusalTests"]
+__all__ = ["RejectionTests"]
 
 _BAD_KEYS: dict[str, Any] = {
     "float keys": np.array([1.0, 2.0]),
@@ -48,7 +48,7 @@ _NO_COUNTS: dict[str, Any] = {
 }
 
 
-class RefusalTests:
+class RejectionTests:
     """Invalid input raises a specific error and leaves the table unchanged."""
 
     @pytest.mark.parametrize("what", _BAD_KEYS)
@@ -100,9 +100,9 @@ class RefusalTests:
     def test_rows_of_16_bits_take_no_others(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        storage = new_storage(table_of(4, dtype))
+        storage = new_storage(make_table(4, dtype))
         before = _fill(storage, rng)
-        other = table_of(4, "float16" if dtype == "bfloat16" else "bfloat16").numpy_dtype
+        other = make_table(4, "float16" if dtype == "bfloat16" else "bfloat16").numpy_dtype
         for wrong in (other, np.dtype(np.float32), np.dtype(np.uint16)):
             with pytest.raises(InvalidArgumentError, match=f"must be {dtype}, found {wrong}"):
                 storage.upsert([1, 77], np.ones((2, 4), wrong))
@@ -153,7 +153,7 @@ class RefusalTests:
         storage.upsert([1, 2], random_rows(rng, 2, storage.table))
         with pytest.raises(InvalidArgumentError):
             storage.evict(_NO_COUNTS[what])
-        assert sorted(contents(storage)) == [1, 2], "a refused call changed the table"
+        assert sorted(read_contents(storage)) == [1, 2], "a refused call changed the table"
 
     def test_out_that_cannot_be_written_is_refused(
         self, storage: Storage, rng: np.random.Generator
@@ -195,9 +195,9 @@ def _call(storage: Storage, operation: str, keys: Any, rows: Rows) -> None:
 def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:
     keys = np.concatenate([[1, 2, 3], distinct_keys(rng, 20)])
     storage.upsert(keys, random_rows(rng, len(keys), storage.table))
-    return contents(storage)
+    return read_contents(storage)
 
 
 def _assert_unchanged(storage: Storage, before: dict[int, Row]) -> None:
-    assert contents(storage) == before, "a refused call changed the table"
+    assert read_contents(storage) == before, "a refused call changed the table"
     assert storage.size == len(before)

@@ -11,11 +11,11 @@ from sparring.contracts import Columns, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_testing.references.samples import (
     MakeStorage,
-    contents,
+    read_contents,
     distinct_keys,
     random_rows,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["ScanTests"]
@@ -31,7 +31,7 @@ class ScanTests:
         rows = random_rows(rng, 3_000, storage.table)
         storage.upsert(keys, rows)
         storage.erase(keys[2_000:])
-        held = contents(storage)
+        held = read_contents(storage)
         assert sorted(held) == sorted(keys[:2_000].tolist())
         assert [held[key].data for key in keys[:2_000].tolist()] == row_bytes(rows[:2_000])
 
@@ -55,7 +55,7 @@ class ScanTests:
     def test_scan_of_columns_gives_that_part_of_each_row(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        table = table_of(dim=4, state_width=3)
+        table = make_table(dim=4, state_width=3)
         storage = new_storage(table)
         keys = distinct_keys(rng, 300)
         rows = random_rows(rng, 300, table)

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.contracts import Keys, Storage
 from sparring.errors import InvalidArgumentError
-from sparring_testing.references.samples import contents, distinct_keys, random_rows
+from sparring_testing.references.samples import read_contents, distinct_keys, random_rows
 
 __all__ = ["ScoreTests"]
 
@@ -46,12 +46,12 @@ class ScoreTests:
         storage = given_scores_storage
         rows = random_rows(rng, 2, storage.table)
         storage.upsert([1, 2], rows, [5, 6])
-        before = contents(storage)
+        before = read_contents(storage)
         with pytest.raises(InvalidArgumentError):
             storage.upsert([1, 3], rows, scores)
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
 
 def _scores(storage: Storage, keys: Keys) -> list[int]:
-    held = contents(storage)
+    held = read_contents(storage)
     return [held[key].score for key in keys.tolist()]

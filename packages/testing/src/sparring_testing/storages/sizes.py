@@ -9,10 +9,10 @@ import numpy as np
 from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     random_rows,
-    table_of,
+    make_table,
 )
 
 __all__ = ["SizeTests"]
@@ -26,7 +26,7 @@ class SizeTests:
     def test_empty_calls_are_ordinary(self, storage: Storage, rng: np.random.Generator) -> None:
         table = storage.table
         storage.upsert([1, 2], random_rows(rng, 2, table))
-        before = contents(storage)
+        before = read_contents(storage)
         no_keys, no_rows = np.empty(0, np.int64), np.empty((0, table.width), table.numpy_dtype)
         result = storage.find(no_keys)
         assert result.rows.shape == (0, table.width)
@@ -38,22 +38,22 @@ class SizeTests:
             storage.touch(no_keys)
         if storage.capabilities.evict:
             assert len(storage.evict(0)) == 0
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
     def test_calls_of_one_row(self, storage: Storage, rng: np.random.Generator) -> None:
         rows = random_rows(rng, 100, storage.table)
         for key in range(100):
             storage.upsert([key], rows[key : key + 1])
         for key in range(100):
-            assert_holds(storage, [key], rows[key : key + 1])
+            assert_contains_rows(storage, [key], rows[key : key + 1])
         for key in range(0, 100, 2):
             assert storage.erase([key]) == 1
-        assert sorted(contents(storage)) == list(range(1, 100, 2))
+        assert sorted(read_contents(storage)) == list(range(1, 100, 2))
 
     def test_call_of_a_million_rows(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        table = table_of(dim=1)
+        table = make_table(dim=1)
         storage = new_storage(table)
         # An odd factor makes the keys different and spreads them over all 64 bits.
         keys = np.arange(_MILLION, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)

@@ -12,7 +12,7 @@ from sparring.contracts import Storage, TableConfig
 from sparring_testing.guard import find_violations
 from sparring_testing.native.native_handle import NativeHandleTests
 from sparring_testing.native.row_handles import RowHandleTests
-from sparring_testing.references.samples import MakeStorage, table_of
+from sparring_testing.references.samples import MakeStorage, make_table
 from sparring_testing.storages.bounded import BoundedTests
 from sparring_testing.storages.capabilities import CapabilityTests, Estimate
 from sparring_testing.storages.eviction import EvictionTests
@@ -21,7 +21,7 @@ from sparring_testing.storages.machine import StateMachineTests
 from sparring_testing.storages.ownership import OwnershipTests
 from sparring_testing.storages.policies import OpenBounded, PolicyTests
 from sparring_testing.storages.reads import ReadingTests
-from sparring_testing.storages.refusal import RefusalTests
+from sparring_testing.storages.refusal import RejectionTests
 from sparring_testing.storages.scans import ScanTests
 from sparring_testing.storages.scores import ScoreTests
 from sparring_testing.storages.sizes import SizeTests
@@ -33,7 +33,7 @@ from sparring_testing.storages.writes import WritingTests
 __all__ = ["StorageTests"]
 
 _GUARD = "test_no_standard_test_is_removed_or_overridden_without_a_reason"
-_MOST_CAPACITY = 65_536
+_MAX_CAPACITY = 65_536
 
 
 class StorageTests(
@@ -44,7 +44,7 @@ class StorageTests(
     SizeTests,
     ScanTests,
     OwnershipTests,
-    RefusalTests,
+    RejectionTests,
     LifecycleTests,
     CapabilityTests,
     ScoreTests,
@@ -146,7 +146,7 @@ class StorageTests(
     @pytest.fixture
     def storage(self, new_storage: MakeStorage) -> Storage:
         """An empty storage of four float32 columns."""
-        return new_storage(table_of())
+        return new_storage(make_table())
 
     @pytest.fixture
     def reopen(
@@ -173,12 +173,12 @@ class StorageTests(
             options = self.bounded_options.get(policy)
             if options is None:
                 pytest.skip(f"bounded_options has no {policy!r}: this backend does not offer it")
-            storage = new_storage(table_of(), **options)
+            storage = new_storage(make_table(), **options)
             capacity = storage.capacity
             assert capacity is not None, f"bounded_options[{policy!r}] opened no bounded storage"
-            assert 16 <= capacity <= _MOST_CAPACITY, (
+            assert 16 <= capacity <= _MAX_CAPACITY, (
                 f"bounded_options[{policy!r}] holds {capacity} rows; the kit fills it many times, "
-                f"so give 16 to {_MOST_CAPACITY}, best some hundred"
+                f"so give 16 to {_MAX_CAPACITY}, best some hundred"
             )
             return storage
 

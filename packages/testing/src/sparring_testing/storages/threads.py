@@ -15,12 +15,12 @@ import numpy.typing as npt
 from sparring.contracts import Keys, Rows, Storage
 from sparring_testing.references.samples import (
     MakeStorage,
-    contents,
+    read_contents,
     distinct_keys,
     random_rows,
     require,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["ThreadTests"]
@@ -38,7 +38,7 @@ class ThreadTests:
         keys = distinct_keys(rng, 2_000)
         rows = random_rows(rng, 2_000, storage.table)
         storage.upsert(keys, rows)
-        expected = contents(storage)
+        expected = read_contents(storage)
 
         def read(reader: int) -> None:
             chosen = np.random.default_rng(reader).permutation(2_000)[:500]
@@ -47,15 +47,15 @@ class ThreadTests:
                 assert result.found.all()
                 assert row_bytes(result.rows) == row_bytes(rows[chosen])
                 assert storage.size == 2_000
-            assert contents(storage) == expected
+            assert read_contents(storage) == expected
 
-        with _switching_often(), ThreadPoolExecutor(_NUM_READERS) as threads:
+        with _frequent_switches(), ThreadPoolExecutor(_NUM_READERS) as threads:
             list(threads.map(read, range(_NUM_READERS)))
 
     def test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        storage = new_storage(table_of(dim=256))
+        storage = new_storage(make_table(dim=256))
         _require_concurrent_reads(storage)
         keys = distinct_keys(rng, 20_000)
         written, added = keys[:200], iter(np.array_split(keys[200:], 200))
@@ -83,12 +83,12 @@ class ThreadTests:
             _write_version(storage, written, version + 2)
             _write_version(storage, next(added, written[:0]), version + 2)  # the table grows
 
-        _run_beside([read, read, scan], write)
+        _run_concurrently([read, read, scan], write)
 
     def test_readers_beside_erasure_see_whole_rows_or_none(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        storage = new_storage(table_of(dim=256))
+        storage = new_storage(make_table(dim=256))
         _require_concurrent_reads(storage)
         keys = distinct_keys(rng, 200)
         staying, leaving = keys[:100], keys[100:]
@@ -106,7 +106,7 @@ class ThreadTests:
             _write_version(storage, leaving, version + 1)
             storage.erase(leaving)
 
-        _run_beside([read] * _NUM_READERS, write)
+        _run_concurrently([read] * _NUM_READERS, write)
 
 
 def _require_concurrent_reads(storage: Storage) -> None:
@@ -125,12 +125,12 @@ def _versions(rows: Rows) -> npt.NDArray[np.float32]:
     return versions
 
 
-def _run_beside(
+def _run_concurrently(
     readers: list[Callable[[threading.Event], None]], write: Callable[[int], None]
 ) -> None:
     """Calls `write` again and again while readers run; passes on any error of theirs."""
     is_over = threading.Event()
-    with _switching_often(), ThreadPoolExecutor(len(readers)) as threads:
+    with _frequent_switches(), ThreadPoolExecutor(len(readers)) as threads:
         running = [threads.submit(reader, is_over) for reader in readers]
         try:
             end = time.monotonic() + _SECONDS
@@ -147,7 +147,7 @@ def _run_beside(
 
 
 @contextmanager
-def _switching_often() -> Iterator[None]:
+def _frequent_switches() -> Iterator[None]:
     """Makes Python change threads after 10 µs instead of 5 ms, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sparring import update_rows
-from sparring.adapter import BUILTIN_METHODS, MemoryStorage, hyper_from
+from sparring.adapter import BUILTIN_METHODS, MemoryStorage, parse_hyper
 from sparring.contracts import MethodChoice, Storage, TableConfig
-from sparring_testing.references.samples import EXTREME_KEYS, MakeStorage, contents, distinct_keys
+from sparring_testing.references.samples import EXTREME_KEYS, MakeStorage, read_contents, distinct_keys
 
 __all__ = ["UpdateTests"]
 
@@ -19,7 +19,7 @@ _METHODS = ("sgd", "rowwise_adagrad", "adam")
 
 def _choice(name: str, step: int = 1, **hyper: Any) -> MethodChoice:
     method = BUILTIN_METHODS[name]()
-    return MethodChoice(method, hyper_from(method, {"lr": 0.1, **hyper}), step)
+    return MethodChoice(method, parse_hyper(method, {"lr": 0.1, **hyper}), step)
 
 
 def _table(name: str, dim: int = 5) -> TableConfig:
@@ -28,7 +28,7 @@ def _table(name: str, dim: int = 5) -> TableConfig:
 
 
 def _assert_same(storage: Storage, other: Storage) -> None:
-    found, expected = contents(storage), contents(other)
+    found, expected = read_contents(storage), read_contents(other)
     differing = [
         key
         for key in found.keys() | expected.keys()

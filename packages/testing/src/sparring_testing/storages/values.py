@@ -11,12 +11,12 @@ from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["ValueTests"]
@@ -35,9 +35,9 @@ class ValueTests:
         rows = random_rows(rng, len(keys), storage.table)
         assert not storage.find(keys).found.any()
         storage.upsert(keys, rows)
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
         assert storage.size == len(keys)
-        held = contents(storage)
+        held = read_contents(storage)
         assert {key: row.data for key, row in held.items()} == dict(
             zip(keys.tolist(), row_bytes(rows), strict=True)
         )
@@ -50,7 +50,7 @@ class ValueTests:
         storage.upsert([key], rows)
         others = np.setdiff1d(EXTREME_KEYS, key)
         assert not storage.find(others).found.any()
-        assert_holds(storage, [key], rows)
+        assert_contains_rows(storage, [key], rows)
         assert storage.erase(others) == 0
         assert storage.erase([key]) == 1
         assert storage.size == 0
@@ -64,7 +64,7 @@ class ValueTests:
         rows = random_rows(rng, len(keys), storage.table)
         storage.upsert(keys, rows)
         assert storage.size == len(keys)
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     @pytest.mark.parametrize(
         ("dtype", "dim"),
@@ -75,49 +75,49 @@ class ValueTests:
     def test_rows_of_every_dim(
         self, new_storage: MakeStorage, rng: np.random.Generator, dim: int, dtype: str
     ) -> None:
-        table = table_of(dim, dtype)
+        table = make_table(dim, dtype)
         storage = new_storage(table)
         keys = distinct_keys(rng, 80)
         rows = random_rows(rng, 80, table)
         storage.upsert(keys, rows)
-        assert_holds(storage, keys, rows)
-        held = contents(storage)
+        assert_contains_rows(storage, keys, rows)
+        held = read_contents(storage)
         assert [held[key].data for key in keys.tolist()] == row_bytes(rows)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_state_behind_the_embedding_is_part_of_the_row(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        table = table_of(5, dtype, state_width=11)
+        table = make_table(5, dtype, state_width=11)
         storage = new_storage(table)
         keys = distinct_keys(rng, 80)
         rows = random_rows(rng, 80, table)
         storage.upsert(keys, rows)
         assert storage.find(keys).rows.shape == (80, table.width)
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_state_of_16_bit_rows_is_float32_bit_for_bit(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        table = table_of(3, dtype, state_width=5)  # with a gap before the state
+        table = make_table(3, dtype, state_width=5)  # with a gap before the state
         storage = new_storage(table)
         keys = distinct_keys(rng, 80)
         rows = np.zeros((80, table.width), table.numpy_dtype)
         bits = rng.integers(0, 2**32, (80, 5), np.uint32)
         bits[0] = _SIGNALLING_HALVES
         state = bits.view(np.float32)
-        table.embeddings(rows)[...] = random_rows(rng, 80, table_of(3, dtype))
+        table.embeddings(rows)[...] = random_rows(rng, 80, make_table(3, dtype))
         table.state(rows)[...] = state
         storage.upsert(keys, rows)
         assert row_bytes(table.state(storage.find(keys).rows)) == row_bytes(state)
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_row_bits_are_preserved(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
-        table = table_of(8, dtype)
+        table = make_table(8, dtype)
         storage = new_storage(table)
         raw = rng.integers(0, 256, (200, table.row_bytes), np.uint8)
         rows = raw.view(table.numpy_dtype)  # NaNs of every payload among them
@@ -129,6 +129,6 @@ class ValueTests:
         integers[1, :4] = integers[0, 4] ^ np.array([1, 2, 3, 4], integers.dtype)
         keys = distinct_keys(rng, 200)
         storage.upsert(keys, rows)
-        assert_holds(storage, keys, rows)
-        held = contents(storage)
+        assert_contains_rows(storage, keys, rows)
+        held = read_contents(storage)
         assert [held[key].data for key in keys.tolist()] == row_bytes(rows)

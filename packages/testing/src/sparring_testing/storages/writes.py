@@ -7,12 +7,12 @@ import numpy as np
 from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     MakeStorage,
-    assert_holds,
-    contents,
+    assert_contains_rows,
+    read_contents,
     distinct_keys,
     random_rows,
     row_bytes,
-    table_of,
+    make_table,
 )
 
 __all__ = ["WritingTests"]
@@ -30,18 +30,18 @@ class WritingTests:
             rows[chosen] = random_rows(rng, 100, storage.table)
             storage.upsert(keys[chosen], rows[chosen])
         assert storage.size == 300
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     def test_whole_rows_are_replaced(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        table = table_of(dim=3, state_width=6)
+        table = make_table(dim=3, state_width=6)
         storage = new_storage(table)
         keys = distinct_keys(rng, 50)
         storage.upsert(keys, random_rows(rng, 50, table))
         zeros = np.zeros((50, 9), table.numpy_dtype)
         storage.upsert(keys, zeros)
-        assert_holds(storage, keys, zeros)
+        assert_contains_rows(storage, keys, zeros)
 
     def test_upsert_takes_known_and_new_keys_in_one_call(
         self, storage: Storage, rng: np.random.Generator
@@ -52,7 +52,7 @@ class WritingTests:
         mixed = rng.permutation(200)
         storage.upsert(keys[mixed], rows[mixed])
         assert storage.size == 200
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     def test_upsert_with_room_evicts_nothing(
         self, storage: Storage, rng: np.random.Generator
@@ -72,7 +72,7 @@ class WritingTests:
         is_erased = rng.random(300) < 0.4
         assert storage.erase(keys[is_erased]) == is_erased.sum()
         assert storage.find(keys).found.tolist() == (~is_erased).tolist()
-        assert_holds(storage, keys[~is_erased], rows[~is_erased])
+        assert_contains_rows(storage, keys[~is_erased], rows[~is_erased])
         assert storage.size == (~is_erased).sum()
 
     def test_erase_of_unknown_keys_is_no_error_and_counts_none(
@@ -81,9 +81,9 @@ class WritingTests:
         keys = distinct_keys(rng, 100)
         assert storage.erase(keys) == 0
         storage.upsert(keys[:50], random_rows(rng, 50, storage.table))
-        before = contents(storage)
+        before = read_contents(storage)
         assert storage.erase(keys[60:]) == 0
-        assert contents(storage) == before
+        assert read_contents(storage) == before
         assert storage.erase(keys[40:60]) == 10
         assert storage.erase(keys[40:60]) == 0
 
@@ -92,7 +92,7 @@ class WritingTests:
         for _ in range(5):
             rows = random_rows(rng, 100, storage.table)
             storage.upsert(keys, rows)
-            assert_holds(storage, keys, rows)
+            assert_contains_rows(storage, keys, rows)
             storage.erase(keys)
             assert not storage.find(keys).found.any()
             assert storage.size == 0
@@ -105,10 +105,10 @@ class WritingTests:
         storage.clear()
         assert storage.size == 0
         assert not storage.find(keys).found.any()
-        assert contents(storage) == {}
+        assert read_contents(storage) == {}
         rows = random_rows(rng, 200, storage.table)
         storage.upsert(keys, rows)
-        assert_holds(storage, keys, rows)
+        assert_contains_rows(storage, keys, rows)
 
     def test_size_counts_rows(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = distinct_keys(rng, 100)
@@ -121,14 +121,14 @@ class WritingTests:
     def test_flush_changes_nothing(self, storage: Storage, rng: np.random.Generator) -> None:
         storage.flush()
         storage.upsert(distinct_keys(rng, 100), random_rows(rng, 100, storage.table))
-        before = contents(storage)
+        before = read_contents(storage)
         storage.flush()
-        assert contents(storage) == before
+        assert read_contents(storage) == before
 
     def test_tables_of_two_storages_are_separate(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
-        first, second = new_storage(table_of()), new_storage(table_of())
+        first, second = new_storage(make_table()), new_storage(make_table())
         keys = distinct_keys(rng, 50)
         rows = random_rows(rng, 100, first.table)
         first.upsert(keys, rows[:50])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from sparring_cli import context_of
+from sparring_cli import get_command_context
 from sparring_train.cli.train import ConfigArgument, OverridesArgument
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.reading.printer import config_as_yaml
@@ -39,5 +39,5 @@ def check(
     overrides: OverridesArgument = None,
 ) -> None:
     """Check a configuration, backends and their options included, and run nothing."""
-    load_config(config, overrides or (), plugin_manager=context_of(context).plugin_manager)
+    load_config(config, overrides or (), plugin_manager=get_command_context(context).plugin_manager)
     typer.echo(f"{config}: correct")

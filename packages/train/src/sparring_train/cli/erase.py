@@ -25,17 +25,17 @@ from sparring import PluginManager, __version__, latest_snapshot, list_snapshots
 from sparring.adapter import erase_from_snapshots, found_table, state_without_keys
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError
-from sparring_cli import context_of
+from sparring_cli import get_command_context
 from sparring_tiered import TieredStorage
-from sparring_train.cli.erase_search import Wanted, search_files
+from sparring_train.cli.erase_search import SearchedIds, search_files
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.columns import Origin
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
 from sparring_train.run.same_run import ORIGINS, RUN
-from sparring_train.run.saved_run import run_of
-from sparring_train.run.snapshot_rows import keys_meant
-from sparring_train.run.storages import open_run_storages, place_name
+from sparring_train.run.saved_run import read_run_config
+from sparring_train.run.snapshot_rows import parse_candidate_keys
+from sparring_train.run.storages import open_run_storages, format_storage
 
 __all__ = ["add_erase"]
 
@@ -102,8 +102,8 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
 
     If the command is interrupted, everything can still be loaded: run it again.
     """
-    listed = _ids_in(keys)
-    manager = context_of(context).plugin_manager
+    listed = _read_ids(keys)
+    manager = get_command_context(context).plugin_manager
     run = None
     if everywhere is not None:
         run = load_config(everywhere, overrides or [], plugin_manager=manager)
@@ -117,22 +117,22 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     for folder in snapshots or []:
         if latest_snapshot(folder) is None:
             raise InvalidArgumentError(f"erase: there is no snapshot in {folder}")
-    known = _known_run(run, folders, manager)
-    features, origins = _features_of(known, folders, table)
-    meant = _keys_of(listed, table, origins, keys)
+    known = _read_run(run, folders, manager)
+    features, origins = _list_features(known, folders, table)
+    meant = _list_keys(listed, table, origins, keys)
     wanted = np.array(sorted({key for each in meant.values() for key in each}), np.int64)
     began = datetime.now(timezone.utc)
     target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
         raise InvalidArgumentError(f"erase: {target} exists already; name another --receipt")
     # Storages first: their places are known by the newest snapshot.
-    with _audited(table, len(set(listed.values())), target) as audit:
+    with _audit_log(table, len(set(listed.values())), target) as audit:
         erased: set[int] = set()
-        storages, traces = _from_storages(run, table, wanted, ranks, manager, erased)
-        rewritten = [_from_folder(folder, table, wanted, traces, erased) for folder in folders]
-        strings = [_from_dictionary(folder, wanted, features, erased) for folder in folders]
-        places = [*_files_of(known), *folders, *(search or [])]
-        files = _files_with(listed, meant, places, folders)
+        storages, traces = _erase_from_storages(run, table, wanted, ranks, manager, erased)
+        rewritten = [_erase_from_folder(folder, table, wanted, traces, erased) for folder in folders]
+        strings = [_erase_from_dictionary(folder, wanted, features, erased) for folder in folders]
+        places = [*_list_files(known), *folders, *(search or [])]
+        files = _find_files_with(listed, meant, places, folders)
     unknown = [number for number, each in meant.items() if erased.isdisjoint(each)]
     report = {
         "table": table,
@@ -145,7 +145,7 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         "strings": strings,
         "lines_without_a_row": unknown,
         "files": files,
-        "remains": _remains(run),
+        "remains": _describe_remains(run),
         "traces": [*traces, *_TRACES],
     }
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -178,7 +178,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _audited(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, str]]:
+def _audit_log(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, str]]:
     """Writes a line to standard error: who erased what, and the outcome; it contains no id.
 
     Yields:
@@ -202,7 +202,7 @@ def _audited(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, str]
         )
 
 
-def _ids_in(path: Path) -> dict[int, str]:
+def _read_ids(path: Path) -> dict[int, str]:
     """Returns the ids of a file by line number."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -220,7 +220,7 @@ def _ids_in(path: Path) -> dict[int, str]:
     return found
 
 
-def _known_run(
+def _read_run(
     run: RunConfig | None, folders: list[str], manager: PluginManager
 ) -> RunConfig | None:
     """Returns the given configuration, or that of the newest snapshot, or None."""
@@ -228,10 +228,10 @@ def _known_run(
         return run
     newest = [each for each in map(latest_snapshot, folders) if each is not None]
     saved = [each for each in newest if RUN in each.state_names(0)]
-    return run_of(saved[0], [], manager) if saved else None
+    return read_run_config(saved[0], [], manager) if saved else None
 
 
-def _features_of(
+def _list_features(
     run: RunConfig | None, folders: list[str], table: str
 ) -> tuple[list[str] | None, set[Origin]]:
     """Returns the columns whose ids are keys of a table, and the kinds of their values.
@@ -249,7 +249,7 @@ def _features_of(
     return features, origins
 
 
-def _keys_of(
+def _list_keys(
     listed: dict[int, str], table: str, origins: set[Origin], path: Path
 ) -> dict[int, list[int]]:
     """Returns the keys of the listed ids, by line number.
@@ -259,7 +259,7 @@ def _keys_of(
     """
     found: dict[int, list[int]] = {}
     for number, text in listed.items():
-        meant = keys_meant(text)
+        meant = parse_candidate_keys(text)
         if origins == {"integer"}:
             # The hash of the text comes last.
             meant = meant[:-1]
@@ -272,7 +272,7 @@ def _keys_of(
     return found
 
 
-def _from_storages(
+def _erase_from_storages(
     run: RunConfig | None,
     table: str,
     keys: npt.NDArray[np.int64],
@@ -291,16 +291,16 @@ def _from_storages(
         storage.flush()
         tiers = storage.tiers if isinstance(storage, TieredStorage) else (storage,)
         for each in tiers:
-            traces += _purged(each)
+            traces += _purge(each)
         declared = storage.table
         storage.close()
         # Opened again, a database rewrites its list of files.
         found_table(place.backend, declared, manager, place.options)
-        done.append({"place": place_name(place), "num_rows": num_rows})
+        done.append({"place": format_storage(place), "num_rows": num_rows})
     return done, traces
 
 
-def _purged(storage: Storage) -> list[str]:
+def _purge(storage: Storage) -> list[str]:
     if isinstance(storage, SupportsPurge):
         storage.purge()
         return []
@@ -312,7 +312,7 @@ def _purged(storage: Storage) -> list[str]:
     ]
 
 
-def _from_folder(
+def _erase_from_folder(
     folder: str, table: str, keys: npt.NDArray[np.int64], traces: list[str], erased: set[int]
 ) -> dict[str, Any]:
     found = erase_from_snapshots(
@@ -336,7 +336,7 @@ def _from_folder(
     }
 
 
-def _from_dictionary(
+def _erase_from_dictionary(
     folder: str, keys: npt.NDArray[np.int64], features: list[str] | None, erased: set[int]
 ) -> dict[str, Any]:
     # It imports pyarrow.
@@ -349,7 +349,7 @@ def _from_dictionary(
     }  # fmt: skip
 
 
-def _files_of(run: RunConfig | None) -> list[str]:
+def _list_files(run: RunConfig | None) -> list[str]:
     """Returns the files that a run writes besides its snapshots."""
     paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
     # Of ranks that write a file each, all of them.
@@ -361,14 +361,14 @@ def _files_of(run: RunConfig | None) -> list[str]:
     ]
 
 
-def _files_with(
+def _find_files_with(
     listed: dict[int, str],
     meant: dict[int, list[int]],
     places: list[str],
     folders: list[str],
 ) -> list[dict[str, Any]]:
     """Searches other files for the ids; the snapshots of the folders are known to have none."""
-    wanted = Wanted({text: meant[number] for number, text in listed.items()})
+    wanted = SearchedIds({text: meant[number] for number, text in listed.items()})
     if not wanted:
         return []
     snapshots = [url for folder in folders for url in list_snapshots(folder)]
@@ -380,7 +380,7 @@ def _files_with(
         ) from error
 
 
-def _remains(run: RunConfig | None) -> list[dict[str, str]]:
+def _describe_remains(run: RunConfig | None) -> list[dict[str, str]]:
     """Returns the places that were not searched, and the way to remove the ids from each."""
     data = "the training data" if run is None else getattr(run.data, "path", run.data.kind)
     notes = run is None or run.change_notes.is_on

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
 
-__all__ = ["SearchedFile", "Wanted", "search_files"]
+__all__ = ["SearchedFile", "SearchedIds", "search_files"]
 
 _CHUNK_BYTES = 1 << 20
 _MIN_DIGITS = 7
@@ -52,7 +52,7 @@ class SearchedFile:
     problem: str = ""
 
 
-class Wanted:
+class SearchedIds:
     """Patterns of ids, by id.
 
     Args:
@@ -120,7 +120,7 @@ class _Found:
 
 
 def search_files(
-    places: Sequence[str], wanted: Wanted, left_out: Sequence[str] = ()
+    places: Sequence[str], wanted: SearchedIds, left_out: Sequence[str] = ()
 ) -> Iterator[SearchedFile]:
     """Searches files, and all files below folders.
 
@@ -132,7 +132,7 @@ def search_files(
     Raises:
         OSError: a file cannot be read.
     """
-    skipped = [_path_of(each) for each in left_out]
+    skipped = [_parse_path(each) for each in left_out]
     seen = set()
     for place in places:
         system, path = fsspec.core.url_to_fs(place)
@@ -147,12 +147,12 @@ def search_files(
             yield SearchedFile(url.removeprefix("file://"), len(found.ids), found.problem)
 
 
-def _path_of(url: str) -> str:
+def _parse_path(url: str) -> str:
     path: str = fsspec.core.url_to_fs(url)[1]
     return path.rstrip("/")
 
 
-def _search(opened: _Open, wanted: Wanted, found: _Found, depth: int) -> None:
+def _search(opened: _Open, wanted: SearchedIds, found: _Found, depth: int) -> None:
     """Searches bytes, and what they are an encoding of."""
     with opened() as file:
         head = chunk = file.read(_CHUNK_BYTES)
@@ -205,7 +205,7 @@ _DECOMPRESS: Mapping[bytes, Callable[[IO[bytes]], AbstractContextManager[Any]]] 
 """First bytes of compressed files, and what decompresses them."""
 
 
-def _search_parquet(file: IO[bytes], wanted: Wanted, found: _Found) -> None:
+def _search_parquet(file: IO[bytes], wanted: SearchedIds, found: _Found) -> None:
     from pyarrow import parquet
 
     opened = parquet.ParquetFile(file)
@@ -214,7 +214,7 @@ def _search_parquet(file: IO[bytes], wanted: Wanted, found: _Found) -> None:
             _search_column(column, wanted, found)
 
 
-def _search_column(column: Any, wanted: Wanted, found: _Found) -> None:
+def _search_column(column: Any, wanted: SearchedIds, found: _Found) -> None:
     from pyarrow import types
 
     kind = column.type

@@ -14,12 +14,12 @@ import numpy as np
 import typer
 
 from sparring.errors import DataError, InvalidArgumentError
-from sparring_cli import context_of, make_console, print_json
-from sparring_train.cli.get import snapshot_at
+from sparring_cli import get_command_context, make_console, print_json
+from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
-from sparring_train.loop.saved_model import evaluated
-from sparring_train.run.saved_run import opened_run
+from sparring_train.loop.saved_model import evaluate_model
+from sparring_train.run.saved_run import open_run
 
 if TYPE_CHECKING:
     import pyarrow
@@ -53,9 +53,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Print the metrics of a saved model on the test examples of its run."""
-    found = snapshot_at(snapshot)
-    with opened_run(found, overrides or [], context_of(context).plugin_manager) as (_, model):
-        metrics, undefined = evaluated(model), model.source.why_undefined
+    found = open_newest_snapshot(snapshot)
+    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (_, model):
+        metrics, undefined = evaluate_model(model), model.source.explain_undefined
     if as_json:
         told = {"snapshot": found.url, "step": found.step, "metrics": metrics}
         print_json(told if undefined is None else {**told, "undefined_metrics": undefined})
@@ -93,15 +93,15 @@ def predict(
         raise InvalidArgumentError(
             f"--output {output}: must end in .csv or .parquet, which says how it is written"
         )
-    found = snapshot_at(snapshot)
-    with opened_run(found, overrides or [], context_of(context).plugin_manager) as (config, model):
+    found = open_newest_snapshot(snapshot)
+    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (config, model):
         if config.model.loss == "ranking":
             raise InvalidArgumentError(
                 f"{found.url}: its model ranks items and predicts no number; ask it for the best items: "
                 "sparring recommend"
             )
         counts = _Counts({each.name: 0 for each in config.data.columns.features})
-        tables = _begun(_predictions(model, path, config.data.columns, counts))
+        tables = _compute_first(_predictions(model, path, config.data.columns, counts))
         if output is None:
             _write_csv(sys.stdout, tables)
         else:
@@ -148,7 +148,7 @@ def _predictions(
         yield pyarrow.table({**empty, "prediction": pyarrow.array([], pyarrow.float32())})
 
 
-def _begun(predictions: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
+def _compute_first(predictions: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
     """The same, the first of them made: a bad file is refused before a line is written."""
     first = list(islice(predictions, 1))
     return chain(first, predictions)

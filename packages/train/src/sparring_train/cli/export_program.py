@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from sparring.errors import SnapshotError, UnsupportedError
-from sparring_cli import context_of
-from sparring_train.cli.get import snapshot_at
+from sparring_cli import get_command_context
+from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import ProgramRequest
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 
 __all__ = ["add_export_program"]
 
@@ -45,14 +45,14 @@ def export_program(
     ] = False,
 ) -> None:
     """Write a trained model as a program that runs without Python, over a serving snapshot."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     run = load_config(config, overrides or [], plugin_manager=manager)
     if to is not None and to != run.framework:
         raise UnsupportedError(
             f"--to {to}: {config} is trained with {run.framework}, whose programs run with "
             f"{run.framework}; leave --to out, or train with {to}"
         )
-    export = trainer_of(run.framework, manager).export
+    export = find_trainer(run.framework, manager).export
     if export is None:
         raise UnsupportedError(
             f"{config}: the trainer of framework {run.framework!r} exports no programs; use one that "
@@ -62,7 +62,7 @@ def export_program(
     place = snapshot or run.snapshots.url
     if place is None:
         raise SnapshotError(f"{config} saves no snapshots (snapshots.url); name one by --snapshot")
-    url = snapshot_at(place).url
+    url = open_newest_snapshot(place).url
     export(run, manager, ProgramRequest(url, served, str(bundle), follow))
     typer.echo(f"{bundle}: a program of {url}, bound to {served}")
 

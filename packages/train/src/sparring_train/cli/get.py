@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import PluginManager, Snapshot, latest_snapshot, merged_chunks, open_snapshot
+from sparring import PluginManager, Snapshot, latest_snapshot, scan_rows, open_snapshot
 from sparring.contracts import TableConfig, partition
 from sparring.errors import SnapshotError
-from sparring_cli import context_of, embedding_parts, print_json
+from sparring_cli import get_command_context, read_embedding_parts, print_json
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
-from sparring_train.run.snapshot_rows import keys_meant
-from sparring_train.run.storages import open_run_storages, place_name
+from sparring_train.run.snapshot_rows import parse_candidate_keys
+from sparring_train.run.storages import open_run_storages, format_storage
 
-__all__ = ["add_get", "snapshot_at"]
+__all__ = ["add_get", "open_newest_snapshot"]
 
 
 def add_get(application: typer.Typer) -> None:
@@ -45,15 +45,15 @@ def get(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Show the embedding and the optimizer's state of one key; exit with 1 if it has no row."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     is_run = place.endswith((".yaml", ".yml"))
-    snapshot = None if is_run else snapshot_at(place)
-    meant = keys_meant(key)
+    snapshot = None if is_run else open_newest_snapshot(place)
+    meant = parse_candidate_keys(key)
     for candidate in meant:
         if snapshot is None:
-            found = _in_storages(place, overrides or [], table, candidate, ranks, manager)
+            found = _find_in_storages(place, overrides or [], table, candidate, ranks, manager)
         else:
-            found = _in_snapshot(snapshot, table, candidate)
+            found = _find_in_snapshot(snapshot, table, candidate)
         if found["found"]:
             break
     else:
@@ -66,7 +66,7 @@ def get(
         raise typer.Exit(1)
 
 
-def snapshot_at(url: str) -> Snapshot:
+def open_newest_snapshot(url: str) -> Snapshot:
     """A snapshot, or the newest of a folder of them.
 
     Raises:
@@ -81,21 +81,21 @@ def snapshot_at(url: str) -> Snapshot:
         return newest
 
 
-def _in_snapshot(snapshot: Snapshot, table: str, key: int) -> dict[str, Any]:
+def _find_in_snapshot(snapshot: Snapshot, table: str, key: int) -> dict[str, Any]:
     snapshot.check_table(table)
     where = {"found": False, "place": snapshot.url, "step": snapshot.step}
     described = snapshot.tables[table]
     its_partition = int(partition(np.array([key], np.int64))[0])
-    for chunk in merged_chunks(snapshot, table, [its_partition]):
+    for chunk in scan_rows(snapshot, table, [its_partition]):
         at = np.flatnonzero(chunk.keys == key)
         if len(at):
             score = {"score": int(chunk.scores[at[0]])} if described.has_scores else {}
-            parts = embedding_parts(snapshot, table, described.dim)
+            parts = read_embedding_parts(snapshot, table, described.dim)
             return where | _row(described.config, chunk.rows[at], parts) | score
     return where
 
 
-def _in_storages(
+def _find_in_storages(
     config: str,
     overrides: list[str],
     table: str,
@@ -106,9 +106,9 @@ def _in_storages(
     run = load_config(config, overrides, plugin_manager=manager)
     places = []
     for place, storage in open_run_storages(run, table, manager, ranks=ranks):
-        said = run.model.embedding_parts or {"embedding": [0, storage.table.dim]}
+        said = run.model.read_embedding_parts or {"embedding": [0, storage.table.dim]}
         parts = {name: slice(*each) for name, each in said.items()}
-        places.append(place_name(place))
+        places.append(format_storage(place))
         rows = storage.find(np.array([key], np.int64))
         if rows.found[0]:
             return {"found": True, "place": places[-1]} | _row(storage.table, rows.rows, parts)

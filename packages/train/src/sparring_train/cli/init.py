@@ -9,21 +9,21 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sparring.adapter import closest_name
+from sparring.adapter import find_closest_name
 from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel, choose_label
 from sparring_train.cli.init_ranking import (
     RankingKind,
     has_user_and_item,
-    ranked_columns,
+    choose_ranked_columns,
     ranking_lines,
 )
 from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
-from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, yaml_name
+from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.table.look import ColumnLook, Look, look_at
+from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 from sparring_train.data.table.sample import ReadingOptions
-from sparring_train.recommend.column_names import ITEMS, USERS, first_named
+from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 
 __all__ = ["add_init"]
 
@@ -60,16 +60,16 @@ def init(
 ) -> None:
     """Look at files of examples, and print a configuration that trains on them."""
     given = parse_words(words or ())
-    look = look_at(path, _options(given))
-    lines, unsure = _configuration(path, look, given, model)
+    summary = summarize_table(path, _options(given))
+    lines, unsure = _configuration(path, summary, given, model)
     text = "\n".join(apply_keys(lines, given.keys)) + "\n"
     # The text is checked as `sparring train` checks a file, so that it can be trained.
     parse_config(text, source="the configuration of sparring init")
     typer.echo(text, nl=False)
     for each in unsure:
         typer.echo(f"unsure: {each}", err=True)
-    if look.num_bad:
-        typer.echo(f"bad rows: {look.num_bad:,}; the first: {look.first_bad}", err=True)
+    if summary.num_bad:
+        typer.echo(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}", err=True)
 
 
 def _options(given: Words) -> ReadingOptions:
@@ -84,28 +84,28 @@ def _options(given: Words) -> ReadingOptions:
 
 
 def _configuration(
-    path: str, look: Look, given: Words, model: RankingKind | None
+    path: str, summary: TableSummary, given: Words, model: RankingKind | None
 ) -> tuple[list[str], list[str]]:
     """Returns the lines, and the remarks about guesses that may be wrong."""
-    by_name = {each.name: each for each in look.columns}
+    by_name = {each.name: each for each in summary.columns}
     for role, names in given.columns.items():
         for name in names:
             if name not in by_name:
-                meant = closest_name(name, by_name)
+                meant = find_closest_name(name, by_name)
                 hint = f"; did you mean {meant}?" if meant else f", found {', '.join(by_name)}"
                 raise DataError(f"{path}: has no column {name!r}{hint}", path=path, column=name)
-            if name in look.sample.unusable and role != "skip":
-                reason = look.sample.unusable[name]
+            if name in summary.sample.unusable and role != "skip":
+                reason = summary.sample.unusable[name]
                 raise DataError(
                     f"{path}: column {name!r} cannot be used: {reason}", path=path, column=name
                 )
     for key, role in ROLES.items():
         for name in given.columns.get(key, ()):
             by_name[name].role, by_name[name].unsure = role, None
-    unsure: list[str] = list(look.sample.unsure)
-    label = choose_label(path, look, given, unsure, may_guess=model is None)
-    if label is None and model is None and not has_user_and_item(look.columns):
-        usable = [each.name for each in look.columns if each.name not in look.sample.unusable]
+    unsure: list[str] = list(summary.sample.unsure)
+    label = choose_label(path, summary, given, unsure, may_guess=model is None)
+    if label is None and model is None and not has_user_and_item(summary.columns):
+        usable = [each.name for each in summary.columns if each.name not in summary.sample.unusable]
         raise DataError(
             f"{path}: found no column with the name of a label; give label=COLUMN, one of "
             f"{', '.join(usable)}; or --model two_towers, where each row is "
@@ -114,14 +114,14 @@ def _configuration(
         )
     weight = given.columns.get("weight", [None])[0]
     label_name = None if label is None else label.name
-    columns = [each for each in look.columns if each.name not in (label_name, weight)]
+    columns = [each for each in summary.columns if each.name not in (label_name, weight)]
     for role in ("numeric", "categorical"):
         for each in columns:
             if each.role == "time" and each.name in given.columns.get(role, ()):
                 each.role = ROLES[role]
     ids = [each for each in columns if each.role == "categorical"]
-    look.choose_one_separator(ids)
-    look.choose_types(ids)
+    summary.choose_one_separator(ids)
+    summary.choose_types(ids)
     unsure += [f"{each.name}: {each.unsure}" for each in columns if each.unsure]
     if not ids:
         raise DataError(
@@ -130,19 +130,19 @@ def _configuration(
             path=path,
         )
     if label is None or model is not None:
-        found = ranked_columns(path, look, columns, label, model, unsure)
+        found = choose_ranked_columns(path, summary, columns, label, model, unsure)
         used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
         used |= set() if found.time is None else {found.time.name}
         left = [each.name for each in columns if each.name not in used]
-        return [*_head(path, look, unsure), *ranking_lines(path, look, found, weight, left)], unsure
-    lines = [*_head(path, look, unsure), *_data(path, look, columns, label, weight)]
+        return [*_head(path, summary, unsure), *ranking_lines(path, summary, found, weight, left)], unsure
+    lines = [*_head(path, summary, unsure), *_data(path, summary, columns, label, weight)]
     return [*lines, *_model(columns, label, path)], unsure
 
 
-def _head(path: str, look: Look, unsure: Sequence[str]) -> Iterator[str]:
-    about = "" if look.sample.is_exact else "about "
+def _head(path: str, summary: TableSummary, unsure: Sequence[str]) -> Iterator[str]:
+    about = "" if summary.sample.is_exact else "about "
     yield f"# Written by `sparring init {path}`."
-    yield f"# It looked at {look.num_sampled:,} of {about}{look.num_rows:,} rows."
+    yield f"# It looked at {summary.num_sampled:,} of {about}{summary.num_rows:,} rows."
     for each in unsure:
         yield f"# UNSURE: {each}"
     yield ""
@@ -150,7 +150,7 @@ def _head(path: str, look: Look, unsure: Sequence[str]) -> Iterator[str]:
 
 
 def _data(
-    path: str, look: Look, columns: Sequence[ColumnLook], label: ChosenLabel, weight: str | None
+    path: str, summary: TableSummary, columns: Sequence[ColumnSummary], label: ChosenLabel, weight: str | None
 ) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     numbers = [each for each in columns if each.role == "numeric"]
@@ -160,36 +160,36 @@ def _data(
     yield "  kind: table"
     yield f"  path: {json.dumps(path)}"
     yield from label_lines(label)
-    yield from id_columns(ids, look.sample)
+    yield from id_columns(ids, summary.sample)
     required: tuple[str, ...] = ()
     if not label.is_binary:
         required = _user_and_item(ids, label.name, path)
-        names = ", ".join(map(yaml_name, required))
+        names = ", ".join(map(quote_yaml_name, required))
         yield f"  required: [{names}]  # a row without an id of these is a bad row"
     if numbers:
-        yield f"  numeric: [{', '.join(yaml_name(each.name) for each in numbers)}]"
-        skewed = [yaml_name(each.name) for each in numbers if each.is_skewed]
+        yield f"  numeric: [{', '.join(quote_yaml_name(each.name) for each in numbers)}]"
+        skewed = [quote_yaml_name(each.name) for each in numbers if each.is_skewed]
         if skewed:
             yield f"  log1p: [{', '.join(skewed)}]       # they span powers of ten"
     if weight is not None:
-        yield f"  weight: {yaml_name(weight)}"
+        yield f"  weight: {quote_yaml_name(weight)}"
     left = [each.name for each in columns if each.role == "left out"]
     left += [each.name for each in times[1:]]
     if left:
         yield f"  # left out: {', '.join(left)}"
     if times:
-        yield f"  time: {yaml_name(times[0].name)}"
+        yield f"  time: {quote_yaml_name(times[0].name)}"
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
         yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
     used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
     must = [label.name, weight, *(each.name for each in times[:1]), *required]
-    yield from bad_row_lines(look, used, must)
-    size = 2 ** int(np.clip(np.log2(max(look.num_rows, 1) / 200), 4, 12))
+    yield from bad_row_lines(summary, used, must)
+    size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 200), 4, 12))
     yield f"  batch_size: {size}"
 
 
-def _model(columns: Sequence[ColumnLook], label: ChosenLabel, path: str) -> Iterator[str]:
+def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     yield ""
     yield "model:"
@@ -202,8 +202,8 @@ def _model(columns: Sequence[ColumnLook], label: ChosenLabel, path: str) -> Iter
         user, item = _user_and_item(ids, label.name, path)
         yield "  kind: matrix_factorization  # a number, from two ids"
         yield "  dim: 32"
-        yield f"  user: {yaml_name(user)}"
-        yield f"  item: {yaml_name(item)}"
+        yield f"  user: {quote_yaml_name(user)}"
+        yield f"  item: {quote_yaml_name(item)}"
     rare = [each for each in ids if each.once_share > _RARE_SHARE]
     if rare:
         yield ""
@@ -223,7 +223,7 @@ def _model(columns: Sequence[ColumnLook], label: ChosenLabel, path: str) -> Iter
     yield "  url: run                # the trained model, for sparring evaluate, predict, recommend"
 
 
-def _user_and_item(ids: Sequence[ColumnLook], label: str, path: str) -> tuple[str, str]:
+def _user_and_item(ids: Sequence[ColumnSummary], label: str, path: str) -> tuple[str, str]:
     """The two columns of a matrix factorisation."""
     single = [each.name for each in ids if not each.is_list]
     if len(single) < 2:
@@ -233,7 +233,7 @@ def _user_and_item(ids: Sequence[ColumnLook], label: str, path: str) -> tuple[st
             path=path,
             column=label,
         )
-    item = first_named(single, ITEMS)
-    user = first_named((name for name in single if name != item), USERS)
+    item = find_first_named(single, ITEMS)
+    user = find_first_named((name for name in single if name != item), USERS)
     user = user or next(name for name in single if name != item)
     return user, item or next(name for name in single if name != user)

@@ -13,7 +13,7 @@ from pyarrow import types
 
 from sparring.errors import DataError
 from sparring_train.cli.init_words import Words
-from sparring_train.data.table.look import Look
+from sparring_train.data.table.summary import TableSummary
 
 __all__ = ["ChosenLabel", "choose_label"]
 
@@ -34,7 +34,7 @@ class ChosenLabel:
 
 
 def choose_label(
-    path: str, look: Look, words: Words, unsure: list[str], *, may_guess: bool
+    path: str, summary: TableSummary, words: Words, unsure: list[str], *, may_guess: bool
 ) -> ChosenLabel | None:
     """Returns the label, and replaces its texts in `look` with numbers.
 
@@ -52,20 +52,20 @@ def choose_label(
     if "label" in words.columns:
         name: str | None = words.columns["label"][0]
     else:
-        name = look.likely_label(others)
+        name = summary.likely_label(others)
         if name is not None:
             unsure.append(f"{name}: taken for the label, by its name")
         elif may_guess:
-            name = _by_values(look, others, unsure)
+            name = _by_values(summary, others, unsure)
     if name is None:
         return None
     meaning = dict(words.data.label_values) if words.data is not None else {}
-    array = look.values[name]
+    array = summary.values[name]
     kind = array.type
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    meaning = meaning or (_meaning(look, name) if not is_number else {})
+    meaning = meaning or (_meaning(summary, name) if not is_number else {})
     if not meaning and not is_number:
-        found = look.values[name].drop_null().unique().to_pylist()
+        found = summary.values[name].drop_null().unique().to_pylist()
         listed = ", ".join(map(repr, found[:_SHOWN])) + (", …" if len(found) > _SHOWN else "")
         shown = [str(each) for each in found[:2]] + ["yes", "no"][len(found[:2]) :]
         raise DataError(
@@ -75,21 +75,21 @@ def choose_label(
             column=name,
         )
     if meaning:
-        texts = look.sample.texts.get(name, array).cast(pyarrow.string())
+        texts = summary.sample.texts.get(name, array).cast(pyarrow.string())
         places = pc.index_in(texts, pyarrow.array(list(meaning)))
-        look.values[name] = pyarrow.array(list(meaning.values()), pyarrow.float64()).take(places)
-        look.sample.wrong.pop(name, None)
-    return ChosenLabel(name, _is_binary(look, name), meaning)
+        summary.values[name] = pyarrow.array(list(meaning.values()), pyarrow.float64()).take(places)
+        summary.sample.wrong.pop(name, None)
+    return ChosenLabel(name, _is_binary(summary, name), meaning)
 
 
-def _is_binary(look: Look, label: str) -> bool:
-    values = look.values[label].drop_null().unique()
+def _is_binary(summary: TableSummary, label: str) -> bool:
+    values = summary.values[label].drop_null().unique()
     return set(values.cast(pyarrow.float64()).to_pylist()) <= {0.0, 1.0}
 
 
-def _meaning(look: Look, name: str) -> dict[str, float]:
+def _meaning(summary: TableSummary, name: str) -> dict[str, float]:
     """Returns the numbers of texts such as yes and no; empty if a text is another one."""
-    array = look.values[name]
+    array = summary.values[name]
     if not (types.is_string(array.type) or types.is_large_string(array.type)):
         return {}
     texts = pc.unique(array.drop_null())
@@ -101,12 +101,12 @@ def _meaning(look: Look, name: str) -> dict[str, float]:
     return meaning if len(meaning) == len(found) and len(set(meaning.values())) == 2 else {}
 
 
-def _by_values(look: Look, others: Collection[str], unsure: list[str]) -> str | None:
+def _by_values(summary: TableSummary, others: Collection[str], unsure: list[str]) -> str | None:
     """Returns the only column of two values, or the one that a person chooses."""
     names = [
         name
-        for name in look.values
-        if name not in others and (name in look.binary_columns() or _meaning(look, name))
+        for name in summary.values
+        if name not in others and (name in summary.binary_columns() or _meaning(summary, name))
     ]
     if not names:
         return None

@@ -13,11 +13,11 @@ import pyarrow
 from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel
 from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
-from sparring_train.cli.init_words import yaml_name
-from sparring_train.data.table.look import ColumnLook, Look
-from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, words_of
+from sparring_train.cli.init_words import quote_yaml_name
+from sparring_train.data.table.summary import ColumnSummary, TableSummary
+from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, split_column_name
 
-__all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "ranked_columns", "ranking_lines"]
+__all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "choose_ranked_columns", "ranking_lines"]
 
 RankingKind = Literal["two_towers", "sequence"]
 
@@ -27,27 +27,27 @@ class RankedColumns:
     """Columns of a model that ranks items."""
 
     kind: RankingKind
-    user: ColumnLook
-    item: ColumnLook
-    of_user: Sequence[ColumnLook]
+    user: ColumnSummary
+    item: ColumnSummary
+    of_user: Sequence[ColumnSummary]
     """Further features of the user."""
-    of_item: Sequence[ColumnLook]
-    time: ColumnLook | None
+    of_item: Sequence[ColumnSummary]
+    time: ColumnSummary | None
     label: ChosenLabel | None
     positive: float | None
     """Smallest label of a row that counts."""
 
 
-def has_user_and_item(columns: Sequence[ColumnLook]) -> bool:
+def has_user_and_item(columns: Sequence[ColumnSummary]) -> bool:
     """Whether columns are called as users and items are."""
     ids = [each for each in columns if _is_id(each)]
     return None not in (_called(ids, USERS), _called(ids, ITEMS))
 
 
-def ranked_columns(
+def choose_ranked_columns(
     path: str,
-    look: Look,
-    columns: Sequence[ColumnLook],
+    summary: TableSummary,
+    columns: Sequence[ColumnSummary],
     label: ChosenLabel | None,
     kind: RankingKind | None,
     unsure: list[str],
@@ -79,8 +79,8 @@ def ranked_columns(
         user = user or next(each for each in ids if each is not item)
         item = item or next(each for each in ids if each is not user)
         unsure.append(f"{user.name}, {item.name}: taken for the user and the item, by their order")
-    repeats = look.num_sampled >= 2 * max(user.num_distinct, 1)
-    is_session = bool(times) and repeats and bool(words_of(user.name) & SESSIONS)
+    repeats = summary.num_sampled >= 2 * max(user.num_distinct, 1)
+    is_session = bool(times) and repeats and bool(split_column_name(user.name) & SESSIONS)
     chosen = kind or ("sequence" if is_session else "two_towers")
     if chosen == "sequence" and not times:
         raise DataError(
@@ -89,13 +89,13 @@ def ranked_columns(
             path=path,
         )
     rest = [each for each in columns if each.role == "categorical" and each not in (user, item)]
-    of_item = [each for each in rest if _describes(look, each, item)]
-    of_user = [each for each in rest if each not in of_item and _describes(look, each, user)]
+    of_item = [each for each in rest if _describes(summary, each, item)]
+    of_user = [each for each in rest if each not in of_item and _describes(summary, each, user)]
     if chosen == "sequence":
         of_item, of_user = [], []
     positive = None
     if label is not None:
-        values = look.values[label.name].drop_null().cast(pyarrow.float64()).to_numpy()
+        values = summary.values[label.name].drop_null().cast(pyarrow.float64()).to_numpy()
         positive = 1.0 if label.is_binary else float(np.quantile(values, 0.5, method="higher"))
         if not label.is_binary:
             unsure.append(f"{label.name}: rows of {positive:g} and more count, half of them")
@@ -104,7 +104,7 @@ def ranked_columns(
 
 
 def ranking_lines(
-    path: str, look: Look, found: RankedColumns, weight: str | None, left: Sequence[str]
+    path: str, summary: TableSummary, found: RankedColumns, weight: str | None, left: Sequence[str]
 ) -> Iterator[str]:
     """All sections but `seed`.
 
@@ -115,23 +115,23 @@ def ranking_lines(
         weight: the column of weights in the loss.
         left: names of columns that are not used.
     """
-    user, item = yaml_name(found.user.name), yaml_name(found.item.name)
+    user, item = quote_yaml_name(found.user.name), quote_yaml_name(found.item.name)
     yield ""
     yield "data:"
     yield "  kind: table"
     yield f"  path: {json.dumps(path)}"
     if found.label is not None:
         yield from label_lines(found.label)
-    yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], look.sample)
+    yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], summary.sample)
     # A model of sequences needs no user.
     required = item if found.kind == "sequence" else f"{user}, {item}"
     yield f"  required: [{required}]  # a row without an id of these is a bad row"
     if weight is not None:
-        yield f"  weight: {yaml_name(weight)}"
+        yield f"  weight: {quote_yaml_name(weight)}"
     if left:
         yield f"  # not used by this model: {', '.join(left)}"
     if found.time is not None:
-        yield f"  time: {yaml_name(found.time.name)}"
+        yield f"  time: {quote_yaml_name(found.time.name)}"
         if found.kind == "sequence":
             yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items before"
         yield f"  split: {{leave_one_out: {user}}}  # the last row of each is the test"
@@ -140,9 +140,9 @@ def ranking_lines(
     label = None if found.label is None else found.label.name
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
-    yield from bad_row_lines(look, [label, weight, time], [label, weight, time, *must])
+    yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
     yield "  dictionary: true        # answers are the strings of the file, where it has strings"
-    size = 2 ** int(np.clip(np.log2(max(look.num_rows, 1) / 50), 6, 11))
+    size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""
     yield "model:"
@@ -161,7 +161,7 @@ def ranking_lines(
 
 
 def _model(found: RankedColumns) -> Iterator[str]:
-    user, item = yaml_name(found.user.name), yaml_name(found.item.name)
+    user, item = quote_yaml_name(found.user.name), quote_yaml_name(found.item.name)
     if found.kind == "sequence":
         yield "  # Ask it: sparring recommend run --user USER, or --with history=ITEM,ITEM"
         yield "  kind: sequence          # the next item, by self-attention over the items before"
@@ -173,26 +173,26 @@ def _model(found: RankedColumns) -> Iterator[str]:
         yield "  kind: two_towers        # a vector of the user and one of the item"
         yield "  embedding_dim: 32"
         for key, of, more in (("user", user, found.of_user), ("item", item, found.of_item)):
-            names = ", ".join([of, *(yaml_name(each.name) for each in more)])
+            names = ", ".join([of, *(quote_yaml_name(each.name) for each in more)])
             yield f"  {key}: [{names}]"
     if found.positive is not None:
         yield f"  positive: {found.positive:g}             # rows with a smaller label do not count"
 
 
-def _is_id(column: ColumnLook) -> bool:
+def _is_id(column: ColumnSummary) -> bool:
     return column.role == "categorical" and not column.is_list
 
 
-def _called(ids: Sequence[ColumnLook], terms: frozenset[str]) -> ColumnLook | None:
-    return next((each for each in ids if words_of(each.name) & terms), None)
+def _called(ids: Sequence[ColumnSummary], terms: frozenset[str]) -> ColumnSummary | None:
+    return next((each for each in ids if split_column_name(each.name) & terms), None)
 
 
-def _describes(look: Look, column: ColumnLook, of: ColumnLook) -> bool:
+def _describes(summary: TableSummary, column: ColumnSummary, of: ColumnSummary) -> bool:
     """Whether nearly every id of `of` has one value of a column, in rows where ids repeat."""
-    values = look.values[column.name]
+    values = summary.values[column.name]
     if pyarrow.types.is_nested(values.type):
         return False
-    table = pyarrow.table({"of": look.values[of.name], "value": values}).drop_null()
+    table = pyarrow.table({"of": summary.values[of.name], "value": values}).drop_null()
     count = len(table.column("of").unique())
     pairs = table.group_by(["of", "value"]).aggregate([]).num_rows
     return bool(count < 0.8 * table.num_rows and pairs <= 1.02 * count)

@@ -9,27 +9,27 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from sparring_train.cli.init_words import yaml_name
+from sparring_train.cli.init_words import quote_yaml_name
 from sparring_train.config.sections.table import is_table_name
-from sparring_train.data.table.look import ColumnLook, Look
+from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.data.table.sample import Sample
 
 if TYPE_CHECKING:
     from sparring_train.cli.init_label import ChosenLabel
 
-__all__ = ["bad_row_lines", "column_words", "id_columns", "label_lines"]
+__all__ = ["bad_row_lines", "format_column_words", "id_columns", "label_lines"]
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:
     """Lines of `data` for the label."""
-    yield f"  label: {yaml_name(label.name)}"
+    yield f"  label: {quote_yaml_name(label.name)}"
     if label.values:
-        pairs = ", ".join(f"{yaml_name(text)}: {each:g}" for text, each in label.values.items())
+        pairs = ", ".join(f"{quote_yaml_name(text)}: {each:g}" for text, each in label.values.items())
         yield f"  label_values: {{{pairs}}}"
 
 
 def bad_row_lines(
-    look: Look, columns: Sequence[str | None], required: Sequence[str | None]
+    summary: TableSummary, columns: Sequence[str | None], required: Sequence[str | None]
 ) -> Iterator[str]:
     """Lines of `data` for rows that cannot be used.
 
@@ -39,15 +39,15 @@ def bad_row_lines(
         required: columns that must have a value; None is ignored.
     """
     names, must = ([each for each in given if each is not None] for given in (columns, required))
-    look.find_bad_rows(names, must)
-    if look.num_bad:
-        total = look.num_sampled + look.sample.num_broken
-        yield f"  # {look.num_bad:,} of the {total:,} rows that were read are bad; the first:"
-        yield f"  # {look.first_bad}"
+    summary.find_bad_rows(names, must)
+    if summary.num_bad:
+        total = summary.num_sampled + summary.sample.num_broken
+        yield f"  # {summary.num_bad:,} of the {total:,} rows that were read are bad; the first:"
+        yield f"  # {summary.first_bad}"
         yield "  bad_rows: skip          # leaves them out; refuse ends the run at the first one"
 
 
-def id_columns(ids: Sequence[ColumnLook], sample: Sample) -> Iterator[str]:
+def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
     """Lines of `data` for columns of ids, and how values are read."""
     if sample.delimiter is not None:
         yield f"  delimiter: {json.dumps(sample.delimiter)}"
@@ -57,21 +57,21 @@ def id_columns(ids: Sequence[ColumnLook], sample: Sample) -> Iterator[str]:
         texts = ", ".join(json.dumps(each) for each in sample.missing_values)
         yield f"  missing_values: [{texts}]"
     yield "  categorical:            # columns of ids: each has a table of embeddings"
-    yield from (f"    - {yaml_name(each.name)}  # {column_words(each)}" for each in ids)
+    yield from (f"    - {quote_yaml_name(each.name)}  # {format_column_words(each)}" for each in ids)
     if any(each.is_list for each in ids):
-        names = ", ".join(yaml_name(each.name) for each in ids if each.is_list)
+        names = ", ".join(quote_yaml_name(each.name) for each in ids if each.is_list)
         yield f"  lists: [{names}]       # any number of ids in a row"
         separator = next((each.separator for each in ids if each.separator), None)
         if separator is not None:
             yield f"  separator: {json.dumps(separator)}"
     if tables := _table_names(ids):
-        names = ", ".join(f"{yaml_name(name)}: {table}" for name, table in tables.items())
+        names = ", ".join(f"{quote_yaml_name(name)}: {table}" for name, table in tables.items())
         yield f"  share_tables: {{{names}}}  # names of tables have letters of ASCII, digits and _ . -"
-    if types := ", ".join(f"{yaml_name(each.name)}: {each.type}" for each in ids if each.type):
+    if types := ", ".join(f"{quote_yaml_name(each.name)}: {each.type}" for each in ids if each.type):
         yield f"  types: {{{types}}}    # the first rows do not show it"
 
 
-def _table_names(ids: Sequence[ColumnLook]) -> dict[str, str]:
+def _table_names(ids: Sequence[ColumnSummary]) -> dict[str, str]:
     """Returns a table name for each column whose own name cannot be one."""
     used = {each.name for each in ids}
     found: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _numbered(name: str) -> Iterator[str]:
     return (f"{name}_{number}" for number in count(2))
 
 
-def column_words(column: ColumnLook) -> str:
+def format_column_words(column: ColumnSummary) -> str:
     """Description of the ids of a column."""
     parts = [f"{'lists of ' if column.is_list else ''}{column.num_distinct:,} distinct"]
     parts.append(f"the most frequent has {column.top_share:.1%}")

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sparring.adapter import closest_name
+from sparring.adapter import find_closest_name
 from sparring.errors import ConfigError
-from sparring_cli import Place, Places, apply_override, parse_yaml
+from sparring_cli import Location, Locations, apply_override, parse_yaml
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.look import Role
+from sparring_train.data.table.summary import Role
 
-__all__ = ["ROLES", "Words", "apply_keys", "parse_words", "yaml_name"]
+__all__ = ["ROLES", "Words", "apply_keys", "parse_words", "quote_yaml_name"]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -66,20 +66,20 @@ def parse_words(words: Sequence[str]) -> Words:
             found.keys[name] = value
         else:
             known = [*_COLUMNS, *keys]
-            meant = closest_name(name, known)
+            meant = find_closest_name(name, known)
             hint = f"; did you mean {meant}?" if meant else ""
             raise ConfigError(
                 f"{word}: expected ROLE=COLUMN with one of {', '.join(_COLUMNS)}, or KEY=VALUE with a "
                 f"key of data, such as bad_rows=skip, or a dotted key, such as training.epochs=3{hint}"
             )
-    of_data = [f"{key}={value}" for key, value in found.keys.items() if _is_of_reading(key)]
+    of_data = [f"{key}={value}" for key, value in found.keys.items() if _is_reading_key(key)]
     text = f"data: {_ANY_DATA}\nmodel: {{kind: dlrm, embedding_dim: 1, bottom_mlp: [1], top_mlp: [1]}}\n"
     config = parse_config(text, of_data, source="the arguments of sparring init")
     found.data = cast(TableData, config.data)
     return found
 
 
-def _is_of_reading(key: str) -> bool:
+def _is_reading_key(key: str) -> bool:
     names = ("delimiter", "decimal", "missing_values", "separator", "label_values")
     return key in {f"data.{name}" for name in names}
 
@@ -110,11 +110,11 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
             indent = "  "
         if inner and begin != end:
             block = parse_yaml(
-                "\n".join(written[begin:end]), lambda line, column: Place(line, column, "the file")
+                "\n".join(written[begin:end]), lambda line, column: Location(line, column, "the file")
             )
             value = {"it": block.value[name]}
         target = f"it.{inner}" if inner else "it"
-        problems = apply_override(f"{target}={text}", value, Places(Place(0, 0, key)))
+        problems = apply_override(f"{target}={text}", value, Locations(Location(0, 0, key)))
         if problems:
             raise ConfigError(f"{key}={text}: {problems[0].message}", setting=key)
         written[begin:end] = [f"{indent}{name or section}: {_flow(value['it'])}"]
@@ -143,14 +143,14 @@ def _flow(value: Any) -> str:
     """A value as YAML has it in one line."""
     if isinstance(value, dict):
         return (
-            "{" + ", ".join(f"{yaml_name(key)}: {_flow(each)}" for key, each in value.items()) + "}"
+            "{" + ", ".join(f"{quote_yaml_name(key)}: {_flow(each)}" for key, each in value.items()) + "}"
         )
     if isinstance(value, list):
         return "[" + ", ".join(map(_flow, value)) + "]"
-    return yaml_name(value) if isinstance(value, str) else json.dumps(value)
+    return quote_yaml_name(value) if isinstance(value, str) else json.dumps(value)
 
 
-def yaml_name(name: str) -> str:
+def quote_yaml_name(name: str) -> str:
     """A column's name as YAML has it."""
     is_plain = _PLAIN.fullmatch(name) is not None and name.lower() not in _YAML_WORDS
     return name if is_plain else json.dumps(name, ensure_ascii=False)

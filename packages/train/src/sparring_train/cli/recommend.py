@@ -11,25 +11,25 @@ import typer
 
 from sparring import Snapshot
 from sparring.errors import InvalidArgumentError
-from sparring_cli import context_of, print_json, print_warning
+from sparring_cli import get_command_context, print_json, print_warning
 from sparring_train.cli.evaluate import SnapshotArgument
-from sparring_train.cli.get import snapshot_at
-from sparring_train.cli.neighbours import Best, print_best
+from sparring_train.cli.get import open_newest_snapshot
+from sparring_train.cli.neighbors import Best, print_best
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
-from sparring_train.data.table.hexadecimal import numbers_of_hexadecimal
+from sparring_train.data.table.hexadecimal import parse_hexadecimal
 from sparring_train.recommend.item_index import IndexOption
 from sparring_train.recommend.names_of_ids import names_of_ids
 from sparring_train.recommend.recommendations import (
     Given,
-    Recommended,
+    RecommendationResult,
     Sides,
-    recommended,
-    seen_items,
-    sides_of,
+    compute_recommendations,
+    read_seen_items,
+    find_sides,
 )
-from sparring_train.run.saved_run import opened_run
-from sparring_train.run.snapshot_rows import embedding_of, keys_meant, keys_of
+from sparring_train.run.saved_run import open_run
+from sparring_train.run.snapshot_rows import find_embedding, parse_candidate_keys, read_keys
 
 __all__ = ["add_recommend"]
 
@@ -78,17 +78,17 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     If the model has further features, the training data are read: items have those of their last row,
     and so has the user. An id without a row reads as its initial value.
     """
-    found = snapshot_at(snapshot)
-    manager = context_of(context).plugin_manager
-    with opened_run(found, overrides or [], manager, in_order=True) as (config, model):
-        sides = sides_of(config, item, user_feature, needs_user=user is not None)
+    found = open_newest_snapshot(snapshot)
+    manager = get_command_context(context).plugin_manager
+    with open_run(found, overrides or [], manager, in_order=True) as (config, model):
+        sides = find_sides(config, item, user_feature, needs_user=user is not None)
         asked, without_row = _given(found, config, sides, user, given or [])
-        items = keys_of(found, _table(config, sides.item))
+        items = read_keys(found, _table(config, sides.item))
         if new:
             if sides.user is None or user is None:
                 raise InvalidArgumentError("--new needs a user: give --user")
-            items = np.setdiff1d(items, seen_items(model, sides, int(asked.ids[sides.user][0])))
-        best = recommended(model, config, sides, asked, items, k, index)
+            items = np.setdiff1d(items, read_seen_items(model, sides, int(asked.ids[sides.user][0])))
+        best = compute_recommendations(model, config, sides, asked, items, k, index)
         names = names_of_ids(found, config, _table(config, sides.item), best.keys)
     scores = best.scores.tolist()
     if as_json:
@@ -109,7 +109,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         print_best(sides.item, names, title, scores)
 
 
-def _warn(best: Recommended, without_row: list[str], user: str | None) -> None:
+def _warn(best: RecommendationResult, without_row: list[str], user: str | None) -> None:
     for each in without_row:
         print_warning(f"{each} has no row; its initial value is used")
     if best.is_by_popularity:
@@ -166,11 +166,11 @@ def _given(
 def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tuple[int, bool]:
     """Returns the key of an id, and whether it has a row if the model looks one up."""
     table = _table(config, feature)
-    meant = keys_meant(text)
+    meant = parse_candidate_keys(text)
     kind = getattr(config.data, "types", {}).get(feature)
     if kind == "hexadecimal":
         try:
-            meant = numbers_of_hexadecimal(pyarrow.array([text])).tolist()
+            meant = parse_hexadecimal(pyarrow.array([text])).tolist()
         except ValueError:
             raise InvalidArgumentError(
                 f"{feature}: found {text!r}, expected 1 to 16 hexadecimal digits, because of data.types "
@@ -186,7 +186,7 @@ def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tupl
             )
     if table not in snapshot.tables:
         return meant[0], True
-    with_row = [key for key in meant if embedding_of(snapshot, table, key) is not None]
+    with_row = [key for key in meant if find_embedding(snapshot, table, key) is not None]
     return (with_row or meant)[0], bool(with_row)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sparring.errors import DataError
 from sparring_cli import make_console, print_json
-from sparring_train.cli.get import snapshot_at
+from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.report.comparison import Comparison, compare
 from sparring_train.report.comparison_page import write_comparison
 from sparring_train.report.run_data import (
@@ -24,7 +24,7 @@ from sparring_train.report.run_data import (
 
 __all__ = ["add_report"]
 
-_MOST_LINES = 40
+_MAX_LINES = 40
 """Of one section, on a terminal."""
 
 
@@ -70,7 +70,7 @@ def _run(place: str) -> RunData:
     """
     if "://" not in place and not Path(place).is_dir():
         return read_report(place)
-    snapshot = snapshot_at(place)
+    snapshot = open_newest_snapshot(place)
     if REPORT not in snapshot.state_names(0):
         raise DataError(
             f"{snapshot.url}: the snapshot holds no report; set report.path, and the snapshots of the "
@@ -99,8 +99,8 @@ def _print(comparison: Comparison) -> None:
         table.add_column(title)
         for name in ("A", "B", "difference"):
             table.add_column(name, justify="right", overflow="fold")
-        for line in shown[:_MOST_LINES]:
+        for line in shown[:_MAX_LINES]:
             table.add_row(Text(line.name), *map(Text, line.cells()))
         console.print(table)
-        if len(shown) > _MOST_LINES:
-            console.print(Text(f"and {len(shown) - _MOST_LINES:,} more: see --output", style="dim"))
+        if len(shown) > _MAX_LINES:
+            console.print(Text(f"and {len(shown) - _MAX_LINES:,} more: see --output", style="dim"))

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from sparring.errors import ConfigError, PluginError
-from sparring_cli import context_of, make_console, print_json, print_warning
+from sparring_cli import get_command_context, make_console, print_json, print_warning
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
-from sparring_train.registered_kinds import trainer_of
+from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import TrainResult
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
-_MOST_TABLES_SHOWN = 8
+_MAX_TABLES_SHOWN = 8
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
@@ -70,13 +70,13 @@ def train(
     ] = None,
 ) -> None:
     """Train and evaluate what a configuration describes."""
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
     run_config = load_config(config, given, folder=relative_to, plugin_manager=manager)
     if trace is not None:
         report = run_config.report.model_copy(update={"trace_path": trace})
         run_config = run_config.model_copy(update={"report": report})
-    _refuse_memory(run_config.snapshots.url)
+    _reject_memory_storage(run_config.snapshots.url)
     framework = manager.framework(run_config.framework)
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
@@ -87,7 +87,7 @@ def train(
         is_logged=run_config.logging.format == "json",
     )
     try:
-        result = trainer_of(framework.name, manager).train(run_config, manager, progress)
+        result = find_trainer(framework.name, manager).train(run_config, manager, progress)
     finally:
         progress.on_end()
     if result.rank > 0:
@@ -128,7 +128,7 @@ def train(
         _print_result(make_console(), result)
 
 
-def _refuse_memory(url: str | None) -> None:
+def _reject_memory_storage(url: str | None) -> None:
     """fsspec's own file system in memory is for programs: it ends with the command."""
     if url is not None and url.partition("://")[0].rpartition("::")[2] == "memory":
         raise ConfigError(
@@ -154,7 +154,7 @@ def _print_result(console: Console, result: TrainResult) -> None:
         table.add_row(
             f"validation {name}", f"{value:.4f}", f"after step {result.best_step:,}, the best"
         )
-    if len(result.rows) <= _MOST_TABLES_SHOWN:
+    if len(result.rows) <= _MAX_TABLES_SHOWN:
         for name, count in result.rows.items():
             table.add_row(f"rows of {name}", f"{count:,}", "")
     else:

@@ -21,7 +21,7 @@ __all__ = [
     "NamedClassOrName",
     "one_of",
     "short_name",
-    "tag_of",
+    "find_tag",
 ]
 
 OWN = "package.module:Class"
@@ -81,10 +81,10 @@ def one_of(sections: Sequence[tuple[str, type[Section]]]) -> Any:
         sections: kind and section; the kind `OWN` stands for all names of classes.
     """
     tagged = tuple(Annotated[section, Tag(kind)] for kind, section in sections)
-    return Annotated[Union[tagged], Discriminator(tag_of)]  # noqa: UP007 - of a tuple
+    return Annotated[Union[tagged], Discriminator(find_tag)]  # noqa: UP007 - of a tuple
 
 
-def tag_of(value: Any) -> str | None:
+def find_tag(value: Any) -> str | None:
     """The kind of a section, or `OWN` if it names a class; None if it has none."""
     kind = kind_of(value)
     return OWN if kind is not None and ":" in kind else kind

@@ -14,11 +14,11 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from sparring.contracts import fields_of
-from sparring_cli import shape_of
+from sparring.contracts import get_fields
+from sparring_cli import find_shape
 from sparring_train.config.run_type import run_type
 
-__all__ = ["reference_page"]
+__all__ = ["render_reference_page"]
 
 _INTRODUCTION = """\
 # Configuration
@@ -50,13 +50,13 @@ _MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIME
 """Upper bounds that say nothing to a reader."""
 
 
-def reference_page() -> str:
+def render_reference_page() -> str:
     """The whole page, in Markdown."""
     lines = [_INTRODUCTION]
     for title, model in _sections():
         lines += [f"## {title}", "", _paragraph(model), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(name, field) for name, field in fields_of(model).items()]
+        lines += [_row(name, field) for name, field in get_fields(model).items()]
         lines.append("")
     return "\n".join(lines)
 
@@ -71,7 +71,7 @@ def _sections() -> Iterator[tuple[str, type[Any]]]:
     known: set[type[Any]] = set()
     while waiting:
         path, annotation = waiting.pop(0)
-        shape = shape_of(annotation)
+        shape = find_shape(annotation)
         if shape.items is not None:
             waiting.insert(0, (f"{path}.<name>", shape.items))
         below: list[tuple[str, Any]] = []
@@ -81,7 +81,7 @@ def _sections() -> Iterator[tuple[str, type[Any]]]:
             known.add(model)
             yield f"`{path}`" + (f" of kind `{kind}`" if kind else ""), model
             below += [
-                (f"{path}.{name}", each.annotation) for name, each in fields_of(model).items()
+                (f"{path}.{name}", each.annotation) for name, each in get_fields(model).items()
             ]
         waiting = below + waiting
 
@@ -94,12 +94,12 @@ def _row(name: str, field: FieldInfo) -> str:
     default = (
         "required" if field.is_required() else _code(field.get_default(call_default_factory=True))
     )
-    meaning = field.description or _kind_meaning(name)
+    meaning = field.description or _describe_kind(name)
     cells = (f"`{name}`", _type_name(field.annotation, field.metadata), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _kind_meaning(name: str) -> str:
+def _describe_kind(name: str) -> str:
     assert name == "kind", f"field {name} has no description"
     return "Chooses this kind."
 
@@ -168,4 +168,4 @@ def _bounds(metadata: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(reference_page(), end="")
+    print(render_reference_page(), end="")

@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from sparring import ExchangeOptions
-from sparring.adapter import closest_name
+from sparring.adapter import find_closest_name
 from sparring.contracts import LocalPath, TableConfig
 from sparring_train.columns import Label
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
@@ -155,7 +155,7 @@ class RunConfig(Section):
     )
     report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
 
-    def wanted_tables(self) -> tuple[TableConfig, ...]:
+    def list_tables(self) -> tuple[TableConfig, ...]:
         """Tables of the model, with what the section `tables` says, in the model's order."""
         wanted = self.model.tables(self.data.columns)
         return tuple(self.tables.table_config(replace(each, seed=self.seed)) for each in wanted)
@@ -280,7 +280,7 @@ def _check_validation(
                 "path": ("training", "watch"),
                 "found": repr(training.watch),
                 "expected": ", ".join(known),
-                "suggestion": closest_name(training.watch, known),
+                "suggestion": find_closest_name(training.watch, known),
             },
         )
 
@@ -317,7 +317,7 @@ def _check_table_names(
                     "is_key": True,
                     "model": model.kind,
                     "expected": ", ".join(known),
-                    "suggestion": closest_name(name, known),
+                    "suggestion": find_closest_name(name, known),
                 },
             )
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from sparring.adapter import SecretFound, secrets_in
-from sparring.contracts import SECRET_GIVEN, passwords_in
+from sparring.adapter import FoundSecret, find_secrets
+from sparring.contracts import SECRET_IN_CONFIG, find_passwords
 
 __all__ = [
     "BackendOptions",
@@ -39,22 +39,22 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _holds_no_password(cls, value: Any) -> Any:
+    def _check_no_password(cls, value: Any) -> Any:
         # Before all else: what else is wrong may be said with what was found.
-        _refuse_first(passwords_in(value))
+        _raise_first(find_passwords(value))
         return value
 
 
 def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
-    _refuse_first(secrets_in(options))
+    _raise_first(find_secrets(options))
     return options
 
 
-def _refuse_first(found: Iterable[SecretFound]) -> None:
+def _raise_first(found: Iterable[FoundSecret]) -> None:
     for each in found:
         name = ".".join(map(str, each.path))
         context = {"name": name, "reason": each.reason, "path": each.path}
-        raise PydanticCustomError(SECRET_GIVEN, "{name} {reason}", context)
+        raise PydanticCustomError(SECRET_IN_CONFIG, "{name} {reason}", context)
 
 
 BackendOptions = Annotated[dict[str, Any], AfterValidator(_without_secrets)]

@@ -32,8 +32,8 @@ class LabelRange:
     """Labels of the training examples."""
 
     mean: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 class Dataset(Protocol):

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from sparring_tf import EmbeddingCollection, FeatureConfig, TableConfig
 from sparring_train.hookspecs import ModelRequest
 
-__all__ = ["embeddings_of"]
+__all__ = ["build_embeddings"]
 
 
-def embeddings_of(
+def build_embeddings(
     request: ModelRequest, names: Collection[str] | None = None, *, is_pooled: bool = True
 ) -> EmbeddingCollection:
     """Tables of these features, or of all; features of one table share it."""

@@ -12,7 +12,7 @@ from sparring_tf import gather_over_ranks
 from sparring_train.config.sections.kinds import Ranking
 from sparring_train.loop.step_items import ItemCounts, StepItems
 
-__all__ = ["ItemSoftmax", "compared"]
+__all__ = ["ItemSoftmax", "normalize_pair"]
 
 
 class ItemSoftmax:
@@ -53,7 +53,7 @@ class ItemSoftmax:
             step: `tensors`.
         """
         ids, corrections, first = step
-        users, items = compared(self._ranking, *pair)
+        users, items = normalize_pair(self._ranking, *pair)
         with tf.control_dependencies([users]):  # lookups of other features exchange before it
             candidates = gather_over_ranks(tf.identity(items), self._container)
         logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature
@@ -70,7 +70,7 @@ class ItemSoftmax:
         return tf.reduce_sum(losses if weights is None else losses * tf.cast(weights, losses.dtype))
 
 
-def compared(ranking: Ranking, users: Any, items: Any) -> tuple[Any, Any]:
+def normalize_pair(ranking: Ranking, users: Any, items: Any) -> tuple[Any, Any]:
     """Vectors as products are taken of them."""
     return (_of_length_one(users), _of_length_one(items)) if ranking.normalize else (users, items)
 

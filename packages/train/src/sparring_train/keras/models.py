@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sparring_tf import DLRM, DeepFM, MatrixFactorization
 from sparring_train.hookspecs import ModelRequest
-from sparring_train.keras.embedding_tables import embeddings_of
+from sparring_train.keras.embedding_tables import build_embeddings
 
 __all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
@@ -20,7 +20,7 @@ class ColumnDLRM(DLRM):
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
         super().__init__(
-            embeddings_of(request),
+            build_embeddings(request),
             max(len(request.schema.numbers), 1),
             [*section.bottom_mlp, section.embedding_dim],
             [*section.top_mlp, 1],
@@ -39,7 +39,7 @@ class ColumnDeepFM(DeepFM):
         section = request.section
         super().__init__(
             max(len(request.schema.numbers), 1),
-            embeddings_of(request),
+            build_embeddings(request),
             section.hidden_layer,
             section.deep_layer,
             seed=request.seed % 2**31,

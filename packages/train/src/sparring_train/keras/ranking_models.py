@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from sparring_train.hookspecs import ModelRequest
-from sparring_train.keras.embedding_tables import embeddings_of
+from sparring_train.keras.embedding_tables import build_embeddings
 
 __all__ = ["SequenceNetwork", "TwoTowers"]
 
@@ -22,7 +22,7 @@ class TwoTowers(keras.Model):  # type: ignore[misc,unused-ignore]
         section = request.section
         self._user, self._item = tuple(section.user), tuple(section.item)
         self.feature_names = (*section.user, *section.item)
-        self.embeddings = embeddings_of(request, self.feature_names)
+        self.embeddings = build_embeddings(request, self.feature_names)
         dim, seed = section.embedding_dim, request.seed % 2**31
         self.user_tower = _tower(len(section.user) * dim, section.layers, dim, seed)
         self.item_tower = _tower(len(section.item) * dim, section.layers, dim, seed + 1000)
@@ -63,7 +63,7 @@ class SequenceNetwork(keras.Model):  # type: ignore[misc,unused-ignore]
         section, seed = request.section, request.seed % 2**31
         self._history, self._item = section.history, section.item
         self.feature_names = (section.history, section.item)
-        self.embeddings = embeddings_of(request, self.feature_names, is_pooled=False)
+        self.embeddings = build_embeddings(request, self.feature_names, is_pooled=False)
         dim = section.embedding_dim
         self._length = section.length
         self.positions = self.add_weight(

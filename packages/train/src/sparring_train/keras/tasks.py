@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import State, StepContainer
-from sparring_train.built_models import built_model
+from sparring_train.built_models import build_model
 from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
-from sparring_train.keras.embedding_tables import embeddings_of
-from sparring_train.keras.item_softmax import ItemSoftmax, compared
+from sparring_train.keras.embedding_tables import build_embeddings
+from sparring_train.keras.item_softmax import ItemSoftmax, normalize_pair
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.named_loss import check_losses, named_loss
@@ -56,8 +56,8 @@ class ColumnTask:
         self.source = ColumnSource(config, manager, container, is_saved=is_saved)
         self._schema: Schema = self.source.schema
         self._is_click = config.model.loss == "log_loss"
-        self.model: Any = built_model(
-            "tensorflow", keras.Model, embeddings_of, self.source.model_request(), manager
+        self.model: Any = build_model(
+            "tensorflow", keras.Model, build_embeddings, self.source.model_request(), manager
         )
         everything = [feature.name for feature in self._schema.features]
         self._names: list[str] = list(getattr(self.model, "feature_names", everything))
@@ -108,7 +108,7 @@ class ColumnTask:
         if not self._logits.is_decided:
             numbers, ids, _ = self._inputs(tuple(tensors))
             found = self._called(numbers, ids, training=False)
-            self._logits.look_at(tf.cast(found, tf.float32).numpy())
+            self._logits.observe(tf.cast(found, tf.float32).numpy())
         if self._ranking is None or self._softmax is None:
             return tensors
         step = StepItems.of(batch, self._ranking.item[0], self._ranks)
@@ -146,7 +146,7 @@ class ColumnTask:
         """One prediction for each example: a probability, a number, or vectors; see `Predict`."""
         numbers, ids, _ = self._inputs(tensors)
         if self._ranking is not None:
-            vectors = compared(self._ranking, *self.model((numbers, ids), training=False))
+            vectors = normalize_pair(self._ranking, *self.model((numbers, ids), training=False))
             return tf.cast(tf.stack(vectors), tf.float32)
         found = self._called(numbers, ids, training=False)
         return tf.sigmoid(found) if self._is_click else found

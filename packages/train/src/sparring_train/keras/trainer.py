@@ -30,10 +30,10 @@ from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.keras.tasks import ColumnTask
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
-from sparring_train.loop.model import Trained
+from sparring_train.loop.model import StepResult
 from sparring_train.loop.saved_model import saved_model
 from sparring_train.named_classes import create
-from sparring_train.optimizer_names import method_or_native, native_class
+from sparring_train.optimizer_names import find_update_method, find_native_class
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import Progress, TrainResult
 
@@ -136,7 +136,7 @@ class _Trainer:
     def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
         self._task = task
         choice = config.optimizer.sparse
-        row = method_or_native(
+        row = find_update_method(
             choice.name,
             plugin_manager,
             lambda: keras_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse"),
@@ -172,10 +172,10 @@ class _Trainer:
             self.container.quiesce()
             broadcast(self._ordinary, self.container.collective)
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         """See `sparring_train.loop.model.Trainer`."""
         for batch in batches:
-            yield Trained(batch, self._train_on(batch), batch.num_examples)
+            yield StepResult(batch, self._train_on(batch), batch.num_examples)
 
     def _train_on(self, batch: Any) -> float:
         share = tf.constant(self._ranks.world_size / batch.num_examples, tf.float64)
@@ -287,14 +287,14 @@ def keras_optimizer(name: str, hyperparameters: Mapping[str, Any], setting: str)
     """The optimizer that a configuration describes.
 
     Args:
-        name: see `native_class`.
+        name: see `find_native_class`.
         hyperparameters: of the optimizer; `lr` is its learning rate.
         setting: the dotted key of the section, for messages.
 
     Raises:
         ConfigError: there is no such optimizer, or it does not accept these.
     """
-    native = native_class(name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name")
+    native = find_native_class(name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name")
     given = dict(hyperparameters)
     if "lr" in given:
         given["learning_rate"] = given.pop("lr")

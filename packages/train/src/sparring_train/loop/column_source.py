@@ -15,18 +15,18 @@ from sparring_train.config.run import RunConfig
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
-from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, with_both
+from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, drop_incomplete_examples
 from sparring_train.named_classes import create, find_class
 from sparring_train.quality.predictions import (
     LOWER_IS_BETTER,
-    BinaryQuality,
-    JoinedQuality,
-    NumberQuality,
+    BinaryMetrics,
+    CombinedMetrics,
+    RegressionMetrics,
     Quality,
 )
 from sparring_train.registered_kinds import data_kinds
 from sparring_train.report.baselines import Baselines
-from sparring_train.report.slices import SliceQuality
+from sparring_train.report.slices import SliceMetrics
 from sparring_train.run.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ColumnSource:
         self._kind = data_kinds(manager)[config.data.kind]
         self.schema: Schema = config.data.columns
         self._ranking = config.model.ranking(self.schema)
-        self.why_undefined: str | None = None
+        self.explain_undefined: str | None = None
         """The reason if the test rows did not determine a metric of the last evaluation."""
         self._lower_is_better = LOWER_IS_BETTER
         if not is_saved:
@@ -117,7 +117,7 @@ class ColumnSource:
         return ModelRequest(
             section=config.model,
             schema=self.schema,
-            tables={table.name: table for table in config.wanted_tables()},
+            tables={table.name: table for table in config.list_tables()},
             storage=StorageChoice(config.storage.backend, config.storage.options),
             container=self.container,
             # A snapshot has what a model has learnt of them.
@@ -130,7 +130,7 @@ class ColumnSource:
         batches, ranking = self.data.batches(epoch), self._ranking
         if ranking is None:
             return batches
-        whole = (with_both(each, ranking) for each in batches)
+        whole = (drop_incomplete_examples(each, ranking) for each in batches)
         return (each for each in whole if each.num_examples)
 
     def evaluate(
@@ -153,7 +153,7 @@ class ColumnSource:
         """
         if self._ranking is not None:
             metrics = self._rankings.metrics(predict, ranks, part)
-            self.why_undefined = self._rankings.why_undefined
+            self.explain_undefined = self._rankings.explain_undefined
             return metrics
         known, quality = self.data.label_range, self.quality()
         is_test = part == "test"
@@ -164,11 +164,11 @@ class ColumnSource:
             if batch.total is not None:
                 labels = ranks.gathered(labels)
             if known is not None and self._config.model.label == "number":
-                predictions = predictions.clip(known.least, known.most)
+                predictions = predictions.clip(known.minimum, known.maximum)
             quality.update(predictions, labels)
             if observe is not None:
                 observe(batch, predictions, labels)
-        self.why_undefined = quality.why_undefined(part)
+        self.explain_undefined = quality.explain_undefined(part)
         metrics = quality.metrics()
         self._lower_is_better = quality.lower_is_better
         return metrics
@@ -180,20 +180,20 @@ class ColumnSource:
             self._ranking, self.data, has_validation=self._config.data.has_validation
         )
 
-    def quality(self) -> JoinedQuality:
+    def quality(self) -> CombinedMetrics:
         """Empty metrics, which measure predictions of this run's model.
 
         Raises:
             ConfigError: `training.metrics` names no class of metrics, or gives it wrong arguments.
         """
         is_number = self._config.model.label == "number"
-        own: Quality = NumberQuality() if is_number else BinaryQuality()
+        own: Quality = RegressionMetrics() if is_number else BinaryMetrics()
         setting = "training.metrics"
         given = self._config.training.metrics
         more: list[type[Any]] = [
             find_class(each.name, setting, methods=("update", "metrics")) for each in given
         ]
-        return JoinedQuality(
+        return CombinedMetrics(
             [
                 own,
                 *(
@@ -207,12 +207,12 @@ class ColumnSource:
         """Of a metric of the last evaluation."""
         return metric not in self._lower_is_better
 
-    def slice_quality(self, ranks: Ranks) -> SliceQuality | None:
+    def compute_slice_metrics(self, ranks: Ranks) -> SliceMetrics | None:
         """Empty metrics of slices of the test examples; None where no feature divides them."""
         features = [each.name for each in self.data.schema.features if not each.is_list]
         if not features or self._config.model.label is None:
             return None
-        return SliceQuality(features, self.quality, ranks)
+        return SliceMetrics(features, self.quality, ranks)
 
     def baselines(self, ranks: Ranks) -> Baselines | None:
         """Returns measures of predictions that need no model; None if the best reachable one is known."""

@@ -19,10 +19,10 @@ from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.loop.best_step import BestStep
 from sparring_train.run.snapshots import RunSnapshots
 
-__all__ = ["KeptBest", "best_step_of", "kept_best"]
+__all__ = ["BestStepSnapshots", "make_best_step", "kept_best"]
 
 
-def best_step_of(config: RunConfig) -> BestStep | None:
+def make_best_step(config: RunConfig) -> BestStep | None:
     """Returns an object that compares the steps of a run; None if the data keep no validation rows."""
     if not config.data.has_validation:
         return None
@@ -31,7 +31,7 @@ def best_step_of(config: RunConfig) -> BestStep | None:
     return BestStep(metric, training.patience, training.min_improvement)
 
 
-class KeptBest:
+class BestStepSnapshots:
     """Saves a run after its best step so far, and returns to it. All ranks call it alike.
 
     Args:
@@ -95,14 +95,14 @@ def kept_best(
     tell: Callable[[str], None],
     *,
     is_one_host: bool,
-) -> Iterator[KeptBest]:
+) -> Iterator[BestStepSnapshots]:
     """Keeps the best step of a run: in `snapshots.url`, or without one in a temporary folder.
 
     Raises:
         ConfigError: ranks on several hosts have no folder that all of them reach.
     """
     if config.snapshots.url is not None:
-        yield KeptBest(snapshots, tell)
+        yield BestStepSnapshots(snapshots, tell)
         return
     if not is_one_host:
         raise ConfigError(
@@ -118,7 +118,7 @@ def kept_best(
         folder = names[0].tobytes().decode()
     try:
         chosen = config.model_copy(update={"snapshots": SnapshotsConfig(url=folder, keep=2)})
-        yield KeptBest(RunSnapshots(container, chosen, tell), tell)
+        yield BestStepSnapshots(RunSnapshots(container, chosen, tell), tell)
         container.saves.join(chosen.snapshots.deadline_seconds)
     finally:
         if collective.rank == 0:

@@ -33,7 +33,7 @@ class LogitCheck:
         self._num_batches = self._num_examples = 0
         self.is_decided = False
 
-    def look_at(self, outputs: npt.NDArray[Any]) -> None:
+    def observe(self, outputs: npt.NDArray[Any]) -> None:
         """Logs a warning if the model returns probabilities.
 
         Args:

@@ -19,14 +19,14 @@ from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
-from sparring_train.loop.kept_best import KeptBest, best_step_of, kept_best
+from sparring_train.loop.kept_best import BestStepSnapshots, make_best_step, kept_best
 from sparring_train.loop.model import Trainer
-from sparring_train.loop.run_metrics import metrics_written
+from sparring_train.loop.run_metrics import metrics_output
 from sparring_train.loop.run_report import RunReport
 from sparring_train.report.host import peak_memory_bytes
 from sparring_train.run.change_notes import RunNotes
-from sparring_train.run.job_plan import plan_of_run
-from sparring_train.run.logs import logs_written
+from sparring_train.run.job_plan import load_run_plan
+from sparring_train.run.logs import log_output
 from sparring_train.run.ranks import Ranks, sum_over_ranks
 from sparring_train.run.result import Progress, SilentProgress, TrainResult
 from sparring_train.run.same_run import ORIGINS, check_same_origins
@@ -84,9 +84,9 @@ def run_training(
             memory_bytes=config.tables.memory_bytes,
             config=config.shared(),
             plugin_manager=plugin_manager,
-            plan=plan_of_run(config, job.collective, job.membership, plugin_manager, progress),
+            plan=load_run_plan(config, job.collective, job.membership, plugin_manager, progress),
         ) as container,
-        logs_written(container, config.logging),
+        log_output(container, config.logging),
         _traced(container, config.report.trace_path),
     ):
         configure_pool(config.threads, sharing=job.membership.local_world_size)
@@ -94,7 +94,7 @@ def run_training(
         if job.membership.rank > 0:
             progress = SilentProgress()
         with (
-            metrics_written(container, config.metrics),
+            metrics_output(container, config.metrics),
             RunNotes(container, config, plugin_manager, progress.on_message) as notes,
         ):
             is_one_host = job.membership.local_world_size == job.collective.world_size
@@ -143,7 +143,7 @@ def _position(url: str, values: Mapping[str, Any]) -> _Position:
     return _Position(*counts)
 
 
-def _with_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def _mark_epoch_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     """Each batch, and whether it is the last."""
     batch = next(batches, None)
     while batch is not None:
@@ -173,7 +173,7 @@ class _Run:
             progress,
             self._total_steps(),
             trainer.versions(),
-            source.slice_quality(self._ranks),
+            source.compute_slice_metrics(self._ranks),
             source.baselines(self._ranks),
         )
         self._progress = self._report.progress
@@ -184,10 +184,10 @@ class _Run:
         self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
-        self._best = best_step_of(config)
+        self._best = make_best_step(config)
         self._validated_step = -1
         self._validation: dict[str, float] = {}
-        self._kept: KeptBest | None = None
+        self._kept: BestStepSnapshots | None = None
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
         self._notes = notes
 
@@ -262,7 +262,7 @@ class _Run:
                 "choose one of them",
                 setting="training.watch",
             )
-        why = self._source.why_undefined
+        why = self._source.explain_undefined
         if why is not None and math.isnan(metrics[best.metric]):
             raise DataError(
                 f"training.watch: {best.metric} is not defined on the validation rows, because {why}; "
@@ -337,7 +337,7 @@ class _Run:
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = islice(self._source.batches(epoch), skipped, None)
             # Only with validation is it asked for: a batch is then read ahead.
-            marked = _with_ends(batches) if self._best is not None else zip(batches, repeat(False))
+            marked = _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
             for number, (batch, is_end) in enumerate(marked, start=skipped + 1):
                 # A run that was resumed may be beyond a limit that was lowered since.
                 if limit is not None and step >= limit:
@@ -365,7 +365,7 @@ class _Run:
 
     def _resume(self) -> None:
         """Goes on where a snapshot says, if so chosen."""
-        loaded = self._snapshots.resume(self._go_to)
+        loaded = self._snapshots.resume(self._seek)
         if loaded is None:
             return
         framework = self._config.framework
@@ -401,7 +401,7 @@ class _Run:
             self._kept.restore(values, url)
         self._validated_step = values["validated_step"]
 
-    def _go_to(self, snapshot: Snapshot) -> None:
+    def _seek(self, snapshot: Snapshot) -> None:
         """Opens the data where a snapshot was saved, while its rows come in."""
         check_same_origins(snapshot, self._source.data.schema.origins)
         self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
@@ -438,9 +438,9 @@ class _Run:
 
     def _undefined(self) -> dict[str, str]:
         names = ", ".join(name for name, value in self._metrics.items() if math.isnan(value))
-        if not names or self._source.why_undefined is None:
+        if not names or self._source.explain_undefined is None:
             return {}
-        why = f"{names}: {self._source.why_undefined}; choose other test rows with data.split"
+        why = f"{names}: {self._source.explain_undefined}; choose other test rows with data.split"
         return {"undefined_metrics": why}
 
     def _report_path(self) -> dict[str, str]:

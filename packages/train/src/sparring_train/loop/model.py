@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sparring import State, StepContainer
 
-__all__ = ["Predict", "Trained", "Trainer"]
+__all__ = ["Predict", "StepResult", "Trainer"]
 
 Predict = Callable[[Any], npt.NDArray[Any]]
 """A rank's part of a batch, which may be empty → one prediction for each of its samples. With the loss
@@ -18,7 +18,7 @@ Predict = Callable[[Any], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class StepResult:
     """A step that was made."""
 
     batch: Any
@@ -36,7 +36,7 @@ class Trainer(Protocol):
     def container(self) -> StepContainer:
         """Where the tables live."""
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         """Makes one step of all ranks of each batch, in order, and gives it when it was made.
 
         Args:

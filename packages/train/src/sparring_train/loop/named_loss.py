@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sparring.errors import ConfigError
 from sparring_train.config.run import RunConfig
-from sparring_train.named_classes import accepts, create, find_class
+from sparring_train.named_classes import accepts_option, create, find_class
 
 __all__ = ["check_losses", "named_loss"]
 
@@ -38,7 +38,7 @@ def named_loss(config: RunConfig, base: type[_Loss], *, has_own: bool) -> _Loss 
         )
     found = find_class(given.name, f"{_SETTING}.name", base)
     options = given.options
-    if accepts(found, "reduction"):
+    if accepts_option(found, "reduction"):
         options = {"reduction": "none", **options}
     return create(found, given.name, _SETTING, options=options)
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from sparring_train.columns import Column, ColumnBatch
 from sparring_train.config.sections.kinds import Ranking
 from sparring_train.data.dataset import Dataset
-from sparring_train.loop.item_catalogue import ItemCatalogue, with_features
+from sparring_train.loop.item_catalog import ItemCatalog, with_features
 from sparring_train.loop.model import Predict
 from sparring_train.quality.full_sort import full_sort
-from sparring_train.quality.rankings import of_queries
+from sparring_train.quality.rankings import select_queries
 from sparring_train.run.ranks import Ranks
 
-__all__ = ["HeldOut", "RankingEvaluation", "with_both"]
+__all__ = ["HeldOut", "RankingEvaluation", "drop_incomplete_examples"]
 
 HeldOut = Literal["test", "validation"]
 """Parts of the data that are not trained on."""
@@ -66,7 +66,7 @@ class RankingEvaluation:
         self._items: ColumnBatch | None = None
         self._seen: dict[HeldOut, tuple[Ids, Jagged]] = {}
         """Part → its users in order, and the items that each has seen."""
-        self.why_undefined: str | None = None
+        self.explain_undefined: str | None = None
         """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
     def metrics(self, predict: Predict, ranks: Ranks, part: HeldOut = "test") -> dict[str, float]:
@@ -77,7 +77,7 @@ class RankingEvaluation:
         """
         queries = self._queries(predict, ranks, part)
         if part not in self._seen:
-            self._read_seen(np.unique(queries.users), ranks, part)
+            self._read_seen_pairs(np.unique(queries.users), ranks, part)
         keys, vectors = self._item_vectors(predict, ranks)
         sums = np.zeros(5)
         for begin in range(0, len(queries.users), _BLOCK):
@@ -86,20 +86,20 @@ class RankingEvaluation:
                 queries.vectors[block],
                 keys,
                 vectors,
-                relevant=of_queries(queries.relevant, block),
-                seen=self._seen_by(queries, block, part),
+                relevant=select_queries(queries.relevant, block),
+                seen=self._list_seen(queries, block, part),
                 cutoffs=(_CUTOFF,),
             )[_CUTOFF]
             means = (found.recall, found.ndcg, found.mrr, found.hit_rate, 1.0)
             if found.num_queries:
                 sums += found.num_queries * np.array(means)
         sums = ranks.sum(sums)
-        self.why_undefined = None if sums[4] else self._why_no_queries(part)
+        self.explain_undefined = None if sums[4] else self._explain_no_queries(part)
         values = (sums[:4] / sums[4] if sums[4] else np.full(4, np.nan)).tolist()
         names = ("recall", "ndcg", "mrr", "hit_rate")
         return {f"{name}@{_CUTOFF}": value for name, value in zip(names, values, strict=True)}
 
-    def _why_no_queries(self, part: HeldOut) -> str:
+    def _explain_no_queries(self, part: HeldOut) -> str:
         if self._ranking.positive is None:
             return f"there is no {part} row"
         return f"no {part} row has a label of at least {self._ranking.positive:g} (model.positive)"
@@ -149,11 +149,11 @@ class RankingEvaluation:
             _column_as_jagged(histories) if histories else None,
         )
 
-    def _read_seen(self, users: Ids, ranks: Ranks, part: HeldOut) -> None:
+    def _read_seen_pairs(self, users: Ids, ranks: Ranks, part: HeldOut) -> None:
         """Items with their features as they were last met in training, and those that `users` have
         seen before examples of `part`."""
         ranking = self._ranking
-        catalogue = ItemCatalogue(ranking.item)
+        catalogue = ItemCatalog(ranking.item)
         pairs: list[tuple[Ids, Ids]] = []
         names = {*ranking.item, ranking.user}
         trained = ((batch, True) for batch in self._whole(self._data.batches(0), ranks, names))
@@ -188,14 +188,14 @@ class RankingEvaluation:
             vectors.append(ranks.gathered(np.ascontiguousarray(found)))
         return items.ids[self._ranking.item[0]].ids, np.concatenate(vectors)
 
-    def _seen_by(self, queries: _Queries, block: Ids, part: HeldOut) -> Jagged | None:
+    def _list_seen(self, queries: _Queries, block: Ids, part: HeldOut) -> Jagged | None:
         """Items that each query of a block has seen."""
         parts = []
         if queries.history is not None:
-            parts.append(of_queries(queries.history, block))
+            parts.append(select_queries(queries.history, block))
         if self._ranking.user is not None:
             users, seen = self._seen[part]
-            parts.append(of_queries(seen, np.searchsorted(users, queries.users[block])))
+            parts.append(select_queries(seen, np.searchsorted(users, queries.users[block])))
         if not parts:
             return None
         places = [np.repeat(np.arange(len(block)), np.diff(offsets)) for _, offsets in parts]
@@ -212,7 +212,7 @@ class RankingEvaluation:
     ) -> Iterator[ColumnBatch]:
         """The same examples on every rank; those features only, or all."""
         for given in batches:
-            batch = with_both(given, self._ranking)
+            batch = drop_incomplete_examples(given, self._ranking)
             ids = {name: each for name, each in batch.ids.items() if names is None or name in names}
             if batch.total is None or ranks.world_size == 1:
                 yield replace(batch, ids=ids, total=None)
@@ -225,7 +225,7 @@ class RankingEvaluation:
             )
 
 
-def with_both(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
+def drop_incomplete_examples(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
     """The examples that have an item, and a user and a query where the model has them."""
     wanted = dict.fromkeys((ranking.item[0], ranking.user, ranking.query))
     names = [name for name in wanted if name is not None]

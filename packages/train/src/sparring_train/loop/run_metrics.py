@@ -11,11 +11,11 @@ from sparring.errors import SparringError
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
 
-__all__ = ["metrics_written"]
+__all__ = ["metrics_output"]
 
 
 @contextmanager
-def metrics_written(container: StepContainer, chosen: MetricsConfig) -> Iterator[None]:
+def metrics_output(container: StepContainer, chosen: MetricsConfig) -> Iterator[None]:
     """Writes metrics while the block runs. All ranks enter it together.
 
     Raises:

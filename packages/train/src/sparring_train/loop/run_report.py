@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from sparring import State, StepContainer, open_snapshot
-from sparring.adapter import num_threads, resolved_backends
+from sparring.adapter import num_threads, resolve_backends
 from sparring.errors import DataError, PluginError, SnapshotError
-from sparring_cli import installed_versions
+from sparring_cli import list_installed_versions
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.reading.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
@@ -21,7 +21,7 @@ from sparring_train.report.host import inspect_host
 from sparring_train.report.page import write_report
 from sparring_train.report.recorder import RecordingProgress, RunRecorder
 from sparring_train.report.run_data import REPORT, RunData, SnapshotOfRun, run_data
-from sparring_train.report.slices import SliceQuality
+from sparring_train.report.slices import SliceMetrics
 from sparring_train.run.result import Progress, TrainResult
 
 __all__ = ["RunReport"]
@@ -52,13 +52,13 @@ class RunReport:
         progress: Progress,
         total_steps: int | None,
         versions: Mapping[str, str],
-        slices: SliceQuality | None,
+        slices: SliceMetrics | None,
         baselines: Baselines | None,
     ) -> None:
         self._config = config
         self._container = container
         self._versions = dict(versions)
-        self._slices: SliceQuality | None = None
+        self._slices: SliceMetrics | None = None
         self._slices_absence = ""
         self._baselines: Baselines | None = None
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -202,7 +202,7 @@ class RunReport:
 
     @cached_property
     def _installed(self) -> dict[str, str]:
-        return {name: found for name, found in installed_versions().items() if found}
+        return {name: found for name, found in list_installed_versions().items() if found}
 
     def _backends(self) -> dict[str, str]:
         config, container = self._config, self._container
@@ -210,7 +210,7 @@ class RunReport:
             " over ".join(tier.backend for tier in container.tiers(name))
             for name in container.tables
         ]
-        collective = resolved_backends(
+        collective = resolve_backends(
             config.rendezvous.backend, config.collective.backend, framework=config.framework
         ).collective
         return {

@@ -12,7 +12,7 @@ from sparring_train.config.run import RunConfig, StorageConfig
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.run.ranks import Ranks
 
-__all__ = ["evaluated", "saved_model"]
+__all__ = ["evaluate_model", "saved_model"]
 
 _Task = TypeVar("_Task")
 
@@ -53,7 +53,7 @@ def saved_model(
         yield task
 
 
-def evaluated(model: OpenedModel) -> dict[str, float]:
+def evaluate_model(model: OpenedModel) -> dict[str, float]:
     """Metrics on the test examples of the run; in one process."""
     container = model.source.container
     ranks = Ranks(container.collective, container.quiesce)

@@ -109,7 +109,7 @@ class MetricsWriter(Closable):
         self._task: Task[Any] | None = None
         self._is_closed = False
         self.num_skipped = 0
-        self.path = None if path is None else _path_of_rank(os.fspath(path), container)
+        self.path = None if path is None else _add_rank_to_path(os.fspath(path), container)
         self.port: int | None = None
         self._page: PrometheusPage | None = None
         self._outputs: list[JsonLines | PrometheusFile | PrometheusPage] = []
@@ -266,7 +266,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _path_of_rank(path: str, container: StepContainer) -> Path | None:
+def _add_rank_to_path(path: str, container: StepContainer) -> Path | None:
     rank, world_size = container.collective.rank, container.collective.world_size
     if rank > 0 and "{rank}" not in path:
         return None

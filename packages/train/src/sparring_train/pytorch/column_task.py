@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sparring import State, StepContainer
 from sparring_torch import KeyedJaggedTensor, tables_device
-from sparring_train.built_models import built_model
+from sparring_train.built_models import build_model
 from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.column_source import ColumnSource
@@ -22,7 +22,7 @@ from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.named_loss import check_losses, named_loss
 from sparring_train.loop.step_items import COUNTS, StepItems
 from sparring_train.pytorch.column_inputs import ColumnInputs
-from sparring_train.pytorch.embedding_tables import embedding_bags
+from sparring_train.pytorch.embedding_tables import build_embedding_bags
 from sparring_train.pytorch.item_softmax import ItemSoftmax
 from sparring_train.run.ranks import Ranks
 
@@ -59,8 +59,8 @@ class ColumnTask:
         self.source = ColumnSource(config, manager, container, is_saved=is_saved)
         self._schema: Schema = self.source.schema
         self._is_click = config.model.loss == "log_loss"
-        self.model: nn.Module = built_model(
-            "torch", nn.Module, embedding_bags, self.source.model_request(), manager
+        self.model: nn.Module = build_model(
+            "torch", nn.Module, build_embedding_bags, self.source.model_request(), manager
         )
         everything = [feature.name for feature in self._schema.features]
         self._features: list[str] = list(getattr(self.model, "feature_names", everything))
@@ -124,7 +124,7 @@ class ColumnTask:
             return summed
         if self._is_click:
             if not self._logits.is_decided:
-                self._logits.look_at(found.detach().float().cpu().numpy())
+                self._logits.observe(found.detach().float().cpu().numpy())
             return binary_cross_entropy_with_logits(
                 found, labels, weight=inputs.weights, reduction="sum"
             )

@@ -8,10 +8,10 @@ from dataclasses import replace
 from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from sparring_train.hookspecs import ModelRequest
 
-__all__ = ["embedding_bags"]
+__all__ = ["build_embedding_bags"]
 
 
-def embedding_bags(
+def build_embedding_bags(
     request: ModelRequest, names: Collection[str] | None = None
 ) -> EmbeddingBagCollection:
     """Tables of these features, or of all, a bag each; features of one table share it."""

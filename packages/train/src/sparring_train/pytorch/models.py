@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from sparring_torch import DLRM, DeepFM, KeyedJaggedTensor, MatrixFactorization
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.pytorch.column_inputs import ColumnInputs
-from sparring_train.pytorch.embedding_tables import embedding_bags
+from sparring_train.pytorch.embedding_tables import build_embedding_bags
 
 __all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
@@ -18,7 +18,7 @@ class ColumnDLRM(DLRM):
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
         super().__init__(
-            embedding_bags(request),
+            build_embedding_bags(request),
             dense_in_features=max(len(request.schema.numbers), 1),
             dense_arch_layer_sizes=[*section.bottom_mlp, section.embedding_dim],
             over_arch_layer_sizes=[*section.top_mlp, 1],
@@ -35,7 +35,7 @@ class ColumnDeepFM(DeepFM):
         section = request.section
         super().__init__(
             max(len(request.schema.numbers), 1),
-            embedding_bags(request),
+            build_embedding_bags(request),
             section.hidden_layer,
             section.deep_layer,
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparring_torch import TrainPipeline
 
-__all__ = ["Piece", "Stepping", "pipelined_steps"]
+__all__ = ["Piece", "StepFunctions", "pipelined_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Piece:
     """Of the micro-batch, over all ranks."""
 
 
-class Stepping(Protocol):
+class StepFunctions(Protocol):
     """Maker of a run's steps."""
 
     def loss(self, piece: Piece) -> Tensor: ...
@@ -39,7 +39,7 @@ class Stepping(Protocol):
 class _PieceLoss(nn.Module):
     """Module that the pipeline calls with a piece."""
 
-    def __init__(self, stepping: Stepping, model: nn.Module) -> None:
+    def __init__(self, stepping: StepFunctions, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self._stepping = stepping
@@ -49,7 +49,7 @@ class _PieceLoss(nn.Module):
 
 
 def pipelined_steps(
-    stepping: Stepping, model: nn.Module, pieces: Iterator[Piece], *, micro_batches: int
+    stepping: StepFunctions, model: nn.Module, pieces: Iterator[Piece], *, micro_batches: int
 ) -> Iterator[None]:
     """Makes a step of each `micro_batches` pieces, and looks the next piece up meanwhile.
 

@@ -17,7 +17,7 @@ from sparring_torch import (
     KeyedJaggedTensor,
 )
 from sparring_train.hookspecs import ModelRequest
-from sparring_train.pytorch.embedding_tables import embedding_bags
+from sparring_train.pytorch.embedding_tables import build_embedding_bags
 
 __all__ = ["SequenceNetwork", "TwoTowers"]
 
@@ -36,7 +36,7 @@ class TwoTowers(nn.Module):
         section = request.section
         self._user, self._item = section.user, section.item
         self.feature_names = [*section.user, *section.item]
-        self.embeddings = embedding_bags(request, self.feature_names)
+        self.embeddings = build_embedding_bags(request, self.feature_names)
         dim, layers = section.embedding_dim, section.layers
         self.user_tower = _tower(len(section.user) * dim, layers, dim)
         self.item_tower = _tower(len(section.item) * dim, layers, dim)

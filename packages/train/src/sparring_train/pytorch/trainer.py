@@ -30,10 +30,10 @@ from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
-from sparring_train.loop.model import Trained
+from sparring_train.loop.model import StepResult
 from sparring_train.loop.saved_model import saved_model
 from sparring_train.named_classes import create
-from sparring_train.optimizer_names import method_or_native, native_class
+from sparring_train.optimizer_names import find_update_method, find_native_class
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
 from sparring_train.run.ranks import Ranks
@@ -165,7 +165,7 @@ class _Trainer:
     def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
         self._task = task
         choice = config.optimizer.sparse
-        row = method_or_native(
+        row = find_update_method(
             choice.name,
             plugin_manager,
             lambda: native_optimizer(choice.name, "optimizer.sparse.name"),
@@ -187,11 +187,11 @@ class _Trainer:
         self._num_dense_skipped = 0
         self._loss: Tensor | float = 0.0
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[Trained]:
+    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         """See `sparring_train.loop.model.Trainer`."""
         return self._pipelined(batches) if self._is_pipelined else self._one_by_one(batches)
 
-    def _one_by_one(self, batches: Iterator[Any]) -> Iterator[Trained]:
+    def _one_by_one(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         for batch in batches:
             self.zero_grad()
             for piece in self._pieces(batch):
@@ -202,9 +202,9 @@ class _Trainer:
                 with self.container.span("backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             self.step()
-            yield Trained(batch, float(self._loss), batch.num_examples)
+            yield StepResult(batch, float(self._loss), batch.num_examples)
 
-    def _pipelined(self, batches: Iterator[Any]) -> Iterator[Trained]:
+    def _pipelined(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         """The same, while the next batch is looked up."""
         begun: deque[Any] = deque()
 
@@ -215,7 +215,7 @@ class _Trainer:
 
         for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
             batch = begun.popleft()
-            yield Trained(batch, float(self._loss), batch.num_examples)
+            yield StepResult(batch, float(self._loss), batch.num_examples)
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
         """This rank's part of each micro-batch."""
@@ -350,9 +350,9 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
-    """The class that a configuration names; see `native_class`.
+    """The class that a configuration names; see `find_native_class`.
 
     Raises:
         ConfigError: there is no such optimizer.
     """
-    return native_class(name, torch.optim, torch.optim.Optimizer, setting)
+    return find_native_class(name, torch.optim, torch.optim.Optimizer, setting)

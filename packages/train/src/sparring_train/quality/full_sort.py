@@ -11,9 +11,9 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_train.quality.rankings import (
     Jagged,
     RankingMeans,
-    RankingQuality,
-    checked_jagged,
-    of_queries,
+    RankingMetrics,
+    check_jagged,
+    select_queries,
 )
 
 __all__ = ["full_sort"]
@@ -29,7 +29,7 @@ def full_sort(
     relevant: Jagged,
     seen: Jagged | None = None,
     cutoffs: Sequence[int] = (10,),
-) -> Mapping[int, RankingQuality]:
+) -> Mapping[int, RankingMetrics]:
     """Quality of the rankings of all items by their dot products with each user.
 
     A larger product goes first, of equal ones the item of the smaller key; an item whose product is NaN
@@ -62,8 +62,8 @@ def full_sort(
         raise InvalidArgumentError(f"user_vectors: must be (users, dim), found {users.shape}")
     if len(np.unique(keys)) < keys.size:
         raise InvalidArgumentError("item_keys: found a key twice; give each item once")
-    wanted = checked_jagged(relevant, len(users), "relevant")
-    unwanted = None if seen is None else checked_jagged(seen, len(users), "seen")
+    wanted = check_jagged(relevant, len(users), "relevant")
+    unwanted = None if seen is None else check_jagged(seen, len(users), "seen")
     means = RankingMeans(cutoffs)
     told = np.flatnonzero(np.diff(wanted[1]))
     means.num_left_out = len(users) - len(told)
@@ -73,7 +73,7 @@ def full_sort(
             [(keys, item_vectors)],
             users[block],
             max(means.cutoffs),
-            exclude=None if unwanted is None else of_queries(unwanted, block),
+            exclude=None if unwanted is None else select_queries(unwanted, block),
         )
-        means.update(found.keys, of_queries(wanted, block), counts=found.counts)
+        means.update(found.keys, select_queries(wanted, block), counts=found.counts)
     return means.values

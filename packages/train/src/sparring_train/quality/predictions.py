@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ConfigError, InvalidArgumentError
-from sparring_train.named_classes import name_of_class
+from sparring_train.named_classes import find_class_name
 
 __all__ = [
-    "BinaryQuality",
+    "BinaryMetrics",
     "CollectedPredictions",
-    "JoinedQuality",
+    "CombinedMetrics",
     "LOWER_IS_BETTER",
     "MeanLogLoss",
-    "NumberQuality",
+    "RegressionMetrics",
     "Quality",
     "RootMeanSquareError",
     "auc",
@@ -51,7 +51,7 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
         InvalidArgumentError: shapes differ, or a label is neither 0 nor 1.
     """
     score, label = _columns(scores, labels)
-    is_one = _checked_labels(label)
+    is_one = _check_labels(label)
     if is_one.all() or not is_one.any() or np.isnan(score).any():
         return math.nan
     # It takes longer to import than a short run to train.
@@ -100,7 +100,7 @@ class MeanLogLoss:
     def update(self, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> None:
         """Adds a batch. Raises as `log_loss`, and then adds nothing."""
         probability, label = _columns(probabilities, labels)
-        is_one = _checked_labels(label)
+        is_one = _check_labels(label)
         is_outside = (probability < 0) | (probability > 1)
         if is_outside.any():
             raise InvalidArgumentError(
@@ -150,7 +150,7 @@ class CollectedPredictions:
     def update(self, scores: npt.ArrayLike, labels: npt.ArrayLike) -> None:
         """Adds a batch. Raises as `auc`, and then adds nothing."""
         score, label = _columns(scores, labels)
-        is_one = _checked_labels(label)
+        is_one = _check_labels(label)
         self._scores.append(score.copy())
         self._labels.append(is_one)
 
@@ -179,7 +179,7 @@ class Quality(Protocol):
     def metrics(self) -> dict[str, float]:
         """Name → value over all samples."""
 
-    def why_undefined(self, part: str) -> str | None:
+    def explain_undefined(self, part: str) -> str | None:
         """The reason if the samples do not determine a metric, which is NaN then.
 
         Args:
@@ -187,7 +187,7 @@ class Quality(Protocol):
         """
 
 
-class BinaryQuality:
+class BinaryMetrics:
     """AUC and log loss of probabilities; see `CollectedPredictions` for the memory it takes."""
 
     def __init__(self) -> None:
@@ -202,8 +202,8 @@ class BinaryQuality:
         """``auc`` and ``log_loss``."""
         return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
 
-    def why_undefined(self, part: str) -> str | None:
-        """See `Quality.why_undefined`."""
+    def explain_undefined(self, part: str) -> str | None:
+        """See `Quality.explain_undefined`."""
         num_samples, num_ones = self._collected.num_samples, self._collected.num_ones
         if not num_samples:
             return f"there is no {part} row"
@@ -212,7 +212,7 @@ class BinaryQuality:
         return None
 
 
-class JoinedQuality:
+class CombinedMetrics:
     """The metrics of several.
 
     Args:
@@ -236,7 +236,7 @@ class JoinedQuality:
         """
         found: dict[str, float] = {}
         for part in self._parts:
-            name = name_of_class(type(part))
+            name = find_class_name(type(part))
             given = part.metrics()
             twice = sorted(set(found) & set(given))
             if twice:
@@ -257,9 +257,9 @@ class JoinedQuality:
                 self._lower.update(given)
         return found
 
-    def why_undefined(self, part: str) -> str | None:
-        """See `Quality.why_undefined`."""
-        why: str | None = self._parts[0].why_undefined(part)
+    def explain_undefined(self, part: str) -> str | None:
+        """See `Quality.explain_undefined`."""
+        why: str | None = self._parts[0].explain_undefined(part)
         return why
 
     @property
@@ -268,7 +268,7 @@ class JoinedQuality:
         return LOWER_IS_BETTER | self._lower
 
 
-class NumberQuality:
+class RegressionMetrics:
     """Root mean squared error of numbers."""
 
     def __init__(self) -> None:
@@ -282,8 +282,8 @@ class NumberQuality:
         """``rmse``."""
         return {"rmse": self._error.value}
 
-    def why_undefined(self, part: str) -> str | None:
-        """See `Quality.why_undefined`."""
+    def explain_undefined(self, part: str) -> str | None:
+        """See `Quality.explain_undefined`."""
         return None if self._error.num_samples else f"there is no {part} row"
 
 
@@ -299,7 +299,7 @@ def _columns(
     return one, two
 
 
-def _checked_labels(labels: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+def _check_labels(labels: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
     is_one: npt.NDArray[np.bool_] = labels == 1
     is_wrong = ~(is_one | (labels == 0))
     if is_wrong.any():

@@ -21,11 +21,11 @@ __all__ = [
     "GroupedAuc",
     "Jagged",
     "RankingMeans",
-    "RankingQuality",
-    "checked_jagged",
+    "RankingMetrics",
+    "check_jagged",
     "grouped_auc",
-    "of_queries",
-    "ranking_quality",
+    "select_queries",
+    "compute_ranking_metrics",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ Jagged = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
 @dataclass(frozen=True, slots=True)
-class RankingQuality:
+class RankingMetrics:
     """Means over queries that have a relevant item; NaN where there is no such query.
 
     Args:
@@ -58,13 +58,13 @@ class RankingQuality:
     num_left_out: int
 
 
-def ranking_quality(
+def compute_ranking_metrics(
     ranked: npt.ArrayLike,
     relevant: Jagged,
     *,
     k: int,
     counts: npt.ArrayLike | None = None,
-) -> RankingQuality:
+) -> RankingMetrics:
     """Quality of rankings in their first k places.
 
     Args:
@@ -83,7 +83,7 @@ def ranking_quality(
 
 
 class RankingMeans:
-    """`ranking_quality` over queries that come batch by batch, in constant memory.
+    """`compute_ranking_metrics` over queries that come batch by batch, in constant memory.
 
     Args:
         cutoffs: each k.
@@ -102,9 +102,9 @@ class RankingMeans:
     def update(
         self, ranked: npt.ArrayLike, relevant: Jagged, *, counts: npt.ArrayLike | None = None
     ) -> None:
-        """Adds queries. Raises as `ranking_quality`, and then adds nothing."""
-        ids, filled = _checked_ranking(ranked, counts, max(self.cutoffs))
-        items, offsets = checked_jagged(relevant, len(ids), "relevant")
+        """Adds queries. Raises as `compute_ranking_metrics`, and then adds nothing."""
+        ids, filled = _check_ranking(ranked, counts, max(self.cutoffs))
+        items, offsets = check_jagged(relevant, len(ids), "relevant")
         is_hit, num_relevant = _hits(ids, filled, items, offsets)
         told = num_relevant > 0
         is_hit, num_relevant = is_hit[told], num_relevant[told]
@@ -114,16 +114,16 @@ class RankingMeans:
         self.num_left_out += len(told) - len(num_relevant)
 
     @property
-    def values(self) -> Mapping[int, RankingQuality]:
+    def values(self) -> Mapping[int, RankingMetrics]:
         """k → the means so far."""
         return {k: self._mean(k, self._sums[k]) for k in self.cutoffs}
 
-    def _mean(self, k: int, sums: npt.NDArray[np.float64]) -> RankingQuality:
+    def _mean(self, k: int, sums: npt.NDArray[np.float64]) -> RankingMetrics:
         count = self.num_queries
         recall, ndcg, mrr, hit_rate, precision = (
             float(each) / count if count else math.nan for each in sums
         )
-        return RankingQuality(k, recall, ndcg, mrr, hit_rate, precision, count, self.num_left_out)
+        return RankingMetrics(k, recall, ndcg, mrr, hit_rate, precision, count, self.num_left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayL
     )
 
 
-def checked_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Ids]:
+def check_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Ids]:
     """Values and offsets of `num_queries` queries.
 
     Raises:
@@ -212,7 +212,7 @@ def checked_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Id
     return values.astype(np.int64, copy=False), offsets.astype(np.int64, copy=False)
 
 
-def of_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
+def select_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
     """The values of some queries, in the order of `queries`."""
     values, offsets = jagged
     begins, lengths = offsets[queries], np.diff(offsets)[queries]
@@ -221,7 +221,7 @@ def of_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
     return values[places], np.concatenate(([0], ends))
 
 
-def _checked_ranking(
+def _check_ranking(
     ranked: npt.ArrayLike, counts: npt.ArrayLike | None, k: int
 ) -> tuple[Ids, npt.NDArray[np.bool_]]:
     """The first k ids of each query, and which of them are given."""
@@ -271,7 +271,7 @@ def _hits(
 
 
 def _sums_at(k: int, is_hit: npt.NDArray[np.bool_], num_relevant: Ids) -> npt.NDArray[np.float64]:
-    """Sums over queries, in the order of `RankingQuality`."""
+    """Sums over queries, in the order of `RankingMetrics`."""
     num_hits = is_hit.sum(axis=1)
     has_hit = num_hits > 0
     discounts = 1 / np.log2(np.arange(2, k + 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["ITEMS", "SESSIONS", "USERS", "first_named", "words_of"]
+__all__ = ["ITEMS", "SESSIONS", "USERS", "find_first_named", "split_column_name"]
 
 SESSIONS = frozenset(("session", "visit", "basket"))
 USERS = SESSIONS | frozenset(
@@ -19,12 +19,12 @@ ITEMS = frozenset((
 # fmt: on
 
 
-def words_of(name: str) -> set[str]:
+def split_column_name(name: str) -> set[str]:
     """Returns the words of a column's name: ``user`` and ``id`` for userId, user_ids and User-ID."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return {each.removesuffix("s") for each in re.split(r"[^a-z0-9]+", spaced)}
 
 
-def first_named(names: Iterable[str], terms: frozenset[str]) -> str | None:
+def find_first_named(names: Iterable[str], terms: frozenset[str]) -> str | None:
     """Returns the first name that contains one of the words, or None."""
-    return next((each for each in names if words_of(each) & terms), None)
+    return next((each for each in names if split_column_name(each) & terms), None)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring_train.columns import Column, ColumnBatch, Schema
-from sparring_train.loop.item_catalogue import ItemCatalogue
+from sparring_train.loop.item_catalog import ItemCatalog
 
-__all__ = ["KnownColumns", "items_and_user", "known_columns"]
+__all__ = ["KnownColumns", "read_items_and_user", "known_columns"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -57,14 +57,14 @@ def known_columns(
     """
     features = [each.name for each in schema.features]
     columns = [name for name in (*features, *schema.numbers) if name not in (item, user)]
-    catalogue = ItemCatalogue([item, *(name for name in features if name != item)])
+    catalogue = ItemCatalog([item, *(name for name in features if name != item)])
     by_item, by_user = _Changes(len(columns)), _Changes(len(columns))
     last: ColumnBatch | None = None
     for batch in batches:
         if user is not None:
             rows = batch.take(batch.ids[user].counts == 1)
             by_user.add(rows.ids[user].ids, _hashes(rows, schema, columns))
-            if user_id is not None and len(own := _rows_of(batch, user, user_id)):
+            if user_id is not None and len(own := _select_rows(batch, user, user_id)):
                 last = own.take(slice(len(own) - 1, None))
         rows = batch.take(batch.ids[item].counts == 1)
         one_each = {**rows.ids, item: Column(rows.ids[item].ids)}
@@ -84,7 +84,7 @@ def known_columns(
     )
 
 
-def items_and_user(
+def read_items_and_user(
     batches: Iterable[ColumnBatch],
     names: Sequence[str],
     user: str | None,
@@ -104,7 +104,7 @@ def items_and_user(
     Returns:
         Each item once, with the features of its last row, and the user's last row, if there is one.
     """
-    catalogue = ItemCatalogue(names)
+    catalogue = ItemCatalog(names)
     last: ColumnBatch | None = None
     longest = 0
     for batch in batches:
@@ -113,7 +113,7 @@ def items_and_user(
         catalogue.add(replace(has_item, ids=one_each))
         if user is None or user_id is None:
             continue
-        own = _rows_of(has_item, user, user_id)
+        own = _select_rows(has_item, user, user_id)
         if not len(own):
             continue
         lengths = np.zeros(len(own), np.int64) if history is None else own.ids[history].counts
@@ -124,7 +124,7 @@ def items_and_user(
     return catalogue.items(), last
 
 
-def _rows_of(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
+def _select_rows(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
     rows = batch.take(batch.ids[user].counts == 1)
     return rows.take(rows.ids[user].ids == user_id)
 

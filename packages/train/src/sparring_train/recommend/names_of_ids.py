@@ -20,7 +20,7 @@ def names_of_ids(
         DataError: the strings cannot be read.
     """
     # It imports pyarrow.
-    from sparring_train.data.table.strings import strings_of
+    from sparring_train.data.table.strings import find_strings
 
     types = getattr(config.data, "types", {})
     kinds = {
@@ -31,7 +31,7 @@ def names_of_ids(
     names: list[int | str] = [int(each) if modulus is None else int(each) % modulus for each in ids]
     for feature in config.data.columns.features:
         if feature.table_name == table:
-            found = strings_of(snapshot.url, feature.name, ids)
+            found = find_strings(snapshot.url, feature.name, ids)
             names = [
                 name if each is None else each for name, each in zip(names, found, strict=True)
             ]

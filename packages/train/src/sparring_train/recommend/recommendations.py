@@ -14,11 +14,11 @@ from sparring_train.columns import Column, ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.model import MatrixFactorizationModel
 from sparring_train.hookspecs import OpenedModel
-from sparring_train.recommend.column_names import ITEMS, USERS, first_named
+from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 from sparring_train.recommend.item_index import Index, UsedIndex, chooses_faiss
-from sparring_train.recommend.known_columns import KnownColumns, items_and_user, known_columns
+from sparring_train.recommend.known_columns import KnownColumns, read_items_and_user, known_columns
 
-__all__ = ["Given", "Recommended", "Sides", "recommended", "seen_items", "sides_of"]
+__all__ = ["Given", "RecommendationResult", "Sides", "compute_recommendations", "read_seen_items", "find_sides"]
 
 Ids = npt.NDArray[np.int64]
 _BLOCK = 8192
@@ -43,7 +43,7 @@ class Given:
     """Column of numbers → value; one that is left out is 0."""
 
 
-def sides_of(
+def find_sides(
     config: RunConfig, item: str | None, user: str | None = None, *, needs_user: bool = False
 ) -> Sides:
     """Returns the features of users and items, by the model, by the options, or by their names.
@@ -73,9 +73,9 @@ def sides_of(
         if given is not None and given not in names:
             raise InvalidArgumentError(f"{option} {given}: the features are {', '.join(names)}")
     of_user = user or known_user
-    of_item = item or known or first_named((name for name in names if name != of_user), ITEMS)
+    of_item = item or known or find_first_named((name for name in names if name != of_user), ITEMS)
     if of_user is None:
-        of_user = first_named((name for name in names if name != of_item), USERS)
+        of_user = find_first_named((name for name in names if name != of_item), USERS)
     single = [feature.name for feature in schema.features if not feature.is_list]
     if len(single) == 2 and (of_item is None) != (of_user is None):
         # If there are two features, one is the user and the other the item.
@@ -93,7 +93,7 @@ def sides_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Recommended:
+class RecommendationResult:
     """The best items, best first; of equal scores the smaller key."""
 
     keys: Ids
@@ -108,7 +108,7 @@ class Recommended:
     """Whether scores are counts of training rows, because nothing is known about the user."""
 
 
-def recommended(
+def compute_recommendations(
     model: OpenedModel,
     config: RunConfig,
     sides: Sides,
@@ -116,7 +116,7 @@ def recommended(
     items: Ids,
     k: int,
     index: Index,
-) -> Recommended:
+) -> RecommendationResult:
     """The k best of `items`.
 
     Args:
@@ -143,7 +143,7 @@ def recommended(
         return _best_of_pairs(model, config, sides, given, items, k)
     uses_faiss = chooses_faiss(index)
     ranking = cast(Any, config.model).ranking(schema)
-    used = _used(model, config)
+    used = _find_needed_columns(model, config)
     of_user = [each for each in used if each not in (*ranking.item, sides.user)]
     others = [each for each in of_user if each not in given.ids]
     user = _one_id(given, sides.user)
@@ -155,7 +155,7 @@ def recommended(
     catalogue, last = None, None
     if len(ranking.item) > 1 or (others and user is not None):
         batches = model.source.data.batches(0)
-        catalogue, last = items_and_user(
+        catalogue, last = read_items_and_user(
             batches, ranking.item, sides.user, user, history=ranking.history
         )
     if ranking.history in others and last is None:
@@ -179,13 +179,13 @@ def recommended(
     blocks = (_examples(schema, given, each, used, sides.user) for each in _blocks(of_items))
     vectors = (model.predict(each)[1] for each in blocks)
     if uses_faiss:
-        best = _best_by_faiss(keys, np.concatenate(list(vectors)), query, k)
+        best = _search_with_faiss(keys, np.concatenate(list(vectors)), query, k)
     else:
         best = _best(keys, [each @ query for each in vectors], k)
     return replace(best, empty=empty, num_unknown=len(items) - len(keys))
 
 
-def _used(model: OpenedModel, config: RunConfig) -> tuple[str, ...]:
+def _find_needed_columns(model: OpenedModel, config: RunConfig) -> tuple[str, ...]:
     """Returns the features that the model looks up, and the numbers that it reads."""
     schema, tables = config.data.columns, model.source.container.tables
     features = [each.name for each in schema.features if each.table_name in tables]
@@ -200,17 +200,17 @@ def _one_id(given: Given, name: str | None) -> int | None:
     return int(ids[0]) if len(ids) else None
 
 
-def _best_by_faiss(
+def _search_with_faiss(
     keys: Ids, vectors: npt.NDArray[Any], query: npt.NDArray[Any], k: int
-) -> Recommended:
+) -> RecommendationResult:
     from sparring_packed import FaissIndex
 
     found = FaissIndex([(keys, vectors)]).top_k(query[None], k)
     count = int(found.counts[0])
-    return Recommended(found.keys[0, :count], found.scores[0, :count], "faiss")
+    return RecommendationResult(found.keys[0, :count], found.scores[0, :count], "faiss")
 
 
-def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> Recommended:
+def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> RecommendationResult:
     """Returns the items of most training rows, for a user about whom nothing is known."""
     counts = np.zeros(len(items), np.int64)
     for batch in model.source.data.batches(0):
@@ -222,9 +222,9 @@ def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> Recom
 
 def _best_of_pairs(
     model: OpenedModel, config: RunConfig, sides: Sides, given: Given, items: Ids, k: int
-) -> Recommended:
+) -> RecommendationResult:
     """The best items by predictions, with the columns that training rows have of user and items."""
-    schema, used = config.data.columns, _used(model, config)
+    schema, used = config.data.columns, _find_needed_columns(model, config)
     asked = {sides.item, sides.user, *given.ids, *given.numbers}
     of_items = _one_each(schema, sides.item, items)
     if others := [name for name in used if name not in asked]:
@@ -271,7 +271,7 @@ def _with_user(given: Given, known: KnownColumns, others: Sequence[str], schema:
     return Given({**ids, **given.ids}, {**numbers, **given.numbers})
 
 
-def seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
+def read_seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
     """Items of one user in the training examples, which are read for it."""
     assert sides.user is not None
     parts = [np.empty(0, np.int64)]
@@ -284,11 +284,11 @@ def seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
     return np.unique(np.concatenate(parts))
 
 
-def _best(keys: Ids, scores: list[npt.NDArray[np.floating]], k: int) -> Recommended:
+def _best(keys: Ids, scores: list[npt.NDArray[np.floating]], k: int) -> RecommendationResult:
     joined = np.concatenate(scores).astype(np.float64) if scores else np.empty(0)
     joined[np.isnan(joined)] = -np.inf
     best = np.lexsort((keys, -joined))[:k]
-    return Recommended(keys[best], joined[best], "exact")
+    return RecommendationResult(keys[best], joined[best], "exact")
 
 
 def _one_each(schema: Schema, item: str, items: Ids) -> ColumnBatch:

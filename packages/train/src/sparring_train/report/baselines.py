@@ -15,7 +15,7 @@ from sparring_train.run.ranks import Ranks
 
 __all__ = ["Baselines"]
 
-_MOST_FEATURES = 2
+_MAX_FEATURES = 2
 _WEIGHT_OF_MEAN = 10.0
 """Labels of the mean of all that the mean of an id contains, so that ids with few labels say little."""
 
@@ -113,7 +113,7 @@ class Baselines:
         if self._are_parts:
             distinct = self._ranks.total(distinct)
         by_size = sorted(self._features, key=lambda name: -distinct[name])
-        chosen = set(by_size[:_MOST_FEATURES])
+        chosen = set(by_size[:_MAX_FEATURES])
         self._sums = {name: _Sums(self._max_ids) for name in self._features if name in chosen}
 
 

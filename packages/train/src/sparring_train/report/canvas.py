@@ -10,10 +10,10 @@ import numpy as np
 
 from sparring.errors import PluginError
 
-__all__ = ["COLOURS", "GREY", "INK", "PALE", "legend_beside", "limit_to_bulk", "svg"]
+__all__ = ["COLORS", "GREY", "INK", "PALE", "legend_beside", "limit_to_bulk", "svg"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, without the yellow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, GREY, PALE = "#1f2933", "#7b8794", "#cbd2d9"
 _WIDTH, _HEIGHT = 7.2, 3.9  # Inches; the page scales them.
 _LINE = "#e4e7eb"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring_train.report.run_data import RunData
-from sparring_train.report.words import bytes_in_words, environment, metric_name
+from sparring_train.report.words import format_bytes, environment, format_metric_name
 
 __all__ = ["Comparison", "Line", "compare"]
 
@@ -63,7 +63,7 @@ class Line:
         if self.kind == "setting":
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if self.kind == "bytes":
-            return bytes_in_words(value)
+            return format_bytes(value)
         if isinstance(value, int):
             return f"{value:,}"
         return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.1f}"
@@ -104,11 +104,11 @@ def compare(names: tuple[str, str], runs: tuple[RunData, RunData]) -> Comparison
 
 def _results(first: RunData, second: RunData) -> Iterator[Line]:
     for name in {**first.metrics, **second.metrics}:
-        shown = f"test {metric_name(name)}"
+        shown = f"test {format_metric_name(name)}"
         yield Line(shown, first.metrics.get(name), second.metrics.get(name), "metric")
         if name in first.best or name in second.best:
             best = first.best.get(name), second.best.get(name)
-            yield Line(f"best reachable {metric_name(name)}", *best, "metric")
+            yield Line(f"best reachable {format_metric_name(name)}", *best, "metric")
     yield Line("steps", first.steps, second.steps)
     yield Line("seconds", first.seconds, second.seconds)
     yield Line("steps each second", first.steps_per_second, second.steps_per_second)
@@ -125,7 +125,7 @@ def _results(first: RunData, second: RunData) -> Iterator[Line]:
 def _slices(first: RunData, second: RunData) -> tuple[Line, ...]:
     parts = [
         {
-            f"{metric_name(metric)}, {each.feature}: {each.name}": value
+            f"{format_metric_name(metric)}, {each.feature}: {each.name}": value
             for each in run.slices
             for metric, value in each.metrics.items()
         }

@@ -13,7 +13,7 @@ from sparring_train.report.figures import draw_both
 __all__ = ["write_comparison"]
 
 _TITLE = "sparring: two training runs"
-_MOST_UNFOLDED = 24
+_MAX_UNFOLDED = 24
 
 
 def write_comparison(path: str | PathLike[str], comparison: Comparison) -> None:
@@ -41,5 +41,5 @@ def _section(title: str, lines: Sequence[Line]) -> str:
     if not lines:
         return section(title.capitalize(), "<p>No difference.</p>")
     cells = [(line.name, *line.cells()) for line in lines]
-    folded = f"All {len(lines)} lines" if len(lines) > _MOST_UNFOLDED else ""
+    folded = f"All {len(lines)} lines" if len(lines) > _MAX_UNFOLDED else ""
     return section(title.capitalize(), table(("", "A", "B", "Difference"), cells, folded=folded))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.report.canvas import COLOURS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
+from sparring_train.report.canvas import COLORS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
 from sparring_train.report.run_data import Points
-from sparring_train.report.words import metric_name
+from sparring_train.report.words import format_metric_name
 
 __all__ = ["Figure", "draw_both", "draw_figures"]
 
-_MOST_RANKS_DRAWN = 300
+_MAX_RANKS_DRAWN = 300
 _ROWS, _VALIDATION = "rows/", "validation/"
 
 
@@ -83,7 +83,7 @@ def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> F
         axes.plot(
             loss.steps, loss.values, color="#a5b1bd", linewidth=0.8, label="training, each step"
         )
-        axes.plot(loss.steps, smooth, color=COLOURS[0], linewidth=1.8, label="training, smoothed")
+        axes.plot(loss.steps, smooth, color=COLORS[0], linewidth=1.8, label="training, smoothed")
         for colour, (part, points) in enumerate(held_out.items(), 1):
             axes.plot(points.steps, points.values, **_marked(colour), label=f"{part} log loss")
         if held_out and best is not None:
@@ -100,7 +100,7 @@ def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> F
 
 
 def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Figure:
-    shown = metric_name(name)
+    shown = format_metric_name(name)
 
     def draw(axes: Any) -> None:
         for colour, (part, points) in enumerate(held_out.items()):
@@ -112,7 +112,7 @@ def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Fi
                 xytext=(0, -14),
                 textcoords="offset points",
                 ha="right",
-                color=COLOURS[colour],
+                color=COLORS[colour],
             )
         if best is not None:
             axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
@@ -127,7 +127,7 @@ def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Fi
 
 def _rows(rows: Mapping[str, Points]) -> Figure:
     by_size = sorted(rows, key=lambda table: -rows[table].values[-1])
-    named = by_size[: len(COLOURS)]
+    named = by_size[: len(COLORS)]
     others = by_size[len(named) :]
 
     def draw(axes: Any) -> None:
@@ -140,7 +140,7 @@ def _rows(rows: Mapping[str, Points]) -> Figure:
                 linewidth=2.2,
                 label=f"all {len(rows)} tables",
             )
-        for table, colour in zip(named, COLOURS, strict=False):
+        for table, colour in zip(named, COLORS, strict=False):
             axes.plot(rows[table].steps, rows[table].values, color=colour, label=_clipped(table))
         for number, table in enumerate(others):
             label = f"{len(others)} smaller tables" if number == 0 else None
@@ -161,13 +161,13 @@ def _rows(rows: Mapping[str, Points]) -> Figure:
 def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
     by_size = sorted(id_counts, key=lambda feature: -len(id_counts[feature]))
     # Some of many ids, some of few: spread evenly over all sizes.
-    spread = np.linspace(0, len(by_size) - 1, min(len(COLOURS), len(by_size))).round()
+    spread = np.linspace(0, len(by_size) - 1, min(len(COLORS), len(by_size))).round()
     named = [by_size[int(at)] for at in spread]
     others = [feature for feature in by_size if feature not in named]
     most = max(int(counts.sum()) for counts in id_counts.values())
 
     def draw(axes: Any) -> None:
-        for feature, colour in zip(named, COLOURS, strict=False):
+        for feature, colour in zip(named, COLORS, strict=False):
             label = f"{_clipped(feature)}: {len(id_counts[feature]):,} ids"
             axes.plot(*_rank_and_share(id_counts[feature]), color=colour, label=label)
         for number, feature in enumerate(others):
@@ -211,7 +211,7 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
         if all(len(points.steps) < 2 for _, points in curves):
             continue
         part = "validation" if name.startswith(_VALIDATION) else "test"
-        shown = metric_name(name.removeprefix(_VALIDATION))
+        shown = format_metric_name(name.removeprefix(_VALIDATION))
         caption = f"{shown} on the {part} samples."
         title = f"{shown[0].upper()}{shown[1:]} over steps"
         style = {"marker": "o", "markersize": 4}
@@ -237,7 +237,7 @@ def _both(
     def draw(axes: Any) -> None:
         for run, points in curves:
             # Of curves that are alike, both can be seen.
-            colour, width = (COLOURS[0], 3.2) if run == "A" else (COLOURS[1], 1.4)
+            colour, width = (COLORS[0], 3.2) if run == "A" else (COLORS[1], 1.4)
             axes.plot(
                 points.steps, points.values, color=colour, linewidth=width, label=run, **style
             )
@@ -252,7 +252,7 @@ def _both(
 
 
 def _marked(colour: int) -> dict[str, Any]:
-    return {"color": COLOURS[colour], "linewidth": 1.8, "marker": "o", "markersize": 4}
+    return {"color": COLORS[colour], "linewidth": 1.8, "marker": "o", "markersize": 4}
 
 
 def _dashed() -> dict[str, Any]:
@@ -285,7 +285,7 @@ def _total(parts: Sequence[Points]) -> Points:
 
 def _rank_and_share(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Ranks from 1, evenly spread over a logarithmic axis, and the share of each in per cent."""
-    spread = np.geomspace(1, len(counts), _MOST_RANKS_DRAWN).round().astype(np.int64)
+    spread = np.geomspace(1, len(counts), _MAX_RANKS_DRAWN).round().astype(np.int64)
     ranks = np.unique(spread)
     return ranks, 100.0 * counts[ranks - 1] / counts.sum()
 

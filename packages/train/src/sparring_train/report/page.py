@@ -19,12 +19,12 @@ from sparring_train.report.elements import (
     write_page,
 )
 from sparring_train.report.figures import draw_figures
-from sparring_train.report.run_data import NEW_IDS, RunData, embedded
-from sparring_train.report.words import environment, metric_name
+from sparring_train.report.run_data import NEW_IDS, RunData, render_run_data
+from sparring_train.report.words import environment, format_metric_name
 
 __all__ = ["write_report"]
 
-_MOST_ROWS_UNFOLDED = 10
+_MAX_ROWS_UNFOLDED = 10
 
 
 def write_report(
@@ -61,7 +61,7 @@ def write_report(
         _tiers(data),
         section("Environment", facts(environment(data))),
         section("Configuration", f"<pre>{escape(config_text)}</pre>") if config_text else "",
-        embedded(data),
+        render_run_data(data),
     ]
     write_page(path, title, sections)
 
@@ -79,7 +79,7 @@ def _tiles(data: RunData) -> str:
     for name, value in data.metrics.items():
         best = data.best.get(name)
         remark = "on the test samples" if best is None else f"best reachable {best:.4f}"
-        found.append((f"{value:.4f}", f"test {metric_name(name)}, {remark}"))
+        found.append((f"{value:.4f}", f"test {format_metric_name(name)}, {remark}"))
     if data.rows:
         tables = "1 table" if len(data.rows) == 1 else f"{len(data.rows)} tables"
         found.append((f"{sum(data.rows.values()):,}", f"rows in {tables}"))
@@ -106,7 +106,7 @@ def _metrics(data: RunData) -> str:
     for each in data.baselines:
         columns[f"Predicting {each.name}"] = partial(_metric, each.metrics)
     lines = [
-        (metric_name(name), *(cell(name) for cell in columns.values())) for name in data.metrics
+        (format_metric_name(name), *(cell(name) for cell in columns.values())) for name in data.metrics
     ]
     why = data.undefined_metrics
     remark = f"<p>Undefined: {escape(why)}.</p>" if why else ""
@@ -125,7 +125,7 @@ def _slices(data: RunData) -> str:
         why = data.slices_absence
         return section(title, f"<p>{escape(why)}</p>") if why else ""
     names = list(data.slices[0].metrics)
-    head = ("Feature", "Test samples", "Id met in training", "Samples", *map(metric_name, names))
+    head = ("Feature", "Test samples", "Id met in training", "Samples", *map(format_metric_name, names))
     lines = [
         (
             each.feature,
@@ -164,7 +164,7 @@ def _rows(data: RunData) -> str:
     ]
     if len(lines) > 1:
         lines.append(("all tables", f"{total:,}", ""))
-    folded = f"All {len(data.rows)} tables" if len(data.rows) > _MOST_ROWS_UNFOLDED else ""
+    folded = f"All {len(data.rows)} tables" if len(data.rows) > _MAX_ROWS_UNFOLDED else ""
     return section("Rows", table(("Table", "Rows at the end", "Share"), lines, folded=folded))
 
 
@@ -179,7 +179,7 @@ def _tiers(data: RunData) -> str:
         for name, tiers in data.tiers.items()
         for place, tier in enumerate(tiers, 1)
     ]
-    head = ("Table", *map(metric_name, names))
+    head = ("Table", *map(format_metric_name, names))
     return section("Tiers", table(head, lines)) if lines else ""
 
 

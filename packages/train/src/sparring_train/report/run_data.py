@@ -25,7 +25,7 @@ __all__ = [
     "RunData",
     "Slice",
     "SnapshotOfRun",
-    "embedded",
+    "render_run_data",
     "read_report",
     "run_data",
 ]
@@ -39,7 +39,7 @@ NEW_IDS = "new ids"
 _FORMAT = 1
 """Raised when an older release could no longer read what is written; new keys do not raise it."""
 
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _OPEN = '<script type="application/json" id="sparring-run">'
 _CLOSE = "</script>"
 
@@ -191,7 +191,7 @@ def run_data(values: Any, place: str) -> RunData:
         ) from error
 
 
-def embedded(data: RunData) -> str:
+def render_run_data(data: RunData) -> str:
     """The element of a page that holds the data."""
     text = json.dumps(data.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # So that no text of the data ends the element.
@@ -207,7 +207,7 @@ def read_report(path: str | PathLike[str]) -> RunData:
     place = str(path)
     try:
         with Path(path).open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise DataError(
             f"{place}: the report cannot be read: {error.strerror}; give the HTML file of a run, "
@@ -215,7 +215,7 @@ def read_report(path: str | PathLike[str]) -> RunData:
             path=place,
         ) from error
     _, begin, rest = content.partition(_OPEN.encode())
-    if not begin or len(content) > _MOST_BYTES:
+    if not begin or len(content) > _MAX_BYTES:
         raise DataError(
             f"{place}: found no data of a run; give the HTML file that `sparring train` wrote to "
             "report.path, and train again where a release without such data wrote it",

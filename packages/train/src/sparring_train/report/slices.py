@@ -15,9 +15,9 @@ from sparring_train.report.id_counts import IdCounts
 from sparring_train.report.run_data import NEW_IDS, Slice
 from sparring_train.run.ranks import Ranks
 
-__all__ = ["SliceQuality"]
+__all__ = ["SliceMetrics"]
 
-_MOST_FEATURES = 2
+_MAX_FEATURES = 2
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -29,8 +29,8 @@ class _Band:
 
     name: str
     met: str
-    least: int
-    most: float = float("inf")
+    min_count: int
+    max_count: float = float("inf")
 
 
 _BANDS = (
@@ -42,7 +42,7 @@ _BANDS = (
 )
 
 
-class SliceQuality:
+class SliceMetrics:
     """Counts ids while a run trains, and then measures predictions by these counts.
 
     Of the features with one id a sample, those two are looked at that have most distinct ids in the
@@ -100,7 +100,7 @@ class SliceQuality:
             if not self._ranks.is_first:
                 continue
             for place, band in enumerate(_BANDS):
-                is_in = (counts >= band.least) & (counts <= band.most)
+                is_in = (counts >= band.min_count) & (counts <= band.max_count)
                 num_samples, quality = measured[place]
                 if is_in.any():
                     quality.update(predictions[is_in], labels[is_in])
@@ -128,7 +128,7 @@ class SliceQuality:
         if self._are_parts:
             distinct = self._ranks.total(distinct)
         by_size = sorted(self._features, key=lambda name: -distinct[name])
-        chosen = set(by_size[:_MOST_FEATURES])
+        chosen = set(by_size[:_MAX_FEATURES])
         self._counts = {name: IdCounts(self._max_ids) for name in self._features if name in chosen}
 
     def _joined(self, counts: IdCounts) -> IdCounts:

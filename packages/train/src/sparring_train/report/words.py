@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparring_train.report.run_data import RunData
 
-__all__ = ["bytes_in_words", "environment", "metric_name"]
+__all__ = ["format_bytes", "environment", "format_metric_name"]
 
 
 def environment(data: RunData) -> dict[str, str]:
@@ -15,12 +15,12 @@ def environment(data: RunData) -> dict[str, str]:
     found["threads of a rank"] = "" if data.threads is None else str(data.threads)
     if data.peak_memory_bytes:
         most = "" if data.world_size == 1 else ", of the rank with most"
-        found["peak memory of the process"] = bytes_in_words(data.peak_memory_bytes) + most
+        found["peak memory of the process"] = format_bytes(data.peak_memory_bytes) + most
     if host is not None:
         cores = "1 core" if host.usable_cores == 1 else f"{host.usable_cores:,} cores"
         found["host"] = host.name + ("" if data.world_size == 1 else ", of the first rank")
         found["processor"] = f"{host.processor}, {cores}"
-        found["memory"] = bytes_in_words(host.memory_bytes) if host.memory_bytes else ""
+        found["memory"] = format_bytes(host.memory_bytes) if host.memory_bytes else ""
         found["GPUs"] = ", ".join(host.gpus)
         found["system"] = host.system
     if snapshot is not None:
@@ -30,7 +30,7 @@ def environment(data: RunData) -> dict[str, str]:
     return {name: fact for name, fact in found.items() if fact}
 
 
-def bytes_in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     """As ``1.5 GiB``."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
@@ -39,6 +39,6 @@ def bytes_in_words(count: int) -> str:
     return f"{count:,} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
-def metric_name(name: str) -> str:
+def format_metric_name(name: str) -> str:
     """The name of a metric as people write it."""
     return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")

@@ -14,10 +14,10 @@ from sparring_train.run.result import Progress
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["plan_of_run"]
+__all__ = ["load_run_plan"]
 
 
-def plan_of_run(
+def load_run_plan(
     config: RunConfig,
     collective: Collective,
     membership: Membership,
@@ -50,7 +50,7 @@ def plan_of_run(
     else:
         made = automatic_plan(request, collective, membership, plugin_manager)
         plan = made.sharding
-        messages = [f"plan auto: {each}" for each in made.assumed]
+        messages = [f"plan auto: {each}" for each in made.assumptions]
         messages += [made.summary] if made.summary else []
     if collective.rank == 0:
         for message in messages:

@@ -14,7 +14,7 @@ from sparring import StepContainer
 from sparring.errors import SparringError
 from sparring_train.config.sections.logging import LoggingConfig
 
-__all__ = ["PROGRESS", "logs_written"]
+__all__ = ["PROGRESS", "log_output"]
 
 PROGRESS = logging.getLogger("sparring_train.progress")
 """Lines about the progress of training, where logs are JSON."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def logs_written(container: StepContainer, chosen: LoggingConfig) -> Iterator[None]:
+def log_output(container: StepContainer, chosen: LoggingConfig) -> Iterator[None]:
     """Writes messages of all packages of sparring as chosen while the block runs; those of others
     from warnings on. As JSON also what ends the block."""
     handler = _Handler(container, is_json=chosen.format == "json")

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from sparring import Snapshot
 from sparring.adapter import AUTO
 from sparring.errors import ConfigError
-from sparring_cli import dotted, resolve_path, with_paths
+from sparring_cli import format_path, resolve_path, with_paths
 from sparring_train.config.names import short_name
-from sparring_train.config.reading.former_kinds import current_sections
+from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 
@@ -23,7 +23,7 @@ __all__ = [
     "absolute_paths",
     "check_same_origins",
     "check_same_run",
-    "described_run",
+    "describe_run",
 ]
 
 RUN = "run"
@@ -39,7 +39,7 @@ _OPTIMIZER = "optimizer"
 """The section whose hyper-parameters may change, and its optimizers may not."""
 
 
-def described_run(config: RunConfig) -> dict[str, Any]:
+def describe_run(config: RunConfig) -> dict[str, Any]:
     """The part of a configuration that is saved, to tell runs apart by; its paths are absolute, so that
     it can be read from any folder."""
     whole = absolute_paths(config)
@@ -70,35 +70,35 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
             "snapshots.url",
             setting="snapshots.url",
         )
-    saved = current_sections(snapshot.state(RUN).values)
-    now = described_run(config)
+    saved = upgrade_sections(snapshot.state(RUN).values)
+    now = describe_run(config)
     for name in _EXACT:
         if name not in saved:
             continue
-        before, wanted = (_of_today(values[name], config, name) for values in (saved, now))
+        before, wanted = (_upgrade_values(values[name], config, name) for values in (saved, now))
         if before != wanted:
             keys = _first_difference(before, wanted)
             old, new = (_value_at(keys, values) for values in (before, wanted))
-            key = dotted((name, *keys))
+            key = format_path((name, *keys))
             raise ConfigError(
                 f"snapshot {snapshot.url} is of a run with {key}: {old}, this one has {new}; resume "
                 "with the configuration that the run began with, or choose another folder: snapshots.url",
                 setting=key,
             )
-    moved = _moved(snapshot, saved.get("data"), config)
+    moved = _describe_moved_data(snapshot, saved.get("data"), config)
     if _OPTIMIZER not in saved:
         return moved
     return moved + _changes(snapshot, config.framework in names, saved[_OPTIMIZER], now[_OPTIMIZER])
 
 
-def _moved(snapshot: Snapshot, saved: Any, config: RunConfig) -> list[str]:
+def _describe_moved_data(snapshot: Snapshot, saved: Any, config: RunConfig) -> list[str]:
     """Data that are in another folder than when the run was saved."""
 
     def paths_of(section: Section) -> dict[str, str]:
         found: dict[str, str] = {}
         with_paths(
             section,
-            lambda at, path: found.setdefault(dotted(at), resolve_path(path, Path.cwd())),
+            lambda at, path: found.setdefault(format_path(at), resolve_path(path, Path.cwd())),
             ("data",),
         )
         return found
@@ -135,7 +135,7 @@ def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
             )
 
 
-def _of_today(values: Any, config: RunConfig, name: str) -> Any:
+def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
     """Values of a section, with the defaults of keys that the release which saved them did not have, and
     without limits that may change from run to run."""
     section = type(getattr(config, name))

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from sparring import Snapshot
 from sparring.errors import ConfigError, UnsupportedError
 from sparring_cli import as_yaml
-from sparring_train.config.reading.former_kinds import current_sections
+from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, SavedModel
-from sparring_train.registered_kinds import trainer_names, trainer_of
+from sparring_train.registered_kinds import trainer_names, find_trainer
 from sparring_train.run.same_run import ORIGINS, RUN
 
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["opened_run", "run_of"]
+__all__ = ["open_run", "read_run_config"]
 
 _SECTIONS = ("seed", "data", "model", "tables", "optimizer")
 
 
-def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager) -> RunConfig:
+def read_run_config(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager) -> RunConfig:
     """The configuration of the run that saved a snapshot, as far as the snapshot has it.
 
     Args:
@@ -43,7 +43,7 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
             "load it in the program that made it: container.load",
             setting="snapshots.url",
         )
-    saved = current_sections(snapshot.state(RUN).values)
+    saved = upgrade_sections(snapshot.state(RUN).values)
     sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
     if ORIGINS in names and sections["data"]["kind"] == "table":
         # A file may look otherwise than that of the run, as one whose first rows are all digits.
@@ -57,26 +57,26 @@ def run_of(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager)
 
 
 @contextmanager
-def opened_run(
+def open_run(
     snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager, *, in_order: bool = False
 ) -> Iterator[tuple[RunConfig, OpenedModel]]:
     """Configuration and model of the run that saved a snapshot, over the rows of the snapshot.
 
     Args:
         snapshot: snapshot of the run.
-        overrides: see `run_of`.
-        manager: see `run_of`.
+        overrides: see `read_run_config`.
+        manager: see `read_run_config`.
         in_order: whether training rows are read in the order of the files, if their kind supports it.
 
     Raises:
-        ConfigError: see `run_of`.
+        ConfigError: see `read_run_config`.
         UnsupportedError: the trainer of its framework opens no saved models.
     """
-    config = run_of(snapshot, overrides, manager)
+    config = read_run_config(snapshot, overrides, manager)
     if in_order and hasattr(config.data, "shuffle"):
         data = config.data.model_copy(update={"shuffle": False})
         config = config.model_copy(update={"data": data})
-    open_model = trainer_of(config.framework, manager).open
+    open_model = find_trainer(config.framework, manager).open
     if open_model is None:
         raise UnsupportedError(
             f"{snapshot.url}: the trainer of framework {config.framework!r} opens no saved models"

@@ -7,24 +7,24 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Snapshot, hash_strings, merged_chunks
+from sparring import Snapshot, hash_strings, scan_rows
 from sparring.contracts import partition
 from sparring.errors import InvalidArgumentError
-from sparring_cli import embedding_parts
+from sparring_cli import read_embedding_parts
 
-__all__ = ["embedding_of", "embeddings", "key_of", "keys_meant", "keys_of"]
+__all__ = ["find_embedding", "embeddings", "find_key", "parse_candidate_keys", "read_keys"]
 
 Ids = npt.NDArray[np.int64]
 
 
-def key_of(snapshot: Snapshot, table: str, text: str) -> int:
+def find_key(snapshot: Snapshot, table: str, text: str) -> int:
     """The key that a person means: a whole number, or the hash of a string, whichever has a row.
 
     Raises:
         InvalidArgumentError: neither has.
     """
-    for key in keys_meant(text):
-        if embedding_of(snapshot, table, key) is not None:
+    for key in parse_candidate_keys(text):
+        if find_embedding(snapshot, table, key) is not None:
             return key
     raise InvalidArgumentError(
         f"table {table!r}: {text!r} has no row in snapshot {snapshot.url}; it was never trained, or "
@@ -33,7 +33,7 @@ def key_of(snapshot: Snapshot, table: str, text: str) -> int:
     )
 
 
-def keys_meant(text: str) -> list[int]:
+def parse_candidate_keys(text: str) -> list[int]:
     """Keys that a person may mean: a whole number, if it is one, and the hash of the string.
 
     An unsigned number from 2^63 on means the key with the same 64 bits; see `data.types`.
@@ -48,7 +48,7 @@ def keys_meant(text: str) -> list[int]:
     return [number - 2**64 if number >= 2**63 else number, *candidates]
 
 
-def embedding_of(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:
+def find_embedding(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:
     """The embedding of one key ``(dim,)``, without further parts as a bias; None where it has no row."""
     its_partition = int(partition(np.array([key], np.int64))[0])
     for keys, found in embeddings(snapshot, table, [its_partition]):
@@ -70,13 +70,13 @@ def embeddings(
     """
     snapshot.check_table(table)
     config = snapshot.tables[table].config
-    part = embedding_parts(snapshot, table, config.dim)["embedding"]
-    for chunk in merged_chunks(snapshot, table, range(4096) if partitions is None else partitions):
+    part = read_embedding_parts(snapshot, table, config.dim)["embedding"]
+    for chunk in scan_rows(snapshot, table, range(4096) if partitions is None else partitions):
         rows = config.embeddings(chunk.rows).astype(config.computing_dtype)
         yield chunk.keys, rows[:, part]
 
 
-def keys_of(snapshot: Snapshot, table: str) -> Ids:
+def read_keys(snapshot: Snapshot, table: str) -> Ids:
     """All keys of a table, in order."""
     parts = [keys for keys, _ in embeddings(snapshot, table)]
     return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

@@ -14,20 +14,20 @@ import numpy as np
 
 from sparring import (
     EMBEDDING_PARTS,
-    Loaded,
+    LoadResult,
     Retention,
-    Saved,
+    SaveResult,
     SaveOptions,
     Snapshot,
     State,
     open_snapshot,
 )
-from sparring.adapter import Coordinator, locate, open_place, reading
+from sparring.adapter import Coordinator, locate, open_root, reading
 from sparring.contracts import Collective, Reduction, interrupted_load
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.run import RunConfig
-from sparring_train.run.same_run import RUN, check_same_run, described_run
-from sparring_train.run.storages import place_name
+from sparring_train.run.same_run import RUN, check_same_run, describe_run
+from sparring_train.run.storages import format_storage
 
 if TYPE_CHECKING:
     from sparring import StepContainer
@@ -64,7 +64,7 @@ class RunSnapshots:
         self._has_failed = False
         self._damaged: list[str] = []
         self._pinned: list[str] = []
-        self._task: Task[Saved] | None = None
+        self._task: Task[SaveResult] | None = None
         self.num_failed = 0
         """Saves that failed concurrently with steps."""
         self.last_url: str | None = None
@@ -83,9 +83,9 @@ class RunSnapshots:
             return
         error: Exception | None = None
         try:
-            open_place(url).check_usable(secrets.token_hex(8))
+            open_root(url).check_usable(secrets.token_hex(8))
             if not self._chosen.resume and self._container.collective.rank == 0:
-                _refuse_others(url)
+                _reject_other_files(url)
         except OSError as failure:
             # Anything else, as a full disk, may have passed when the first save is due.
             if failure.errno in _LASTING:
@@ -134,7 +134,7 @@ class RunSnapshots:
             opened = [each.storage for each in container.entries() if each.storage is not None]
             if any(interrupted_load(each) is not None for each in opened):
                 return None  # the first lookup refuses them, and says which load was cut short
-            place = " over ".join(map(place_name, container.tiers(table)))
+            place = " over ".join(map(format_storage, container.tiers(table)))
             return f"{place} has {count:,} rows of table {table!r} already"
         return None
 
@@ -149,7 +149,7 @@ class RunSnapshots:
             return False
         is_time = time.monotonic() - self._last_save >= 60 * chosen.every_minutes
         self._container.quiesce()
-        return _first_says(self._container.collective, is_time)
+        return _broadcast_answer(self._container.collective, is_time)
 
     def check(self) -> None:
         """Tells of a save that failed; the run goes on, and the next one is tried."""
@@ -158,11 +158,11 @@ class RunSnapshots:
             return
         self._task = None
         try:
-            self._note_saved(task.result())
+            self._report_saved(task.result())
         except Exception as error:
-            self._note_failure(task.name, error)
+            self._report_failure(task.name, error)
 
-    def _note_saved(self, saved: Saved) -> None:
+    def _report_saved(self, saved: SaveResult) -> None:
         self.last_url = saved.url
         if saved.url in self._pinned:
             self._pinned = [saved.url]
@@ -175,7 +175,7 @@ class RunSnapshots:
         """Treats all snapshots alike again."""
         self._pinned.clear()
 
-    def _note_failure(self, name: str, error: Exception) -> None:
+    def _report_failure(self, name: str, error: Exception) -> None:
         self._has_failed = True
         self.num_failed += 1
         self._tell(
@@ -240,15 +240,15 @@ class RunSnapshots:
             # It could not begin on any rank: a full disk refuses even the folder.
             if is_last:
                 raise
-            self._note_failure(f"save of {url}", error)
+            self._report_failure(f"save of {url}", error)
             return None
-        if isinstance(saved, Saved):
-            self._note_saved(saved)
+        if isinstance(saved, SaveResult):
+            self._report_saved(saved)
         else:
             self._task = saved
         return url
 
-    def load(self, url: str) -> Loaded:
+    def load(self, url: str) -> LoadResult:
         """Returns to a snapshot of this run; the next one that is saved is full, whatever its step.
 
         Raises:
@@ -261,20 +261,20 @@ class RunSnapshots:
         return loaded
 
     def _embedding_parts(self) -> dict[str, State]:
-        parts = self._config.model.embedding_parts
+        parts = self._config.model.read_embedding_parts
         if not parts:
             return {}
-        names = [table.name for table in self._config.wanted_tables()]
+        names = [table.name for table in self._config.list_tables()]
         return {EMBEDDING_PARTS: State(dict.fromkeys(names, parts))}
 
     def _described(self) -> dict[str, object]:
         # Names: folders may be moved.
         names = [locate(url)[1] for url in self._damaged]
-        return {**described_run(self._config), _DAMAGED: names}
+        return {**describe_run(self._config), _DAMAGED: names}
 
     def _has_failed_anywhere(self) -> bool:
         self._container.quiesce()
-        return _any_says(self._container.collective, self._has_failed)
+        return _any_rank(self._container.collective, self._has_failed)
 
     def end(
         self, step: int, states: Callable[[], Mapping[str, State]], *, is_needed: bool = False
@@ -289,7 +289,7 @@ class RunSnapshots:
             self._container.saves.join(self._chosen.deadline_seconds)
             self.check()
 
-    def resume(self, meanwhile: Callable[[Snapshot], None]) -> Loaded | None:
+    def resume(self, meanwhile: Callable[[Snapshot], None]) -> LoadResult | None:
         """Loads the newest snapshot that can be read, and says which; None: there is none.
 
         Args:
@@ -321,7 +321,7 @@ class RunSnapshots:
                 continue
             for change in changes:
                 self._tell(change)
-            self._note_damaged(loaded)
+            self._report_damaged(loaded)
             self._since_full = len(open_snapshot(url).chain)
             self._saved_step = loaded.step
             self.last_url = url
@@ -356,14 +356,14 @@ class RunSnapshots:
         Coordinator(self._container.collective, f"resuming from {url}").agree(error)
         return changes
 
-    def _note_damaged(self, loaded: Loaded) -> None:
+    def _report_damaged(self, loaded: LoadResult) -> None:
         """Those that the run has found damaged before it was interrupted this time."""
         place, _ = locate(loaded.url)
         names = loaded.states[RUN].values.get(_DAMAGED, ())
         before = [place.url_of(name) for name in names]
         self._damaged = list(dict.fromkeys([*before, *self._damaged]))
 
-    def _loaded(self, url: str, meanwhile: Callable[[Snapshot], None]) -> Loaded:
+    def _loaded(self, url: str, meanwhile: Callable[[Snapshot], None]) -> LoadResult:
         container = self._container
         loading = container.load(url, is_base=self._chosen.full_every > 1, blocking=False)
         try:
@@ -383,7 +383,7 @@ class RunSnapshots:
         found: list[tuple[str, str]] = []
         error: Exception | None = None
         try:
-            found = _snapshots_in(root) if collective.rank == 0 else []
+            found = _list_snapshots(root) if collective.rank == 0 else []
         except Exception as failure:
             error = failure
         Coordinator(collective, f"resuming from {root}").agree(error)
@@ -394,9 +394,9 @@ class RunSnapshots:
         return [(url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())]
 
 
-def _snapshots_in(root: str) -> list[tuple[str, str]]:
+def _list_snapshots(root: str) -> list[tuple[str, str]]:
     """URLs of committed snapshots, the newest first, with the reason why one cannot be read."""
-    place = open_place(root)
+    place = open_root(root)
     with reading(place.url, "the folder"):
         try:
             names = [name for name in place.names() if place.is_committed(name)]
@@ -416,9 +416,9 @@ def _snapshots_in(root: str) -> list[tuple[str, str]]:
     return [(url, reason) for _, _, url, reason in sorted(found, reverse=True)]
 
 
-def _refuse_others(root: str) -> None:
+def _reject_other_files(root: str) -> None:
     """Two runs in one folder would remove each other's snapshots, and be resumed from as one."""
-    found = _snapshots_in(root)
+    found = _list_snapshots(root)
     if found:
         raise ConfigError(
             f"snapshots.url: {root} has {len(found)} snapshots of a run already, the newest of them "
@@ -430,17 +430,17 @@ def _refuse_others(root: str) -> None:
 
 def _free_url(root: str, name: str) -> str:
     """Of a snapshot that can be written: one that could not be read may have the name already."""
-    place = open_place(root)
+    place = open_root(root)
     names = [name, *(f"{name}-{again}" for again in range(2, 1000))]
     return place.url_of(next(each for each in names if not place.exists(each)))
 
 
-def _first_says(collective: Collective, answer: bool) -> bool:
+def _broadcast_answer(collective: Collective, answer: bool) -> bool:
     """The first rank's answer, on all ranks."""
-    return _any_says(collective, answer and collective.rank == 0)
+    return _any_rank(collective, answer and collective.rank == 0)
 
 
-def _any_says(collective: Collective, answer: bool) -> bool:
+def _any_rank(collective: Collective, answer: bool) -> bool:
     """Whether any rank's answer is yes, on all ranks."""
     if collective.world_size == 1:
         return answer

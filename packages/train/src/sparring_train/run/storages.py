@@ -16,10 +16,10 @@ from sparring_train.config.run import RunConfig
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["open_run_storages", "place_name"]
+__all__ = ["open_run_storages", "format_storage"]
 
 
-def place_name(storage: StorageChoice) -> str:
+def format_storage(storage: StorageChoice) -> str:
     """A storage as messages name it: with those options that are text, as a path or a URL."""
     said = [
         f"{name} {value}"
@@ -50,7 +50,7 @@ def open_run_storages(
         InvalidArgumentError: the run has no such table.
         SparringError: a storage cannot be opened, as where the run goes on.
     """
-    wanted = {each.name: each for each in config.wanted_tables()}
+    wanted = {each.name: each for each in config.list_tables()}
     if table not in wanted:
         raise InvalidArgumentError(
             f"table {table!r}: the model of this run has {', '.join(wanted)}", table=table

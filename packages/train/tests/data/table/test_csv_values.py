@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train.data.table.csv_values import converted
+from sparring_train.data.table.csv_values import convert_texts
 from sparring_train.data.table.decode import BadValue
 
 from .table_files import batches, opened, rows_of, section
@@ -47,7 +47,7 @@ def test_a_decimal_comma_reads_as_a_point_does(value: Any, groups: bool) -> None
     english = f"{value:,}" if groups else f"{value}"
     german = english.replace(",", "'").replace(".", ",").replace("'", ".")
     bad: list[BadValue] = []
-    found = converted(pyarrow.array([german, None]), "number", "price", ",", bad)
+    found = convert_texts(pyarrow.array([german, None]), "number", "price", ",", bad)
     assert found.to_pylist() == [float(value), None]
     assert not bad
 
@@ -55,7 +55,7 @@ def test_a_decimal_comma_reads_as_a_point_does(value: Any, groups: bool) -> None
 @pytest.mark.parametrize("text", ["1.5", "1.23,4", "12.3456", "1,2,3", "1.234.5"])
 def test_a_point_that_may_be_a_decimal_sign_is_a_bad_value(text: str) -> None:
     bad: list[BadValue] = []
-    assert converted(pyarrow.array([text]), "number", "price", ",", bad).to_pylist() == [None]
+    assert convert_texts(pyarrow.array([text]), "number", "price", ",", bad).to_pylist() == [None]
     assert [each.found for each in bad] == [repr(text)]
     assert "decimal comma, because of data.decimal" in bad[0].expected
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from sparring.errors import DataError
-from sparring_train.data.table.hexadecimal import numbers_of_hexadecimal
+from sparring_train.data.table.hexadecimal import parse_hexadecimal
 
 from .table_files import batches, opened, section
 
@@ -52,7 +52,7 @@ def decoded(folder: Path, suffix: str, texts: list[str], **keys: Any) -> list[in
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
 def test_numbers_are_those_that_python_reads(numbers: list[int]) -> None:
     for form in ("{:x}", "{:016X}"):
-        found = numbers_of_hexadecimal(pyarrow.array(map(form.format, numbers), pyarrow.string()))
+        found = parse_hexadecimal(pyarrow.array(map(form.format, numbers), pyarrow.string()))
         assert found.tolist() == np.array(numbers, np.uint64).view(np.int64).tolist()
 
 

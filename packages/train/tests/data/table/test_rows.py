@@ -16,7 +16,7 @@ from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import Label
 from sparring_train.data.table import csv_rows
-from sparring_train.data.table.look import look_at
+from sparring_train.data.table.summary import summarize_table
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
 
@@ -190,7 +190,7 @@ def test_packed_csv_that_is_damaged_is_refused(damage: str, tmp_path: Path) -> N
     rest = b"" if damage == "cut" else b"\xff" * 64 + packed[middle + 64 :]
     path = tmp_path / "a.csv.gz"
     path.write_bytes(packed[:middle] + rest)
-    for look in (all_rows, look_at):
+    for look in (all_rows, summarize_table):
         with pytest.raises(DataError, match=r"a\.csv\.gz: cannot be read"):
             look(str(path))
 

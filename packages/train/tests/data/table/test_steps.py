@@ -15,7 +15,7 @@ from pyarrow import csv, parquet
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train.data.table.lanes import Lanes, shares
+from sparring_train.data.table.lanes import Lanes, assign_lanes
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
 
@@ -169,7 +169,7 @@ def test_steps_take_each_row_of_each_lane_once(
         taken = [
             (each.lane, row)
             for rank in range(world_size)
-            for each in shares(lanes.rows, rank, world_size)
+            for each in assign_lanes(lanes.rows, rank, world_size)
             for row in range(*each.part(int(begin[each.lane]), int(end[each.lane])))
         ]
         want = [(lane, row) for lane in range(len(rows)) for row in range(begin[lane], end[lane])]

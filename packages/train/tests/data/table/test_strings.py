@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train import strings_of
+from sparring_train import find_strings
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.table.dataset import open_table
 from sparring_train.data.table.strings import StringWriter, _IdSet
@@ -38,14 +38,14 @@ def test_every_string_is_found_by_its_id(name: str, world_size: int, tmp_path: P
         column = column.flatten() if feature == "tags" else column
         strings = sorted({each for each in column.to_pylist() if each})
         for url in (runs, f"{runs}/step-000000000001"):
-            assert strings_of(url, feature, hash_strings(strings)) == strings
+            assert find_strings(url, feature, hash_strings(strings)) == strings
     files = list(tmp_path.glob("runs/strings/item/*.parquet"))
     rows = sum(parquet.read_metadata(each).num_rows for each in files)
     # Once by each rank, and never the empty one.
     assert rows == len(strings_in("item")) or world_size > 1
-    assert strings_of(runs, "item", [1, 2]) == [None, None]
-    assert strings_of(runs, "user", hash_strings([""])) == [None]
-    assert strings_of(str(tmp_path), "item", [1]) == [None]
+    assert find_strings(runs, "item", [1, 2]) == [None, None]
+    assert find_strings(runs, "user", hash_strings([""])) == [None]
+    assert find_strings(str(tmp_path), "item", [1]) == [None]
 
 
 def strings_in(feature: str) -> set[str]:

@@ -22,7 +22,7 @@ from sparring.contracts.device.kernels import (
 )
 
 if TYPE_CHECKING:
-    from sparring.contracts.storage.results import Evicted
+    from sparring.contracts.storage.results import EvictedRows
     from sparring.contracts.storage.storage import Storage
     from sparring.contracts.storage.updates import MethodChoice
     from sparring.contracts.tables.table import TableConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DeviceFirstTierAccess",
     "KernelSet",
-    "NumEvicted",
+    "EvictionResult",
     "StorageChange",
     "StorageKernels",
     "StorageLookup",
@@ -56,11 +56,11 @@ class StoredRows:
 
 
 @dataclass(frozen=True, slots=True)
-class NumEvicted:
+class EvictionResult:
     """Rows that left a storage."""
 
     count: int
-    rows: Evicted | None
+    rows: EvictedRows | None
     """In host memory; None where they were not asked for."""
 
 
@@ -70,7 +70,7 @@ class StorageChange:
 
     num_new: int
     """Rows that were made, those that left at once included."""
-    evicted: NumEvicted
+    evicted: EvictionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class StorageKernels(ArrayKernels):
 
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
-    ) -> NumEvicted:
+    ) -> EvictionResult:
         """Replaces or inserts whole rows. Nothing is changed where it raises.
 
         Args:
@@ -365,7 +365,7 @@ class StorageKernels(ArrayKernels):
     @abstractmethod
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
-    ) -> NumEvicted:
+    ) -> EvictionResult:
         """`upsert_storage` of a storage that is no stack."""
 
 
@@ -385,7 +385,7 @@ class DeviceFirstTierAccess(Protocol):
     def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         """`KernelSet.update_storage`."""
 
-    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> NumEvicted:
+    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> EvictionResult:
         """`KernelSet.upsert_storage`."""
 
 

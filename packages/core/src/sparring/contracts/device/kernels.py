@@ -93,15 +93,15 @@ class Rounding:
     step: int
 
 
-def _taken(array: DeviceArray, positions: DeviceArray) -> DeviceArray:
+def _take(array: DeviceArray, positions: DeviceArray) -> DeviceArray:
     return np.take(array, positions, axis=0)
 
 
-def _followed(_arrays: Sequence[DeviceArray]) -> Callable[[], None]:
+def _follow(_arrays: Sequence[DeviceArray]) -> Callable[[], None]:
     return lambda: None
 
 
-def _viewed(array: DeviceArray, dtype: str) -> DeviceArray:
+def _view(array: DeviceArray, dtype: str) -> DeviceArray:
     return array.view(dtype)
 
 
@@ -155,10 +155,10 @@ class ArraySource:
     to_host: Callable[[DeviceArray], npt.NDArray[Any]] = np.asarray
     from_host: Callable[[npt.NDArray[Any]], DeviceArray] = np.asarray
     concatenate: Callable[[Sequence[DeviceArray]], DeviceArray] = np.concatenate
-    take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _taken
+    take: Callable[[DeviceArray, DeviceArray], DeviceArray] = _take
     put: Callable[[DeviceArray, DeviceArray, DeviceArray], None] = _put
-    follow: Callable[[Sequence[DeviceArray]], Callable[[], None]] = _followed
-    view: Callable[[DeviceArray, str], DeviceArray] = _viewed
+    follow: Callable[[Sequence[DeviceArray]], Callable[[], None]] = _follow
+    view: Callable[[DeviceArray, str], DeviceArray] = _view
     release_unused: Callable[[], bool] | None = None
 
 

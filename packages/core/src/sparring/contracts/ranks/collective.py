@@ -56,8 +56,8 @@ __all__ = [
     "Reduction",
     "Work",
     "WorkContext",
-    "empty_for",
-    "header_of",
+    "allocate_for",
+    "make_header",
     "new_header",
 ]
 
@@ -353,8 +353,8 @@ class Collective(Closable):
     def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
         peers = [(self.rank + hop) % self.world_size for hop in range(1, self.world_size)]
         theirs = {peer: new_header() for peer in peers}
-        self._exchange({peer: header_of(parts[peer]) for peer in peers}, theirs)
-        received = {peer: empty_for(theirs[peer], parts[0].dtype, peer) for peer in peers}
+        self._exchange({peer: make_header(parts[peer]) for peer in peers}, theirs)
+        received = {peer: allocate_for(theirs[peer], parts[0].dtype, peer) for peer in peers}
         self._exchange({peer: parts[peer] for peer in peers}, received)
         received[self.rank] = parts[self.rank].copy()
         return [received[rank] for rank in range(self.world_size)]
@@ -435,7 +435,7 @@ def new_header() -> Header:
     return np.zeros(3 + MAX_DIMENSIONS, np.int64)
 
 
-def header_of(array: Array) -> Header:
+def make_header(array: Array) -> Header:
     """Header that the receiver of `array` must have before it comes.
 
     Raises:
@@ -453,7 +453,7 @@ def header_of(array: Array) -> Header:
     return header
 
 
-def empty_for(header: Header, dtype: np.dtype[Any], peer: int) -> Array:
+def allocate_for(header: Header, dtype: np.dtype[Any], peer: int) -> Array:
     """Room for the array that `header` of rank `peer` announces.
 
     Raises:

@@ -48,11 +48,11 @@ class Notice:
     round: int = 0
     has_left: bool = False
 
-    def encoded(self) -> npt.NDArray[np.int64]:
+    def encode(self) -> npt.NDArray[np.int64]:
         return np.array([self.kind, self.rank, self.round, self.has_left], np.int64)
 
     @classmethod
-    def decoded(cls, message: npt.NDArray[np.int64]) -> Notice:
+    def decode(cls, message: npt.NDArray[np.int64]) -> Notice:
         kind, rank, round_, has_left = message.tolist()
         return cls(NoticeKind(kind), rank, round_, bool(has_left))
 
@@ -81,7 +81,7 @@ class Failure:
         return cls(culprit, f"this rank has given up, because rank {culprit} failed")
 
     @classmethod
-    def reported(cls, source: int, notice: Notice) -> Failure:
+    def from_report(cls, source: int, notice: Notice) -> Failure:
         """Failure that `source` reported in a notice of kind FAILED."""
         became = "left the group" if notice.has_left else "failed"
         return cls(
@@ -89,7 +89,7 @@ class Failure:
         )
 
     @classmethod
-    def told(cls, source: int, notice: Notice, rank: int) -> Failure:
+    def from_notice(cls, source: int, notice: Notice, rank: int) -> Failure:
         """Why `rank` waits for `source` in vain after a notice of kind LEFT or FAILED.
 
         With `has_left` it ends no other wait: ranks that leave one after another at the end miss each
@@ -98,7 +98,7 @@ class Failure:
         # A rank that others take for dead knows better.
         if notice.kind is NoticeKind.LEFT or notice.rank == rank:
             return cls.left(source)
-        return cls.reported(source, notice)
+        return cls.from_report(source, notice)
 
     def notice(self) -> Notice:
         """With which the others are told."""
@@ -117,7 +117,7 @@ class Inquiry:
     rank: int
     deadline_seconds: float
     round: int = 0
-    _asked_at: float = 0.0
+    _queried_at: float = 0.0
     _answers: dict[int, int] = field(default_factory=dict)
 
     def is_due(self, limit: float, now: float) -> bool:
@@ -126,11 +126,11 @@ class Inquiry:
         Many waits may be under way, with limits close to each other; one question serves them all.
         """
         ahead = 0.05 * self.deadline_seconds
-        if now < limit - ahead or now < self._asked_at + ahead / 2:
+        if now < limit - ahead or now < self._queried_at + ahead / 2:
             return False
-        if now > self._asked_at + 2 * ahead:
+        if now > self._queried_at + 2 * ahead:
             self._answers.clear()
-        self._asked_at = now
+        self._queried_at = now
         self.round += 1
         return True
 

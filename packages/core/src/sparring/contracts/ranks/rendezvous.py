@@ -39,7 +39,7 @@ class Membership:
 class Rendezvous(ABC):
     """Where ranks meet. All methods may be called from any thread."""
 
-    is_apart: bool = False
+    is_independent: bool = False
     """Whether ranks meet in no collective: each keeps its shard alone, as servers of a lookup service
     do, and takes its own steps."""
 

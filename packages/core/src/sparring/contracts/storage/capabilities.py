@@ -19,7 +19,7 @@ class Capabilities:
     shared: bool = False
     """Ranks of a job, and other processes, reach the same rows in one place."""
     native: bool = False
-    """Its native handle never calls Python (`sparring.contracts.capsule_of`)."""
+    """Its native handle never calls Python (`sparring.contracts.get_capsule`)."""
     devices: tuple[str, ...] = ("cpu",)
     """Where keys and rows may live."""
     concurrent_reads: bool = False

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
 
 __all__ = [
     "Background",
@@ -76,7 +76,7 @@ class SupportsNotes(Protocol):
 class SupportsRestore(Protocol):
     """Has a policy of its own, and goes on with the scores of a snapshot as if it had never stopped."""
 
-    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> Evicted:
+    def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> EvictedRows:
         """Upserts rows with the scores that a scan gave, whatever `Capabilities.scores` is."""
 
 
@@ -140,7 +140,7 @@ class SupportsBackground(Protocol):
     def use_background(self, background: Background) -> None:
         """Runs background work there from now on."""
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Returns when a write will not have to wait for background work. No row has changed.
 
         A step over several storages calls this before it changes the first of them.
@@ -216,7 +216,7 @@ class SupportsCapsule(Protocol):
 class Write(Protocol):
     """One watched write."""
 
-    def note_evicted(self, evicted: Evicted) -> None:
+    def note_evicted(self, evicted: EvictedRows) -> None:
         """Takes the rows that left to make room for the write."""
 
     def note_erased(self) -> None:
@@ -241,7 +241,7 @@ class Watcher(Protocol):
 
 
 class _Unwatched:
-    def note_evicted(self, evicted: Evicted) -> None:
+    def note_evicted(self, evicted: EvictedRows) -> None:
         pass
 
     def note_erased(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Columns",
-    "Evicted",
+    "EvictedRows",
     "FindResult",
     "Keys",
     "Rows",
@@ -60,7 +60,7 @@ class FindResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class EvictedRows:
     """Rows that left to make room, whole, as they last were."""
 
     keys: Keys
@@ -85,7 +85,7 @@ class ScanChunk:
 
 _INT64_MAX = np.iinfo(np.int64).max
 _NOTE_NAME = re.compile(r"[a-z_]{1,64}\Z")
-_MOST_NOTE = 4096
+_MAX_NOTE_LENGTH = 4096
 
 
 def is_whole(value: object) -> bool:
@@ -198,7 +198,7 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 
-def check_taken_scores(
+def check_consumed_scores(
     scores: npt.ArrayLike | None, count: int, table: str, taken: str, storage: str
 ) -> Scores | None:
     """As `check_scores`, for a storage whose `Capabilities.scores` are `taken`; None stays None."""
@@ -280,10 +280,10 @@ def check_note(table: str, name: str, text: str | None) -> None:
             "rename it",
             table=table,
         )
-    if text is not None and (not isinstance(text, str) or len(text) > _MOST_NOTE):
+    if text is not None and (not isinstance(text, str) or len(text) > _MAX_NOTE_LENGTH):
         found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
         raise InvalidArgumentError(
-            f"note {name!r} of table {table!r}: must be a text of at most {_MOST_NOTE} characters, "
+            f"note {name!r} of table {table!r}: must be a text of at most {_MAX_NOTE_LENGTH} characters, "
             f"found {found}; shorten it, or leave it out",
             table=table,
         )

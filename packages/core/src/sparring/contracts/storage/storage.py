@@ -45,7 +45,7 @@ from sparring.contracts.storage.optional import (
 )
 from sparring.contracts.storage.results import (
     Columns,
-    Evicted,
+    EvictedRows,
     FindResult,
     Keys,
     Rows,
@@ -59,7 +59,7 @@ from sparring.runtime.lifecycle import Closable
 __all__ = [
     "Capabilities",
     "Columns",
-    "Evicted",
+    "EvictedRows",
     "FindResult",
     "Keys",
     "Rows",
@@ -199,7 +199,7 @@ class Storage(Closable):
 
     def upsert(
         self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None = None
-    ) -> Evicted:
+    ) -> EvictedRows:
         """Replaces or inserts whole rows, all of them or none.
 
         Args:
@@ -229,7 +229,7 @@ class Storage(Closable):
             write.note_evicted(evicted)
         return evicted
 
-    def upsert_from(self, keys: Keys, rows: Rows, scores: Scores | None = None) -> Evicted:
+    def upsert_from(self, keys: Keys, rows: Rows, scores: Scores | None = None) -> EvictedRows:
         """`upsert` without checks; for the engine, which tells the watcher itself.
 
         Args:
@@ -269,7 +269,7 @@ class Storage(Closable):
             with watched(self.watcher, checked):
                 self._touch_impl(checked, checked_scores)
 
-    def evict(self, count: int) -> Evicted:
+    def evict(self, count: int) -> EvictedRows:
         """Makes room: removes up to `count` rows, the lowest scores first.
 
         Raises:
@@ -316,7 +316,7 @@ class Storage(Closable):
         """Fills `rows` and `found`; rows of missing keys must become zeros."""
 
     @abstractmethod
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> Evicted: ...
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows: ...
 
     @abstractmethod
     def _erase_impl(self, keys: Keys) -> int: ...
@@ -339,13 +339,13 @@ class Storage(Closable):
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         raise NotImplementedError(f"{type(self).__name__} declares touch and must implement it")
 
-    def _evict_impl(self, count: int) -> Evicted:
+    def _evict_impl(self, count: int) -> EvictedRows:
         raise NotImplementedError(f"{type(self).__name__} declares evict and must implement it")
 
     # -- for subclasses ---------------------------------------------------------
 
-    def _nothing_evicted(self) -> Evicted:
-        return Evicted(
+    def _nothing_evicted(self) -> EvictedRows:
+        return EvictedRows(
             np.empty(0, np.int64),
             np.empty((0, self.table.width), self.table.numpy_dtype),
             np.empty(0, np.uint64),
@@ -365,7 +365,7 @@ class Storage(Closable):
             )
 
     def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
-        return arguments.check_taken_scores(
+        return arguments.check_consumed_scores(
             scores, count, self.table.name, self.capabilities.scores, type(self).__name__
         )
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from sparring.contracts.options import WholeNumber
-from sparring.contracts.settings import SETTINGS, Number, checked, setting_from
+from sparring.contracts.settings import SETTINGS, Number, checked, parse_setting
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Bloom",
     "Frequency",
     "Probability",
-    "admission_from",
+    "parse_admission",
 ]
 
 
@@ -130,7 +130,7 @@ ADMISSIONS: dict[str, type[Admission]] = {
 }
 
 
-def admission_from(value: AdmissionLike) -> Admission | None:
+def parse_admission(value: AdmissionLike) -> Admission | None:
     """A filter from itself, or ``{"kind": name, parameter: value}``; None admits every id.
 
     Raises:
@@ -142,5 +142,5 @@ def admission_from(value: AdmissionLike) -> Admission | None:
         raise InvalidArgumentError(
             f"admission: must be an Admission, a mapping with 'kind', or None, found {value!r}"
         )
-    made: Admission = setting_from("admission", ADMISSIONS, value)
+    made: Admission = parse_setting("admission", ADMISSIONS, value)
     return made

@@ -16,7 +16,7 @@ from sparring.contracts.options import WholeNumber
 from sparring.contracts.settings import SETTINGS, Number, checked
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Expiry", "ExpiryLike", "expiry_from"]
+__all__ = ["Expiry", "ExpiryLike", "parse_expiry"]
 
 
 @checked("expire")
@@ -54,7 +54,7 @@ ExpiryLike = Expiry | Mapping[str, Any] | None
 """An `Expiry`, its arguments by name, or None: no row expires."""
 
 
-def expiry_from(given: ExpiryLike) -> Expiry | None:
+def parse_expiry(given: ExpiryLike) -> Expiry | None:
     """The `Expiry` that is meant.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sparring.contracts.settings import SETTINGS, Number, checked, setting_from
+from sparring.contracts.settings import SETTINGS, Number, checked, parse_setting
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "Uniform",
     "Xavier",
     "Zeros",
-    "initializer_from",
+    "parse_initializer",
 ]
 
 
@@ -46,7 +46,7 @@ class Initializer(ABC):
         """The two numbers that the native kernel takes, for embeddings of `dim` elements."""
 
     @abstractmethod
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         """Bound of the absolute value of initial values, for embeddings of `dim` elements."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Zeros(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         return 0.0
 
 
@@ -79,7 +79,7 @@ class Constant(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.value, 0.0
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         return abs(self.value)
 
 
@@ -101,7 +101,7 @@ class Uniform(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.low, self.high
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         # The kernel computes low + (high - low) * u: the difference must be a double too.
         is_number = math.isfinite(self.high - self.low)
         return max(abs(self.low), abs(self.high)) if is_number else math.inf
@@ -119,7 +119,7 @@ class Normal(Initializer):
     def parameters(self, dim: int) -> tuple[float, float]:
         return self.mean, self.stddev
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         # The farthest that 32 random bits lead: the inverse of the normal distribution function
         # at 2**-33 is -6.34.
         return abs(self.mean) + 6.4 * self.stddev
@@ -136,7 +136,7 @@ class TruncatedNormal(Normal):
     ] = 0.01
     kind: ClassVar[str] = "truncated_normal"
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         return abs(self.mean) + 2 * self.stddev
 
 
@@ -154,7 +154,7 @@ class Xavier(Initializer):
         limit = self.gain * (6.0 / (1 + dim)) ** 0.5
         return -limit, limit
 
-    def largest(self, dim: int) -> float:
+    def max_abs(self, dim: int) -> float:
         low, high = self.parameters(dim)
         return high if math.isfinite(high - low) else math.inf
 
@@ -164,7 +164,7 @@ INITIALIZERS: dict[str, type[Initializer]] = {
 }
 
 
-def initializer_from(value: Initializer | str | Mapping[str, Any]) -> Initializer:
+def parse_initializer(value: Initializer | str | Mapping[str, Any]) -> Initializer:
     """An initializer from itself, its name, or ``{"kind": name, parameter: value}``.
 
     Raises:
@@ -177,5 +177,5 @@ def initializer_from(value: Initializer | str | Mapping[str, Any]) -> Initialize
             "an initializer is an Initializer, a name or a mapping with a kind, found "
             f"{type(value).__name__}"
         )
-    made: Initializer = setting_from("initializer", INITIALIZERS, value)
+    made: Initializer = parse_setting("initializer", INITIALIZERS, value)
     return made

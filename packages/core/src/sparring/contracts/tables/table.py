@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.tables.admission import AdmissionLike, admission_from
-from sparring.contracts.tables.expiry import ExpiryLike, expiry_from
-from sparring.contracts.tables.initializers import Initializer, Uniform, initializer_from
+from sparring.contracts.tables.admission import AdmissionLike, parse_admission
+from sparring.contracts.tables.expiry import ExpiryLike, parse_expiry
+from sparring.contracts.tables.initializers import Initializer, Uniform, parse_initializer
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["CONVERT_HELP", "DTYPES", "PLACEMENTS", "TableConfig"]
@@ -128,11 +128,11 @@ class TableConfig:
                 f"{self.placement!r}",
                 table=self.name,
             )
-        initializer = initializer_from(self.initializer)
+        initializer = parse_initializer(self.initializer)
         _check_range(initializer, self.dim, dtype, self.name)
         object.__setattr__(self, "initializer", initializer)
-        object.__setattr__(self, "admission", admission_from(self.admission))
-        object.__setattr__(self, "expire", expiry_from(self.expire))
+        object.__setattr__(self, "admission", parse_admission(self.admission))
+        object.__setattr__(self, "expire", parse_expiry(self.expire))
         self._derive()
 
     def _derive(self) -> None:
@@ -221,7 +221,7 @@ class TableConfig:
             found_table=self.with_state(int(width), method) if is_convertible else None,
         )
 
-    def labelled(self, found: str) -> TableConfig:
+    def with_row_label(self, found: str) -> TableConfig:
         """This table with the state that rows of a label have; itself where they are of another
         kind, which `check_row_label` refuses.
 
@@ -264,11 +264,11 @@ def _dtype_name(dtype: Any) -> str:
 
 def _check_range(initializer: Initializer, dim: int, dtype: str, table: str) -> None:
     """Refuses an initializer that would give infinity for a number that was asked for."""
-    largest = initializer.largest(dim)
-    if not largest <= _LARGEST[dtype]:
+    max_abs = initializer.max_abs(dim)
+    if not max_abs <= _LARGEST[dtype]:
         raise InvalidArgumentError(
             f"initializer {initializer.kind} of table {table!r}: {initializer.as_dict()} leads to "
-            f"{largest} and so beyond {dtype}, whose largest number is {_LARGEST[dtype]}; choose "
+            f"{max_abs} and so beyond {dtype}, whose largest number is {_LARGEST[dtype]}; choose "
             "smaller parameters, or a wider dtype",
             table=table,
         )

@@ -20,10 +20,10 @@ from sparring.kernels.admission_filters import decide_unseen
 
 __all__ = [
     "Commit",
-    "agreed",
-    "check_method_rooms",
-    "check_room",
-    "committing",
+    "partial_step_errors",
+    "check_method_capacities",
+    "check_capacity",
+    "commit_vote",
 ]
 
 
@@ -40,10 +40,10 @@ class Commit:
 
 
 @contextmanager
-def committing(state: EngineState) -> Iterator[Commit]:
+def commit_vote(state: EngineState) -> Iterator[Commit]:
     """Surrounds all that may refuse a step: ranks go on from its end together, or all raise."""
     commit = Commit({}, [])
-    refusal: BaseException | None = None
+    own_error: BaseException | None = None
     try:
         yield commit
         if state.memory_bytes is not None:
@@ -51,7 +51,7 @@ def committing(state: EngineState) -> Iterator[Commit]:
     except Exception as error:
         if state.collective.world_size == 1:
             raise
-        refusal = error
+        own_error = error
     names = list(state.tables.entries)
     world_size = state.collective.world_size
     if world_size == 1:
@@ -68,12 +68,12 @@ def committing(state: EngineState) -> Iterator[Commit]:
         *digests,
         *(each * each for each in digests),
     ]
-    totals = iter(state.exchange.commit(counts, refusal))
+    totals = iter(state.exchange.commit(counts, own_error))
     commit.touched = [name for name in names if next(totals)]
     kept, sizes, sums, squares = (
         [next(totals) for _ in some] for some in (blocks, blocks, replicated, replicated)
     )
-    _check_alike(blocks, list(zip(kept, sizes, strict=True)))
+    _check_blocks_agree(blocks, list(zip(kept, sizes, strict=True)))
     for entry, total, of_squares in zip(replicated, sums, squares, strict=True):
         # Equal numbers, and no others, have W * (sum of squares) = (square of the sum).
         if world_size * of_squares != total * total:
@@ -87,7 +87,7 @@ def committing(state: EngineState) -> Iterator[Commit]:
             )
 
 
-def _check_alike(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]) -> None:
+def _check_blocks_agree(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]) -> None:
     """Refuses a step, on all ranks, where blocks of columns of one table have come apart.
 
     Args:
@@ -123,7 +123,7 @@ def _digest(commit: Commit, entry: TableEntry) -> int:
 
 
 @contextmanager
-def agreed(state: EngineState) -> Iterator[None]:
+def partial_step_errors(state: EngineState) -> Iterator[None]:
     """Surrounds what comes after `committing` and before the first write.
 
     Raises:
@@ -147,7 +147,7 @@ def agreed(state: EngineState) -> Iterator[None]:
         ) from error
 
 
-def check_method_rooms(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
+def check_method_capacities(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
     """`check_room` of every table that `KernelSet.update_storage` will change.
 
     The update of a single table on a single rank changes nothing where it raises, so nothing need
@@ -163,7 +163,7 @@ def check_method_rooms(state: EngineState, owned: Mapping[str, OwnedGradients]) 
         capacity, num_keys = storage.capacity, len(each.keys)
         assert capacity is not None
         if storage.size + num_keys > capacity:
-            check_room(storage, _num_new(state, name, each))
+            check_capacity(storage, _num_new(state, name, each))
 
 
 def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
@@ -177,11 +177,11 @@ def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
         keys = np.ascontiguousarray(to_host(owned.keys))
         step = state.counters.steps + 1
         owned.decision = decide_unseen(entry.admission_filter, keys, is_found, step)
-        num_new -= owned.decision.num_refused
+        num_new -= owned.decision.num_rejected
     return num_new
 
 
-def check_room(storage: Storage, num_new: int) -> None:
+def check_capacity(storage: Storage, num_new: int) -> None:
     """Refuses a step before its first write where a later write would find no room."""
     size, capacity = storage.size, storage.capacity
     assert capacity is not None

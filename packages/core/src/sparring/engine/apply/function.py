@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.engine.apply.commit import agreed, committing
+from sparring.engine.apply.commit import partial_step_errors, commit_vote
 from sparring.engine.apply.gather import (
-    Gathered,
+    GatheredRows,
     TableUpdate,
     Update,
     gather_rows,
-    no_update,
+    empty_update,
     num_kept,
 )
 from sparring.engine.apply.gradients import (
-    check_owned,
-    kernels_of_step,
-    owned_gradients,
-    taken_gradients,
+    check_and_average,
+    choose_kernels,
+    exchange_gradients,
+    take_gradients,
 )
 from sparring.engine.apply.whole_updates import block_shape, whole_updates
 from sparring.engine.apply.write import write_rows
@@ -31,13 +31,13 @@ __all__ = ["apply_update"]
 
 def apply_update(state: EngineState, update: Update) -> None:
     """As `StepContainer.apply`."""
-    taken, refusal = taken_gradients(state, are_summed=True)
-    kernels = kernels_of_step(state, taken)
-    owned = owned_gradients(state, taken, refusal, kernels, by_rows=kernels.keys())
+    taken, own_error = take_gradients(state, are_summed=True)
+    kernels = choose_kernels(state, taken)
+    owned = exchange_gradients(state, taken, own_error, kernels, by_rows=kernels.keys())
     steps = dict.fromkeys(kernels, state.counters.steps + 1)
-    gathered, updates = dict[str, Gathered](), dict[str, TableUpdate]()
-    with committing(state) as commit:
-        check_owned(state, owned)
+    gathered, updates = dict[str, GatheredRows](), dict[str, TableUpdate]()
+    with commit_vote(state) as commit:
+        check_and_average(state, owned)
         with state.span("find"):
             gathered = gather_rows(state, owned, steps)
         for name, each in gathered.items():
@@ -48,7 +48,7 @@ def apply_update(state: EngineState, update: Update) -> None:
     touched = table_names(state.tables, commit.touched)
     with (
         state.span("update"),
-        agreed(state),
+        partial_step_errors(state),
         whole_updates(state.tables, updates) as given,
     ):
         update(_with_empty(state, given, touched, kernels))
@@ -69,6 +69,6 @@ def _with_empty(
         known = updates.get(name)
         if known is None:
             table, step = block_shape(state.tables, name), state.counters.steps + 1
-            known = no_update(kernels.get(name, HOST), table, step)
+            known = empty_update(kernels.get(name, HOST), table, step)
         result.append(known)
     return result

@@ -14,14 +14,14 @@ import numpy as np
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.results import Keys, Rows
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.apply.commit import check_room
+from sparring.engine.apply.commit import check_capacity
 from sparring.engine.state import EngineState
 from sparring.engine.tables.column_blocks import fill_new_rows
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision, decide_unseen
-from sparring.kernels.mixed_precision import computing_rows
+from sparring.kernels.mixed_precision import to_computing_rows
 
-__all__ = ["Gathered", "TableUpdate", "Update", "gather_rows", "no_update", "num_kept"]
+__all__ = ["GatheredRows", "TableUpdate", "Update", "gather_rows", "empty_update", "num_kept"]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredRows:
     """The rows that a step will change of one table, and what is counted once it has."""
 
     kernels: KernelSet
@@ -63,7 +63,7 @@ class Gathered:
 
 def gather_rows(
     state: EngineState, owned: Mapping[str, OwnedGradients], steps: Mapping[str, int]
-) -> dict[str, Gathered]:
+) -> dict[str, GatheredRows]:
     """The rows that gradients will change, by table.
 
     Args:
@@ -76,25 +76,25 @@ def gather_rows(
     """
     gathered = {}
     for name, each in owned.items():
-        gathered[name] = _gathered(state, name, each, steps[name])
+        gathered[name] = _gather(state, name, each, steps[name])
     return gathered
 
 
-def num_kept(gathered: Mapping[str, Gathered]) -> dict[str, int]:
+def num_kept(gathered: Mapping[str, GatheredRows]) -> dict[str, int]:
     """Rows that will change, by table."""
     return {
         name: 0 if each.update is None else len(each.update.keys) for name, each in gathered.items()
     }
 
 
-def no_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
+def empty_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
     """Of a table of which other ranks alone change rows."""
     empty, dtype = kernels.arrays.empty, table.computing_dtype.name
     keys, rows = empty((0,), "int64"), empty((0, table.dim + table.state_width), dtype)
     return TableUpdate(table, keys, rows, empty((0, table.dim), dtype), step)
 
 
-def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -> Gathered:
+def _gather(state: EngineState, name: str, owned: OwnedGradients, step: int) -> GatheredRows:
     entry, storage = state.tables.entries[name], state.tables.storage(name)
     kernels, keys, gradients = owned.kernels, owned.keys, owned.gradients
     arrays = kernels.arrays
@@ -123,11 +123,11 @@ def _gathered(state: EngineState, name: str, owned: OwnedGradients, step: int) -
             )
             is_found = is_found[decision.is_kept]
         if entry.may_refuse:
-            check_room(storage, len(is_found) - int(np.count_nonzero(is_found)))
+            check_capacity(storage, len(is_found) - int(np.count_nonzero(is_found)))
     if not len(keys):
-        return Gathered(kernels, None, decision)
+        return GatheredRows(kernels, None, decision)
     fill_new_rows(entry, rows, keys, found, kernels)
     if entry.config.is_16_bit:
-        rows = computing_rows(kernels, entry.config, rows)
+        rows = to_computing_rows(kernels, entry.config, rows)
     update = TableUpdate(entry.config, keys, rows, gradients, step)
-    return Gathered(kernels, update, decision, row_handles)
+    return GatheredRows(kernels, update, decision, row_handles)

@@ -20,23 +20,23 @@ from sparring.contracts.ranks.exchange_options import WireDtype
 from sparring.engine.device_gradients import DeviceGradients, SummedByKey
 from sparring.engine.lookup.pooled import take_bag_gradients
 from sparring.engine.state import EngineState, NonFinite, Purpose, try_quiesce
-from sparring.engine.tables.column_blocks import divided_gradients
+from sparring.engine.tables.column_blocks import split_gradients
 from sparring.errors import NonFiniteGradientError
 from sparring.exchange.messages import OwnedGradients, PushRequest
 from sparring.kernels.cpu import HOST
 
 __all__ = [
-    "by_device",
-    "check_owned",
-    "kernels_of_step",
-    "own_gradients",
-    "owned_gradients",
+    "group_by_device",
+    "check_and_average",
+    "choose_kernels",
+    "sum_own_gradients",
+    "exchange_gradients",
     "sum_gradients",
-    "taken_gradients",
+    "take_gradients",
 ]
 
 
-def taken_gradients(
+def take_gradients(
     state: EngineState, *, are_summed: bool
 ) -> tuple[dict[str, Any], BaseException | None]:
     """Gradients accumulated of each table, and why the step cannot be applied, if it cannot.
@@ -44,21 +44,21 @@ def taken_gradients(
     Args:
         are_summed: as of `ResourceManager.take_step`.
     """
-    why_not: BaseException | None = try_quiesce(state, Purpose.WRITE)
+    own_error: BaseException | None = try_quiesce(state, Purpose.WRITE)
     if state.exchange.pooling.has_lookups:
-        why_not = take_bag_gradients(state, why_not, ends_step=True)
-    if why_not is None:
+        own_error = take_bag_gradients(state, own_error, ends_step=True)
+    if own_error is None:
         try:
             return state.resources.take_step(are_summed=are_summed), None
         except Exception as error:
-            why_not = error
+            own_error = error
     state.resources.discard()
     if state.collective.world_size == 1:
-        raise why_not
-    return {}, why_not
+        raise own_error
+    return {}, own_error
 
 
-def kernels_of_step(
+def choose_kernels(
     state: EngineState, taken: Mapping[str, Any], on_host: Set[str] = frozenset()
 ) -> dict[str, KernelSet]:
     """The kernels that take each table's step: those of tables on devices first, then `HOST`.
@@ -96,42 +96,42 @@ def _takes_arrays(state: EngineState, name: str, kernels: KernelSet) -> bool:
     return bool(devices & set(state.tables.storage(name).capabilities.devices))
 
 
-def owned_gradients(
+def exchange_gradients(
     state: EngineState,
     taken: Mapping[str, Any],
-    why_not: BaseException | None,
+    own_error: BaseException | None,
     kernels: Mapping[str, KernelSet],
     by_rows: Set[str],
     *,
-    looks_later: bool = False,
+    defers_finite_check: bool = False,
 ) -> dict[str, OwnedGradients]:
     """The finite gradients of all ranks for the keys of this one, by table; none without keys.
 
-    They are sums over all ranks; `check_owned` makes means of them, where these are wanted.
+    They are sums over all ranks; `check_and_average` makes means of them, where these are wanted.
 
     Args:
         taken: table → what was accumulated on this rank; nothing where it cannot apply the step.
         why_not: why it cannot.
         kernels: of all tables; the same on all ranks.
         by_rows: the tables whose rows are wanted in arrays.
-        looks_later: as of `own_gradients`.
+        defers_finite_check: as of `sum_own_gradients`.
 
     Raises:
         BaseException: `why_not`, or in its place another rank's, naming that rank.
         NonFiniteGradientError: there are such gradients, on any rank, and the policy is to raise.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    own, owned = _Own({}, 0), dict[str, OwnedGradients]()
-    if why_not is None:
+    own, owned = _OwnGradients({}, 0), dict[str, OwnedGradients]()
+    if own_error is None:
         try:
             divided = dict.fromkeys(taken.keys() - kernels.keys(), HOST)
-            own = own_gradients(state, taken, {**kernels, **divided}, looks_later=looks_later)
+            own = sum_own_gradients(state, taken, {**kernels, **divided}, defers_finite_check=defers_finite_check)
         except Exception as error:
-            why_not = error
+            own_error = error
     state.counters.rows_skipped_non_finite += own.num_skipped
     if state.collective.world_size == 1:
-        if why_not is not None:
-            raise why_not
+        if own_error is not None:
+            raise own_error
         for name, mine in own.summed.items():
             owned[name] = OwnedGradients(
                 mine.keys,
@@ -141,10 +141,10 @@ def owned_gradients(
                 num_bad=mine.num_bad,
             )
         return owned
-    for works, names in by_device(kernels):
+    for works, names in group_by_device(kernels):
         with state.span("push"):
-            summed = divided_gradients(state.tables, own.summed)
-            pushed = _pushed(state, works, names, summed, why_not, by_rows)
+            summed = split_gradients(state.tables, own.summed)
+            pushed = _push(state, works, names, summed, own_error, by_rows)
         for name, each in zip(names, pushed, strict=True):
             if len(each.keys) or each.error is not None:
                 owned[name] = each
@@ -165,30 +165,30 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
         BaseException: why this rank, or another, cannot apply a step.
         PeerFailure: a rank is gone, silent or elsewhere.
     """
-    why_not = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
+    own_error = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
     taken = dict[str, Any]()
     summed, owned = dict[str, SummedByKey](), state.resources.summed
     kernels = dict[str, KernelSet]()
     try:
-        if why_not is None:
+        if own_error is None:
             taken = state.resources.take(are_summed=True)
-        kernels = kernels_of_step(state, taken)
+        kernels = choose_kernels(state, taken)
         summed = {
-            name: _summed(state, name, taken[name], kernels.get(name, HOST)) for name in taken
+            name: _sum_by_key(state, name, taken[name], kernels.get(name, HOST)) for name in taken
         }
-        summed = divided_gradients(state.tables, summed)
+        summed = split_gradients(state.tables, summed)
     except Exception as error:
-        why_not = error
+        own_error = error
     try:
         if state.collective.world_size == 1:
-            if why_not is not None:
-                raise why_not
+            if own_error is not None:
+                raise own_error
             for name, each in summed.items():
                 owned[name] = OwnedGradients(each.keys, each.gradients, kernels[name])
             return owned
         failure: BaseException | None = None
-        for works, names in by_device(kernels or kernels_of_step(state, {})):
-            pushed = _pushed(state, works, names, summed, why_not, by_rows=set())
+        for works, names in group_by_device(kernels or choose_kernels(state, {})):
+            pushed = _push(state, works, names, summed, own_error, by_rows=set())
             for name, sums in zip(names, pushed, strict=True):
                 failure = failure or sums.error
                 # Every rank has the sums of a replicated table; one of them gives them back.
@@ -201,7 +201,7 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
     return owned
 
 
-def check_owned(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
+def check_and_average(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
     """Raises what the owner of some keys met with while it added up their gradients; then makes means
     over ranks of sums, if the container wants these."""
     for each in owned.values():
@@ -217,53 +217,53 @@ def check_owned(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None
         gradients /= each.kernels.arrays.from_host(np.array([world_size], dtype))
 
 
-class _Own(NamedTuple):
+class _OwnGradients(NamedTuple):
     """This rank's own gradients without those of rows that hold NaN or infinity."""
 
     summed: dict[str, SummedByKey]
     num_skipped: int
 
 
-def own_gradients(
+def sum_own_gradients(
     state: EngineState,
     taken: Mapping[str, Any],
     kernels: Mapping[str, KernelSet],
     *,
-    looks_later: bool = False,
-) -> _Own:
+    defers_finite_check: bool = False,
+) -> _OwnGradients:
     """This rank's gradients by key; before anything is rounded to travel.
 
     Args:
-        looks_later: who takes the gradients looks at `SummedByKey.num_bad`, where there is one, which
+        defers_finite_check: who takes the gradients looks at `SummedByKey.num_bad`, where there is one, which
             saves a wait here.
     """
-    together = _summed_together(taken, kernels)
-    looks_later = looks_later and len(together) == len(taken)
+    together = _sum_together(taken, kernels)
+    defers_finite_check = defers_finite_check and len(together) == len(taken)
     summed, num_skipped = dict[str, SummedByKey](), 0
     looked_at: dict[int, bool] = {}  # whether each `num_bad` is 0
     for name, works in kernels.items():
         if name not in taken:
             continue
-        found = together.get(name) or _summed(state, name, taken[name], works)
+        found = together.get(name) or _sum_by_key(state, name, taken[name], works)
         bad = found.num_bad
-        if bad is None or not looks_later:
+        if bad is None or not defers_finite_check:
             if bad is not None and id(bad) not in looked_at:
                 looked_at[id(bad)] = not works.arrays.to_host(bad)[0]
             found = found._replace(num_bad=None)
             if not looked_at.get(id(bad)) and not works.is_finite(found.gradients):
-                found, skipped = _finite_only(state, name, works, found)
+                found, skipped = _keep_finite(state, name, works, found)
                 num_skipped += skipped
         if len(found.keys):
             summed[name] = found
-    return _Own(summed, num_skipped)
+    return _OwnGradients(summed, num_skipped)
 
 
-def _summed_together(
+def _sum_together(
     taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
 ) -> dict[str, SummedByKey]:
     """The gradients that one call adds up for all tables of a device: those of one batch each."""
     summed = dict[str, SummedByKey]()
-    for works, names in by_device(kernels):
+    for works, names in group_by_device(kernels):
         bags = {}
         for name in names:
             found = taken.get(name)
@@ -286,7 +286,7 @@ def _summed_together(
     return summed
 
 
-def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> SummedByKey:
+def _sum_by_key(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> SummedByKey:
     """Gradients that were accumulated, added up by key."""
     if isinstance(taken, DeviceGradients) and kernels is not HOST:
         return taken.by_key()
@@ -303,7 +303,7 @@ def _summed(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> Su
     return SummedByKey(from_host(summed.keys), from_host(summed.gradients))
 
 
-def _finite_only(
+def _keep_finite(
     state: EngineState, name: str, kernels: KernelSet, found: SummedByKey
 ) -> tuple[SummedByKey, int]:
     arrays = kernels.arrays
@@ -324,7 +324,7 @@ def _finite_only(
     return SummedByKey(arrays.take(found.keys, kept), arrays.take(found.gradients, kept)), num_bad
 
 
-def by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
+def group_by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
     """The tables of one device together, in the order of declaration; the host's last.
 
     Without any table the host's, for ranks to agree that there is nothing.
@@ -335,7 +335,7 @@ def by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[st
     return list(groups.values()) or [(HOST, [])]
 
 
-def _pushed(
+def _push(
     state: EngineState,
     kernels: KernelSet,
     names: Sequence[str],

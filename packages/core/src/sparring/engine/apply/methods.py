@@ -8,20 +8,20 @@ from typing import Any
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.updates import MethodChoice, UpdateRows
-from sparring.engine.apply.commit import agreed, check_method_rooms, check_room, committing
-from sparring.engine.apply.gather import Gathered, TableUpdate, gather_rows, num_kept
+from sparring.engine.apply.commit import partial_step_errors, check_method_capacities, check_capacity, commit_vote
+from sparring.engine.apply.gather import GatheredRows, TableUpdate, gather_rows, num_kept
 from sparring.engine.apply.gradients import (
-    check_owned,
-    kernels_of_step,
-    owned_gradients,
-    taken_gradients,
+    check_and_average,
+    choose_kernels,
+    exchange_gradients,
+    take_gradients,
 )
 from sparring.engine.apply.pushed import push_gradients, take_pushed
 from sparring.engine.apply.write import write_fused, write_methods, write_rows
 from sparring.engine.device_gradients import DeviceGradients
 from sparring.engine.job.memory_budget import check_memory
 from sparring.engine.state import EngineState
-from sparring.engine.tables.column_blocks import choices_of_parts, table_names
+from sparring.engine.tables.column_blocks import expand_choices, table_names
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.kernels.cpu import HOST
 from sparring.updates.builtin import NativeMethod, clip_gradients
@@ -31,26 +31,26 @@ __all__ = ["apply_methods"]
 
 def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> list[str]:
     """As `StepContainer.apply_methods`."""
-    taken, refusal = taken_gradients(state, are_summed=False)
+    taken, own_error = take_gradients(state, are_summed=False)
     try:
-        choices = choices_of_parts(state.tables, choices)
+        choices = expand_choices(state.tables, choices)
         _check_choices(taken, choices)
     except (InvalidArgumentError, UnsupportedError) as error:
-        refusal = refusal or error
+        own_error = own_error or error
     step, pushed = None, list[str]()
-    if state.collective.world_size == 1 and refusal is None:
+    if state.collective.world_size == 1 and own_error is None:
         elsewhere = take_pushed(state, taken)
         if elsewhere:
             pushed = push_gradients(state, elsewhere, choices)
             if not taken:
                 state.end_step()
                 return pushed
-        step = _straight(state, taken, choices)
+        step = _try_fused_step(state, taken, choices)
     if step is None and pushed:
-        return [*pushed, *_apply_owned(state, taken, choices, refusal)]
+        return [*pushed, *_apply_owned(state, taken, choices, own_error)]
     if step is None:
-        return table_names(state.tables, _apply_owned(state, taken, choices, refusal))
-    _check_rooms(state, taken, step)
+        return table_names(state.tables, _apply_owned(state, taken, choices, own_error))
+    _check_capacities(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
     touched = write_fused(state, step, list(taken), before=pushed)
@@ -58,14 +58,14 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
     return [*pushed, *touched]
 
 
-def _straight(
+def _try_fused_step(
     state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> Any | None:
     """A fused step over gradients as they came; None where they must be looked at first."""
     for name, each in taken.items():
         if not isinstance(choices[name].method, NativeMethod) or isinstance(each, DeviceGradients):
             return None
-    step = _fused(state, taken, choices)
+    step = _make_fused_step(state, taken, choices)
     return None if step.may_be_nonfinite() else step
 
 
@@ -73,9 +73,9 @@ def _apply_owned(
     state: EngineState,
     taken: Mapping[str, Any],
     choices: Mapping[str, MethodChoice],
-    refusal: BaseException | None,
+    own_error: BaseException | None,
     *,
-    looks_later: bool = True,
+    defers_finite_check: bool = True,
 ) -> list[str]:
     """Through gradients in arrays: they may come from other ranks, or be skipped.
 
@@ -83,10 +83,10 @@ def _apply_owned(
     one fused visit of all tables, or, where a method is written in Python, in arrays.
 
     Args:
-        looks_later: whether gradients are finite may be looked at by the update itself.
+        defers_finite_check: whether gradients are finite may be looked at by the update itself.
     """
     entries = state.tables.entries
-    kernels = kernels_of_step(
+    kernels = choose_kernels(
         state, taken, on_host={name for name in entries if not _is_fused([name], choices)}
     )
     tables = [name for name, each in kernels.items() if each is HOST]
@@ -98,15 +98,15 @@ def _apply_owned(
         # Native code makes new rows, and rounds, as of a table's first columns.
         if any(entries[name].block is not None for name in tables):
             by_rows = set(tables)
-    looks_later = looks_later and _may_look_later(state, kernels)
-    owned = owned_gradients(state, taken, refusal, kernels, by_rows, looks_later=looks_later)
+    defers_finite_check = defers_finite_check and _may_defer_finite_check(state, kernels)
+    owned = exchange_gradients(state, taken, own_error, kernels, by_rows, defers_finite_check=defers_finite_check)
     there = {name: each for name, each in owned.items() if each.kernels is not HOST}
     here = {name: each for name, each in owned.items() if each.kernels is HOST}
-    step, gathered = None, dict[str, Gathered]()
-    with committing(state) as commit:
-        check_owned(state, owned)
+    step, gathered = None, dict[str, GatheredRows]()
+    with commit_vote(state) as commit:
+        check_and_average(state, owned)
         _check_choices(owned, choices)
-        check_method_rooms(state, there)
+        check_method_capacities(state, there)
         if by_rows:
             gathered = gather_rows(state, here, {name: choices[name].step for name in here})
         else:
@@ -116,18 +116,18 @@ def _apply_owned(
                 )
                 for name, each in here.items()
             }
-            step = _fused(state, waiting, choices)
-            _check_rooms(state, waiting, step)
+            step = _make_fused_step(state, waiting, choices)
+            _check_capacities(state, waiting, step)
         commit.num_rows = {name: len(each.keys) for name, each in owned.items()}
         commit.num_kept = num_kept(gathered)
     if by_rows:
-        with agreed(state):
+        with partial_step_errors(state):
             for name, each in gathered.items():
                 if each.update is not None:
                     _update_rows(each.update, choices[name])
     changed = write_methods(state, there, choices, after=list(here))
     if changed is None:  # gradients are not finite: which, and what then?
-        return _apply_owned(state, taken, choices, refusal, looks_later=False)
+        return _apply_owned(state, taken, choices, own_error, defers_finite_check=False)
     if step is None:
         write_rows(state, gathered, before=changed)
     else:
@@ -136,7 +136,7 @@ def _apply_owned(
     return commit.touched
 
 
-def _may_look_later(state: EngineState, kernels: Mapping[str, KernelSet]) -> bool:
+def _may_defer_finite_check(state: EngineState, kernels: Mapping[str, KernelSet]) -> bool:
     """Whether nothing before the write depends on it, and no table is written before the look."""
     return (
         state.collective.world_size == 1
@@ -171,7 +171,7 @@ def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:
         )
 
 
-def _fused(
+def _make_fused_step(
     state: EngineState, waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> Any:
     parts = []
@@ -184,11 +184,11 @@ def _fused(
     return _native.FusedStep(parts, state.counters.steps + 1)
 
 
-def _check_rooms(state: EngineState, waiting: Iterable[str], step: Any) -> None:
+def _check_capacities(state: EngineState, waiting: Iterable[str], step: Any) -> None:
     """`check_room` of every table that a fused step will change."""
-    for place, name in enumerate(waiting):
+    for position, name in enumerate(waiting):
         if state.tables.entries[name].may_refuse:
-            check_room(state.tables.storage(name), step.count_new(place))
+            check_capacity(state.tables.storage(name), step.count_new(position))
 
 
 def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoice]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.contracts.storage.updates import MethodChoice
-from sparring.engine.apply.gradients import own_gradients
+from sparring.engine.apply.gradients import sum_own_gradients
 from sparring.engine.state import EngineState
 from sparring.kernels.cpu import HOST
 
@@ -35,7 +35,7 @@ def push_gradients(
         NonFiniteGradientError: there are such gradients, and the policy is to raise. Nothing was sent.
         SparringError: what a storage raised; tables before it have the step.
     """
-    own = own_gradients(state, taken, dict.fromkeys(taken, HOST))
+    own = sum_own_gradients(state, taken, dict.fromkeys(taken, HOST))
     state.counters.rows_skipped_non_finite += own.num_skipped
     for name, each in own.summed.items():
         pushed_to = state.tables.entries[name].pushed_to

@@ -11,25 +11,25 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.device.kernel_set import KernelSet, NumEvicted, StorageChange, StorageUpdate
+from sparring.contracts.device.kernel_set import KernelSet, EvictionResult, StorageChange, StorageUpdate
 from sparring.contracts.device.kernels import DeviceArray
-from sparring.contracts.storage.results import Evicted, Rows
+from sparring.contracts.storage.results import EvictedRows, Rows
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.apply.gather import Gathered, TableUpdate
-from sparring.engine.apply.gradients import by_device
+from sparring.engine.apply.gather import GatheredRows, TableUpdate
+from sparring.engine.apply.gradients import group_by_device
 from sparring.engine.state import EngineState
-from sparring.engine.tables.column_blocks import rounded_rows
+from sparring.engine.tables.column_blocks import round_rows
 from sparring.errors import PartialStepError
 from sparring.exchange.messages import OwnedGradients
 from sparring.kernels.admission_filters import Decision
-from sparring.storage.update import fused_evicted
+from sparring.storage.update import read_fused_evicted
 
 __all__ = ["write_fused", "write_methods", "write_rows"]
 
 
 def write_rows(
-    state: EngineState, gathered: Mapping[str, Gathered], before: Sequence[str] = ()
+    state: EngineState, gathered: Mapping[str, GatheredRows], before: Sequence[str] = ()
 ) -> None:
     """Upserts rows that were computed in arrays, a table at a time.
 
@@ -50,18 +50,18 @@ def write_rows(
                 state.prefetches.note(name, None)
                 names = [each for each, some in gathered.items() if some.update is not None]
                 untouched = names[len(written) + 1 :]
-                _raise_interrupted(state, error, [*before, *written], [name], untouched)
+                _raise_partial_step(state, error, [*before, *written], [name], untouched)
             written.append(name)
         if each.decision is not None:
             is_block = state.tables.entries[name].block is not None
             each.decision.record(in_order=is_block)
-            _count_refused(state, name, each.decision.num_refused)
+            _count_not_admitted(state, name, each.decision.num_rejected)
 
 
-def _upsert(state: EngineState, name: str, gathered: Gathered, update: TableUpdate) -> None:
+def _upsert(state: EngineState, name: str, gathered: GatheredRows, update: TableUpdate) -> None:
     entry, kernels, rows = state.tables.entries[name], gathered.kernels, update.rows
     if update.table.is_16_bit:
-        rows = rounded_rows(entry, update.keys, rows, update.step, kernels)
+        rows = round_rows(entry, update.keys, rows, update.step, kernels)
     assert entry.storage is not None
     if gathered.row_handles is None:
         upsert = partial(kernels.upsert_storage, entry.storage, update.keys, rows)
@@ -73,10 +73,10 @@ def _upsert(state: EngineState, name: str, gathered: Gathered, update: TableUpda
 
 def _upsert_by_handles(
     row_handles: Any, table: TableConfig, rows: Rows, *, keeps_evicted: bool = False
-) -> NumEvicted:
+) -> EvictionResult:
     keys, left, scores = row_handles.upsert(rows)
-    evicted = Evicted(keys, left.view(table.numpy_dtype), scores) if keeps_evicted else None
-    return NumEvicted(len(keys), evicted)
+    evicted = EvictedRows(keys, left.view(table.numpy_dtype), scores) if keeps_evicted else None
+    return EvictionResult(len(keys), evicted)
 
 
 def write_methods(
@@ -101,10 +101,10 @@ def write_methods(
         PartialStepError: it did when other tables had changed already.
     """
     todo, changed = list(owned), list[str]()
-    for _, names in by_device({name: each.kernels for name, each in owned.items()}):
-        asked = {name: _asked(state, name, owned[name]) for name in names}
+    for _, names in group_by_device({name: each.kernels for name, each in owned.items()}):
+        asked = {name: _make_query(state, name, owned[name]) for name in names}
         changes = list[StorageChange]()
-        is_finite, failure = _updated(state, owned, choices, asked, changes)
+        is_finite, failure = _update_tables(state, owned, choices, asked, changes)
         if not is_finite:
             return None
         for name, change in zip(names, changes, strict=False):
@@ -112,9 +112,9 @@ def write_methods(
             state.counters.rows_evicted += change.evicted.count
             num_changed, question = len(owned[name].keys), asked[name]
             if question is not None:
-                num_refused = question.record()
-                _count_refused(state, name, num_refused)
-                num_changed -= num_refused
+                num_rejected = question.record()
+                _count_not_admitted(state, name, num_rejected)
+                num_changed -= num_rejected
             state.counters.rows_updated += num_changed
             if num_changed:
                 changed.append(name)
@@ -122,15 +122,15 @@ def write_methods(
             failed = names[len(changes)]
             todo.remove(failed)
             state.prefetches.note(failed, None)
-            _raise_interrupted(state, failure, changed, [failed], [*todo, *after])
+            _raise_partial_step(state, failure, changed, [failed], [*todo, *after])
     return changed
 
 
-def _updated(
+def _update_tables(
     state: EngineState,
     owned: Mapping[str, OwnedGradients],
     choices: Mapping[str, MethodChoice],
-    asked: Mapping[str, _Asked | None],
+    asked: Mapping[str, _AdmissionQuery | None],
     changes: list[StorageChange],
 ) -> tuple[bool, Exception | None]:
     """Updates the tables of `asked`, which are of one device, and lets saves and prefetches know of it.
@@ -179,15 +179,15 @@ def _updated(
     return is_finite, failure
 
 
-def _asked(state: EngineState, name: str, owned: OwnedGradients) -> _Asked | None:
+def _make_query(state: EngineState, name: str, owned: OwnedGradients) -> _AdmissionQuery | None:
     admission_filter = state.tables.entries[name].admission_filter
     if admission_filter is None:
         return None
-    return _Asked(admission_filter, state.counters.steps + 1, owned.decision)
+    return _AdmissionQuery(admission_filter, state.counters.steps + 1, owned.decision)
 
 
 @dataclass(slots=True)
-class _Asked:
+class _AdmissionQuery:
     """Question to an admission filter, and its answer."""
 
     admission_filter: Any
@@ -203,8 +203,8 @@ class _Asked:
             is_admitted = self.admission_filter.decide(keys, self.step)
         else:
             order = np.argsort(self.decision.unseen)
-            places = np.searchsorted(self.decision.unseen, keys, sorter=order)
-            is_admitted = self.decision.is_admitted[order[places]]
+            positions = np.searchsorted(self.decision.unseen, keys, sorter=order)
+            is_admitted = self.decision.is_admitted[order[positions]]
         self.answered = keys, is_admitted
         return is_admitted
 
@@ -221,7 +221,7 @@ def _write(
     name: str,
     kernels: KernelSet,
     keys: DeviceArray,
-    change: Callable[..., NumEvicted],
+    change: Callable[..., EvictionResult],
 ) -> None:
     """Writes rows of `keys`, and lets saves and prefetches know of it.
 
@@ -254,56 +254,56 @@ def write_fused(
     Returns:
         The tables that had gradients: a batch may have no id for a table that it holds.
     """
-    failure = _applied_fused(state, step, names)
+    failure = _apply_fused(state, step, names)
     touched, written, failed = [], [], []
-    for place, (name, outcome) in enumerate(zip(names, step.outcomes(), strict=True)):
+    for position, (name, outcome) in enumerate(zip(names, step.outcomes(), strict=True)):
         if outcome is None:
             state.prefetches.note(name, None)
             failed.append(name)
             continue
         updated, _, refused, evicted = outcome
         if state.prefetches.unfinished:
-            state.prefetches.note(name, None if evicted else step.keys(place))
+            state.prefetches.note(name, None if evicted else step.keys(position))
         state.counters.rows_updated += updated
         state.counters.rows_evicted += evicted
-        _count_refused(state, name, refused)
+        _count_not_admitted(state, name, refused)
         if updated:
             written.append(name)
         if updated or refused:
             touched.append(name)
     if failure is not None:
-        _raise_interrupted(state, failure, [*before, *written], failed)
+        _raise_partial_step(state, failure, [*before, *written], failed)
     return touched
 
 
-def _applied_fused(state: EngineState, step: Any, names: Sequence[str]) -> Exception | None:
+def _apply_fused(state: EngineState, step: Any, names: Sequence[str]) -> Exception | None:
     """Writes; returns what went wrong."""
     with ExitStack() as logged:
         writes = {}
-        for place, name in enumerate(names):
+        for position, name in enumerate(names):
             log = state.tables.entries[name].write_log
             if log.is_active:
-                writes[place] = logged.enter_context(log.writing(step.keys(place)))
+                writes[position] = logged.enter_context(log.writing(step.keys(position)))
         try:
             with state.span("update"):
                 step.apply()
         except Exception as error:
             return error
         finally:
-            for place, write in writes.items():
-                table = state.tables.entries[names[place]].config
-                write.note_evicted(fused_evicted(step, place, table))
+            for position, write in writes.items():
+                table = state.tables.entries[names[position]].config
+                write.note_evicted(read_fused_evicted(step, position, table))
     return None
 
 
-def _count_refused(state: EngineState, name: str, num_refused: int) -> None:
+def _count_not_admitted(state: EngineState, name: str, num_rejected: int) -> None:
     """Counts gradients that an admission filter dropped."""
     entry = state.tables.entries[name]
-    entry.num_not_admitted += num_refused
-    state.counters.gradients_not_admitted += num_refused if entry.is_first else 0
+    entry.num_not_admitted += num_rejected
+    state.counters.gradients_not_admitted += num_rejected if entry.is_first else 0
 
 
-def _raise_interrupted(
+def _raise_partial_step(
     state: EngineState,
     error: Exception,
     written: Sequence[str],

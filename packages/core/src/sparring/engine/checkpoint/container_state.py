@@ -28,22 +28,22 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.state import EngineState
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
-from sparring.kernels.admission_filters import native_filter
+from sparring.kernels.admission_filters import make_native_filter
 from sparring.snapshot.erase import ERASURE
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["OWN_STATES", "container_states", "state_without_keys", "take_container_states"]
+__all__ = ["RESERVED_STATES", "collect_container_states", "state_without_keys", "load_container_states"]
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
-OWN_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
+RESERVED_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
 """Names of state that users do not give or get."""
 
 
-def container_states(state: EngineState) -> dict[str, State]:
+def collect_container_states(state: EngineState) -> dict[str, State]:
     """This rank's, copied."""
-    rank = state.place.rank
+    rank = state.membership.rank
     dropped = {
         entry.table_name: entry.num_not_admitted
         for entry in state.tables.entries.values()
@@ -86,7 +86,7 @@ def _visits(state: EngineState) -> State:
         if (
             visits is None
             or not entry.is_first
-            or (entry.config.is_replicated and state.place.rank)
+            or (entry.config.is_replicated and state.membership.rank)
         ):
             continue
         visits.seal(state.counters.steps)  # of writes since the last step
@@ -98,7 +98,7 @@ def _visits(state: EngineState) -> State:
     return State({"times": times}, arrays)
 
 
-def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
+def load_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
     """Takes over what filters of ranks had counted. Totals over ranks stay what they were.
 
     Returns:
@@ -113,16 +113,16 @@ def take_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
     saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
     owners = saved[0].arrays["owners"]
     is_same_job = snapshot.world_size == shards.world_size and np.array_equal(owners, shards.owners)
-    _take_filters(state, snapshot, saved[0].arrays)
-    _take_visits(state, snapshot)
+    _load_filters(state, snapshot, saved[0].arrays)
+    _load_visits(state, snapshot)
     values = [each.values for each in saved]
-    return partial(_take_counters, state, values, is_same_job)
+    return partial(_load_counters, state, values, is_same_job)
 
 
-def _take_filters(
+def _load_filters(
     state: EngineState, snapshot: Snapshot, saved_owners: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    rank = state.place.rank
+    rank = state.membership.rank
     read: dict[int, Mapping[str, npt.NDArray[Any]]] = {}
     for entry in state.tables.entries.values():
         if entry.admission_filter is None:
@@ -153,10 +153,10 @@ def _take_filters(
         if is_same:
             made.load(parts[0])
         else:
-            _join_filters(made, entry, parts)
+            _merge_filters(made, entry, parts)
 
 
-def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
+def _load_visits(state: EngineState, snapshot: Snapshot) -> None:
     """Each rank takes over the visits of the keys that it owns."""
     ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
@@ -176,9 +176,9 @@ def _take_visits(state: EngineState, snapshot: Snapshot) -> None:
         entry.visits.replace(keys, steps, times)
 
 
-def _take_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
+def _load_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
     """A rank goes on counting from its own; with other ranks the first one has the totals."""
-    rank = state.place.rank
+    rank = state.membership.rank
     mine = [saved[rank]] if is_same_job else ([] if rank else saved)
     for counter in fields(state.counters):
         total = sum(each["counters"].get(counter.name, 0) for each in mine)
@@ -195,7 +195,7 @@ _HEADER = struct.Struct("<8sII3Q")
 _FREQUENCY = 1
 
 
-def _join_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
+def _merge_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
     """Puts into the empty filter of a table what other filters had counted of this rank's keys.
 
     Args:
@@ -216,8 +216,8 @@ def _join_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
     elif isinstance(admission, Frequency):
         for each in saved:
             # By a filter of its own, which checks all of the bytes.
-            native_filter(admission, table).load(each)
-            keys, counts = _saved_counts(each)
+            make_native_filter(admission, table).load(each)
+            keys, counts = _parse_counts(each)
             owners = entry.write_log.owners
             if owners is not None:
                 is_own = owners.are_own(keys)
@@ -233,7 +233,7 @@ def _join_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
         )
 
 
-def _saved_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:
+def _parse_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:
     if len(saved) < _HEADER.size:
         raise CorruptDataError("saved counters of an admission filter end early")
     num_keys = _HEADER.unpack_from(saved)[-1]
@@ -264,10 +264,10 @@ def state_without_keys(
         is_kept = ~np.isin(arrays[f"keys.{table}"], keys)
         changed = {each: arrays[each][is_kept] for each in (f"keys.{table}", f"steps.{table}")}
     elif name == _ADMISSION and table in arrays and _is_frequency(saved := arrays[table].tobytes()):
-        seen, counts = _saved_counts(saved)
+        seen, counts = _parse_counts(saved)
         is_kept = ~np.isin(seen, keys)
         most = _HEADER.unpack_from(saved)[3]
-        made = native_filter(
+        made = make_native_filter(
             Frequency(most, memory_bytes=max(1 << 16, 64 * len(seen))), TableConfig(table, 1)
         )
         _record(made, seen[is_kept], counts[is_kept])

@@ -34,12 +34,12 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.ranks.shard_map import NUM_PARTITIONS
 from sparring.contracts.storage.optional import SupportsCopy
-from sparring.contracts.storage.results import Columns, Evicted, Keys, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, ScanChunk, Scores
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InternalError, InvalidArgumentError
 from sparring.snapshot.format.manifest import no_pause
-from sparring.snapshot.row_router import returned_memory
+from sparring.snapshot.row_router import allocate_returnable
 
 __all__ = ["CopyOnWriteView", "UndoBudget", "UndoRows"]
 
@@ -72,7 +72,7 @@ class UndoBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.most_bytes = 0
+        self.max_used_bytes = 0
         self.num_rows = 0
         self.wait_seconds = 0.0
         self._used_bytes = 0
@@ -84,7 +84,7 @@ class UndoBudget:
         with self._changed:
             self._used_bytes += rows.num_bytes
             self.num_rows += len(rows.keys)
-            self.most_bytes = max(self.most_bytes, self._used_bytes)
+            self.max_used_bytes = max(self.max_used_bytes, self._used_bytes)
 
     @property
     def is_half_used(self) -> bool:
@@ -109,7 +109,7 @@ class UndoBudget:
             self._is_over = True
             self._changed.notify_all()
 
-    def wait_for_room(self, seconds: float) -> bool:
+    def wait_for_capacity(self, seconds: float) -> bool:
         """Returns True when a step may hold more rows, False if that takes longer."""
         with self._changed:
             if self._used_bytes < self.limit_bytes or self._is_over:
@@ -197,7 +197,7 @@ class CopyOnWriteView:
             if not self._is_locked_by_writes:
                 self._lock.release()
 
-    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+    def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Keeps the rows that left to make room."""
         if not self._is_locked_by_writes:
             return
@@ -263,7 +263,7 @@ class CopyOnWriteView:
             SparringError: the rows are no longer to be had.
         """
         for groups in self._windows():
-            keys = yield from self._collected(groups, pause)
+            keys = yield from self._collect_keys(groups, pause)
             for group in groups:
                 yield from self._group(group, keys.pop(group, []))
         yield from self.undo_chunks()
@@ -274,7 +274,7 @@ class CopyOnWriteView:
         for first in range(0, self._num_groups, size):
             yield range(first, min(first + size, self._num_groups))
 
-    def _collected(
+    def _collect_keys(
         self, groups: range, pause: Callable[[], None]
     ) -> Generator[ScanChunk, None, dict[int, list[Keys]]]:
         """The keys of each group that has any, perhaps with repeats. Gives old rows meanwhile, as a
@@ -284,7 +284,7 @@ class CopyOnWriteView:
         elif self._scores is not None:
             return {group: [self._scores.keys(group)] for group in groups}
         else:
-            source = self._scanned()
+            source = self._scan_keys()
         collected: dict[int, list[Keys]] = {}
         for keys in source:
             for group, places in _split_by_group(self._groups_of(keys), groups).items():
@@ -293,7 +293,7 @@ class CopyOnWriteView:
             yield from self.undo_chunks()
         return collected
 
-    def _scanned(self) -> Iterator[Keys]:
+    def _scan_keys(self) -> Iterator[Keys]:
         chunks = self._storage.scan(_SCAN_ROWS, Columns(0, 1))
         while True:
             with self._reading():
@@ -306,10 +306,10 @@ class CopyOnWriteView:
         return nullcontext() if self._storage.capabilities.concurrent_reads else self._lock
 
     def _group(self, group: int, parts: list[Keys]) -> Iterator[ScanChunk]:
-        keys = _sorted_once(parts)
+        keys = _sort_unique(parts)
         # What was touched already is kept: it need not be read once more.
         keys = keys[~self._touched.contains(keys)]
-        rows = self._room(len(keys))
+        rows = self._reuse_rows(len(keys))
         found = np.empty(len(keys), np.bool_)
         for begin in range(0, len(keys), _PIECE_KEYS):
             piece = slice(begin, begin + _PIECE_KEYS)
@@ -328,11 +328,11 @@ class CopyOnWriteView:
             yield ScanChunk(keys, rows, self._scores_of(keys))
         yield from self.undo_chunks()
 
-    def _room(self, num_rows: int) -> Rows:
+    def _reuse_rows(self, num_rows: int) -> Rows:
         """Memory for the rows of a group, the same each time: fresh pages cost as much as copying."""
         if len(self._rows) < num_rows:
             width = self.table.width
-            flat = returned_memory((num_rows + num_rows // 8) * width, self.table.numpy_dtype)
+            flat = allocate_returnable((num_rows + num_rows // 8) * width, self.table.numpy_dtype)
             self._rows = flat.reshape(-1, width)
         return self._rows[:num_rows]
 
@@ -371,7 +371,7 @@ class CopyOnWriteView:
                 raise self._failure
 
 
-def _sorted_once(parts: list[Keys]) -> Keys:
+def _sort_unique(parts: list[Keys]) -> Keys:
     """``(u,)``: all keys, each once. Sorting is many times as fast as `numpy.unique`, which hashes."""
     keys: Keys = np.concatenate([np.empty(0, np.int64), *parts])
     keys.sort()
@@ -399,8 +399,8 @@ def _split_by_group(groups: Groups, wanted: range) -> dict[int, Positions]:
     order = np.argsort(groups, kind="stable")
     borders = np.searchsorted(groups[order], np.arange(wanted.start, wanted.stop + 1))
     return {
-        wanted[place]: order[borders[place] : borders[place + 1]]
-        for place in np.flatnonzero(np.diff(borders)).tolist()
+        wanted[membership]: order[borders[membership] : borders[membership + 1]]
+        for membership in np.flatnonzero(np.diff(borders)).tolist()
     }
 
 

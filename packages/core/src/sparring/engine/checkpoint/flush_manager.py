@@ -17,7 +17,7 @@ from sparring.errors import SparringError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
-from sparring.storage.load import StoragesAtWork
+from sparring.storage.load import BusyStorages
 
 __all__ = ["FlushManager"]
 
@@ -34,11 +34,11 @@ class FlushManager:
     """
 
     def __init__(
-        self, events: EventLoop, at_work: StoragesAtWork, most_seconds: float | None = None
+        self, events: EventLoop, at_work: BusyStorages, max_seconds: float | None = None
     ) -> None:
         self._events = events
         self._at_work = at_work
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self.task: Task[Any] | None = None
         """The last flush, until it was joined."""
 
@@ -83,7 +83,7 @@ class FlushManager:
         if task is None:
             return
         try:
-            task.result(self._most_seconds)
+            task.result(self._max_seconds)
         except Exception:
             if not task.done():
                 raise

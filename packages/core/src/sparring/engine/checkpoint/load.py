@@ -10,15 +10,15 @@ import numpy as np
 
 from sparring import _native
 from sparring.collective.coordinator import Coordinator
-from sparring.contracts.checkpoint import Loaded, State
+from sparring.contracts.checkpoint import LoadResult, State
 from sparring.contracts.storage.results import Rows
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.checkpoint.container_state import OWN_STATES, take_container_states
+from sparring.engine.checkpoint.container_state import RESERVED_STATES, load_container_states
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
 from sparring.runtime.pool import Task
-from sparring.snapshot.chain import merged_chunks
+from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.storage.load import begin_load as begin_storage_load
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 def load(
     state: EngineState, url: str, tables: Iterable[str] | None, *, is_base: bool, blocking: bool
-) -> Loaded | Task[Loaded]:
+) -> LoadResult | Task[LoadResult]:
     """As `StepContainer.load`."""
     begun = _begin(state, url, tables, is_base)
     if blocking:
@@ -66,7 +66,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
     )
     state.resources.discard()
     state.saves.newest = None
-    _begin_counting(state, None)
+    _start_counting_changes(state, None)
     return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base)
 
 
@@ -113,7 +113,7 @@ class Load:
                 entry.end_load()
             raise
 
-    def run(self) -> Loaded:
+    def run(self) -> LoadResult:
         """Takes over rows and counters; on any thread.
 
         Raises:
@@ -167,7 +167,7 @@ class Load:
                 exc_info=None if isinstance(error, SparringError) else error,
             )
 
-    def _run(self) -> Loaded:
+    def _run(self) -> LoadResult:
         state, snapshot = self._state, self._snapshot
         rows: dict[str, int] = {}
         states: Mapping[str, State] = {}
@@ -179,8 +179,8 @@ class Load:
                 if entry.is_first:
                     rows[entry.table_name] = num_rows
             if self._is_whole:
-                take_counters = take_container_states(state, snapshot)
-            states = _states(snapshot, state.place.rank)
+                take_counters = load_container_states(state, snapshot)
+            states = _read_user_states(snapshot, state.membership.rank)
         except Exception as failure:
             error = failure
         except BaseException as stopped:
@@ -199,12 +199,12 @@ class Load:
             state.saves.history.append(snapshot.url)
             state.saves.newest = snapshot.url, snapshot.step
         if self._is_base and self._is_whole:
-            _begin_counting(state, snapshot.url)
-        return Loaded(snapshot.url, snapshot.step, rows, states)
+            _start_counting_changes(state, snapshot.url)
+        return LoadResult(snapshot.url, snapshot.step, rows, states)
 
     def _load_table(self, entry: TableEntry) -> int:
         state, snapshot, table = self._state, self._snapshot, entry.config
-        self._go_on()
+        self._check_stopped()
         storage = state.tables.open(entry)
         state.at_work.begin([storage])
         # What is being prefetched is read again.
@@ -219,25 +219,25 @@ class Load:
         if columns is not None:
             saved = columns.table_of(saved)
         num_rows = 0
-        for chunk in merged_chunks(snapshot, name, self._partitions_of(entry), columns=columns):
+        for chunk in scan_rows(snapshot, name, self._partitions_of(entry), columns=columns):
             rows: Rows = chunk.rows
             if saved.width != table.width:
                 rows = np.zeros((len(chunk), table.width), table.numpy_dtype)
                 table.embeddings(rows)[...] = saved.embeddings(chunk.rows)
             restore(storage, chunk.keys, rows, chunk.scores)
             num_rows += len(chunk)
-            self._go_on()
+            self._check_stopped()
         return num_rows
 
     def _partitions_of(self, entry: TableEntry) -> list[int] | None:
         """Those that this rank reads; None: all."""
-        place = self._state.place
-        if place.world_size == 1 or entry.layout.is_replicated:
+        membership = self._state.membership
+        if membership.world_size == 1 or entry.layout.is_replicated:
             return None
-        partitions: list[int] = entry.layout.partitions_of(place.rank).tolist()
+        partitions: list[int] = entry.layout.partitions_of(membership.rank).tolist()
         return partitions
 
-    def _go_on(self) -> None:
+    def _check_stopped(self) -> None:
         """Called between pieces of work."""
         self._coordinator.check()
         if self._reason is not None:
@@ -248,7 +248,7 @@ class Load:
             )
 
 
-def _begin_counting(state: EngineState, base: str | None) -> None:
+def _start_counting_changes(state: EngineState, base: str | None) -> None:
     """Counts from now on which keys change since the snapshot `base`; None: no longer."""
     state.saves.base = base
     for entry in state.tables.entries.values():
@@ -269,7 +269,7 @@ def _chosen(
                 "declare them, or name the tables to load: load(url, tables=…)",
                 tables=more,
             )
-        if OWN_STATES[0] not in snapshot.state_names(0):
+        if RESERVED_STATES[0] not in snapshot.state_names(0):
             raise InvalidArgumentError(
                 f"snapshot {snapshot.url} has rows and no counters of a training, as `sparring import` "
                 f"writes it; name the tables to load: load(url, tables={sorted(known)})",
@@ -287,7 +287,7 @@ def _chosen(
                 "load(url, tables=…)",
                 table=name,
             )
-        if not _are_embeddings_wanted(entry.config, known[name]):
+        if not _loads_embeddings_only(entry.config, known[name]):
             known[name].check(entry.config)
         else:
             known[name].check(entry.config.with_state(known[name].state_width))
@@ -296,7 +296,7 @@ def _chosen(
     return chosen
 
 
-def _are_embeddings_wanted(table: TableConfig, saved: TableDescription) -> bool:
+def _loads_embeddings_only(table: TableConfig, saved: TableDescription) -> bool:
     """Where no optimizer said that it needs state, none is loaded."""
     return table.state_width == 0 and not table.state_method and saved.state_width > 0
 
@@ -316,14 +316,14 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
             )
 
 
-def _states(snapshot: Snapshot, rank: int) -> Mapping[str, State]:
+def _read_user_states(snapshot: Snapshot, rank: int) -> Mapping[str, State]:
     """Those that were given to `save`: of this rank where it had its own."""
     found: dict[str, State] = {}
     for each in dict.fromkeys((0, rank)):
         if each >= snapshot.world_size:
             continue
         for name in snapshot.state_names(each):
-            if name not in OWN_STATES:
+            if name not in RESERVED_STATES:
                 state = snapshot.state(name, rank=each)
                 found[name] = State(state.values, state.arrays, is_of_rank=each > 0)
     return found

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Protocol
 
-from sparring.contracts.checkpoint import Loaded
+from sparring.contracts.checkpoint import LoadResult
 from sparring.errors import ClosedError, DeadlineError, PeerFailure
 from sparring.runtime import events
 from sparring.runtime.events import BackgroundError, EventLoop
@@ -30,7 +30,7 @@ class LoadJob(Protocol):
 
     url: str
 
-    def run(self) -> Loaded: ...
+    def run(self) -> LoadResult: ...
     def stop(self, reason: BaseException) -> None: ...
     def give_up(self, reason: BaseException, *, waits: bool = True) -> None: ...
 
@@ -42,14 +42,14 @@ class LoadManager:
         self.num_begun = 0
         """Loads of which rows may have changed."""
         self._load: LoadJob | None = None
-        self.task: Task[Loaded] | None = None
+        self.task: Task[LoadResult] | None = None
         """A load in the background, until it was joined."""
-        self.ended: Task[Loaded] | None = None
+        self.ended: Task[LoadResult] | None = None
         """The last one, until `check` has looked at it."""
         # Registered after the end of the collective, and called before it.
         at_exit(self._close_at_exit)
 
-    def run(self, load: LoadJob) -> Loaded:
+    def run(self, load: LoadJob) -> LoadResult:
         """Loads on this thread."""
         self.num_begun += 1
         self._load = load
@@ -58,18 +58,18 @@ class LoadManager:
         finally:
             self._load = None
 
-    def begin(self, load: LoadJob, events: EventLoop) -> Task[Loaded]:
+    def begin(self, load: LoadJob, events: EventLoop) -> Task[LoadResult]:
         """Loads on the event loop."""
         self.num_begun += 1
         self._load = load
         try:
             task = events.submit(load.run, name=f"load of {load.url}", report_failure=False)
-        except BaseException as refusal:
+        except BaseException as own_error:
             self._load = None
-            load.give_up(refusal)
+            load.give_up(own_error)
             raise
         self.task = task
-        task.when_cancelled(partial(load.give_up, CancelledError(), waits=False))
+        task.on_cancel(partial(load.give_up, CancelledError(), waits=False))
         return task
 
     def join(self) -> None:

@@ -10,8 +10,8 @@ from functools import partial
 
 from sparring import _native
 from sparring.collective.coordinator import Coordinator
-from sparring.contracts.checkpoint import Saved, SaveOptions, State
-from sparring.engine.checkpoint.container_state import OWN_STATES, container_states
+from sparring.contracts.checkpoint import SaveResult, SaveOptions, State
+from sparring.engine.checkpoint.container_state import RESERVED_STATES, collect_container_states
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
 from sparring.engine.state import EngineState, Purpose, try_quiesce
@@ -39,13 +39,13 @@ def save(
     base: str | None,
     states: Mapping[str, State],
     options: SaveOptions,
-) -> pool.Task[Saved] | Saved:
+) -> pool.Task[SaveResult] | SaveResult:
     """As `StepContainer.save`."""
     _check_states(states)
     coordinator = Coordinator(state.collective, f"save of {url}")
-    why_not = try_quiesce(state, Purpose.REPLACE, save_seconds=options.deadline_seconds)
+    own_error = try_quiesce(state, Purpose.REPLACE, save_seconds=options.deadline_seconds)
     share = 1.0 if blocking else _share(options)
-    job = _begin(state, coordinator, url, base, states, options, share, why_not)
+    job = _begin(state, coordinator, url, base, states, options, share, own_error)
     state.saves.counters.freeze_seconds += time.perf_counter() - job.begin
     state.saves.running = job
     if not blocking:
@@ -57,7 +57,7 @@ def save(
                 closing_seconds=options.deadline_seconds,
             )
         except BaseException as not_begun:
-            _count_on(job, options)
+            _restore_counted_keys(job, options)
             job.release()
             job.is_over.set()
             give_up(job.writer, not_begun)
@@ -65,7 +65,7 @@ def save(
         return state.saves.task
     state.saves.task = None
     error: Exception | None = None
-    saved: Saved | None = None
+    saved: SaveResult | None = None
     try:
         saved = _run(state, job, options)
     except Exception as failure:
@@ -78,7 +78,7 @@ def save(
 
 def _check_states(states: Mapping[str, State]) -> None:
     for name in states:
-        if name in OWN_STATES:
+        if name in RESERVED_STATES:
             raise InvalidArgumentError(
                 f"save: state {name!r} is the container's own; give yours another name"
             )
@@ -106,7 +106,7 @@ def _begin(
     """
     begin = time.perf_counter()
     entries = list(state.tables.entries.values())
-    rank, step = state.place.rank, state.counters.steps
+    rank, step = state.membership.rank, state.counters.steps
     if error is None:
         error = _check_apart(state, url, options)
     if options.step is not None:
@@ -125,7 +125,7 @@ def _begin(
         for each in entries
         if each.storage is not None and not (each.config.is_replicated and rank)
     ]
-    token, base = _agreed(state, coordinator, url, base, mine)
+    token, base = _agree_on_base(state, coordinator, url, base, mine)
     token = options.token or token
     given = {name: each for name, each in states.items() if each.is_of_rank or not rank}
     own: Mapping[str, State] = {}
@@ -136,12 +136,12 @@ def _begin(
     try:
         if error is not None:
             raise error
-        own = container_states(state)
+        own = collect_container_states(state)
         writer = SnapshotWriter(
             url,
             step=step,
             rank=rank,
-            world_size=state.place.world_size,
+            world_size=state.membership.world_size,
             base=base,
             deadline_seconds=options.deadline_seconds,
             token=token,
@@ -185,17 +185,17 @@ def _begin(
 
 def _check_apart(state: EngineState, url: str, options: SaveOptions) -> InvalidArgumentError | None:
     """Why the options are of another kind of ranks."""
-    is_apart = state.collective.world_size < state.place.world_size
-    if is_apart and options.token is None:
+    is_independent = state.collective.world_size < state.membership.world_size
+    if is_independent and options.token is None:
         return InvalidArgumentError(
-            f"save of {url}: rank {state.place.rank} of {state.place.world_size} meets the others in no "
+            f"save of {url}: rank {state.membership.rank} of {state.membership.world_size} meets the others in no "
             "collective, so it cannot agree with them on a save; give all of them the same "
             "SaveOptions token and step"
         )
     if state.collective.world_size > 1 and (options.token, options.step) != (None, None):
         return InvalidArgumentError(
             f"save of {url}: SaveOptions token and step are for ranks that meet in no collective, and "
-            f"these {state.place.world_size} ranks agree by theirs; leave them out"
+            f"these {state.membership.world_size} ranks agree by theirs; leave them out"
         )
     return None
 
@@ -221,7 +221,7 @@ def _table_job(
     return TableJob(description, view, entry.write_log, is_delta, columns)
 
 
-def _agreed(
+def _agree_on_base(
     state: EngineState,
     coordinator: Coordinator,
     url: str,
@@ -231,8 +231,8 @@ def _agreed(
     """The token of this save and its base: the same on all ranks."""
     counted_since = state.saves.base
     if base is not None:
-        place, name = locate(base)
-        base = place.url_of(name)
+        membership, name = locate(base)
+        base = membership.url_of(name)
     every = coordinator.gather(
         {
             "token": secrets.token_hex(_TOKEN_BYTES),
@@ -269,12 +269,12 @@ def _agreed(
     return token, base
 
 
-def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> Saved:
+def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> SaveResult:
     """On the thread that saves."""
     try:
         saved = job.run()
     except BaseException:
-        _count_on(job, options)
+        _restore_counted_keys(job, options)
         raise
     state.saves.newest = saved.url, saved.step
     if options.is_base:
@@ -282,7 +282,7 @@ def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> Saved:
     return saved
 
 
-def _count_on(job: SnapshotJob, options: SaveOptions) -> None:
+def _restore_counted_keys(job: SnapshotJob, options: SaveOptions) -> None:
     """After a save that failed: the keys counted before it count again."""
     if not options.is_base:
         return

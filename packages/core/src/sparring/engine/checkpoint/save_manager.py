@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sparring import _native
-from sparring.contracts.checkpoint import Retention, Saved, State
+from sparring.contracts.checkpoint import Retention, SaveResult, State
 from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.contracts.storage.results import Keys, ScanChunk
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
@@ -36,12 +36,12 @@ __all__ = ["SaveCounters", "SaveManager", "SnapshotJob", "TableJob", "Throttle",
 
 _WAIT_SECONDS = 30.0
 
-_LONGEST_HISTORY = 1_000
+_MAX_HISTORY = 1_000
 """Snapshots that are remembered; older ones count as those of other runs do."""
 
 _log = logging.getLogger(__name__)
 
-_FEWEST_AHEAD = 64
+_AHEAD_DIVISOR = 64
 """A table whose old rows take less than this part of the budget waits for its turn: many small files
 would be written otherwise."""
 
@@ -123,7 +123,7 @@ class SnapshotJob:
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
-    def run(self) -> Saved:
+    def run(self) -> SaveResult:
         """Writes, and commits where this is the first rank. Tables are released, also where it fails.
 
         Raises:
@@ -156,7 +156,7 @@ class SnapshotJob:
                 table.view.fail(error)
         self.budget.end()
 
-    def _run(self) -> Saved:
+    def _run(self) -> SaveResult:
         self.throttle.begin()
         waiting = list(self.tables)
         while waiting:
@@ -183,7 +183,7 @@ class SnapshotJob:
             if table.columns is None or table.columns.begin == 0
         }
         seconds = time.perf_counter() - self.begin
-        return Saved(self.url, self.step, self.base, rows, seconds)
+        return SaveResult(self.url, self.step, self.base, rows, seconds)
 
     def _chunks(self, table: TableJob, waiting: Sequence[TableJob]) -> Iterator[ScanChunk]:
         """The rows of a table; between them undo rows of those that wait are written."""
@@ -194,13 +194,13 @@ class SnapshotJob:
     def _pause(self, waiting: Sequence[TableJob]) -> None:
         while self.budget.is_half_used and self._write_ahead(waiting):
             self.throttle.pause()
-        self.writer.check_others()
+        self.writer.check_other_ranks()
         self.throttle.pause()
 
     def _write_ahead(self, waiting: Sequence[TableJob]) -> bool:
         """Makes room for undo rows, if another table than the one at hand holds many."""
         table = max(waiting, key=_urgency, default=None)
-        if table is None or _FEWEST_AHEAD * table.undo_bytes < self.budget.limit_bytes:
+        if table is None or _AHEAD_DIVISOR * table.undo_bytes < self.budget.limit_bytes:
             return False
         self.writer.write_ahead(table.description, table.undo_chunks(), table.columns)
         return True
@@ -246,16 +246,16 @@ class SaveManager:
 
     def __init__(self, events: EventLoop) -> None:
         self.counters = SaveCounters()
-        self.history: deque[str] = deque(maxlen=_LONGEST_HISTORY)
+        self.history: deque[str] = deque(maxlen=_MAX_HISTORY)
         """Snapshots that this rank loaded or committed, oldest first."""
         self.newest: tuple[str, int] | None = None
         """URL and step of the snapshot that was saved or loaded last, on every rank; None also where rows
         have come from elsewhere since."""
         self.running: SnapshotJob | None = None
-        self.task: Task[Saved] | None = None
+        self.task: Task[SaveResult] | None = None
         self.base: str | None = None
         """Snapshot since which changed keys are counted, which a delta may name."""
-        events.when_awaited(self.unthrottle)
+        events.on_await(self.unthrottle)
 
     def unthrottle(self) -> None:
         """Ends the pauses of a save that runs, as a caller waits for its end."""
@@ -263,7 +263,7 @@ class SaveManager:
         if running is not None:
             running.throttle.unthrottle()
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Called before a step writes: returns when a running save has room for undo rows."""
         running = self.running
         if running is None:
@@ -271,7 +271,7 @@ class SaveManager:
         if running.is_over.is_set():
             self.account(running)
             return
-        if not running.budget.wait_for_room(_WAIT_SECONDS):
+        if not running.budget.wait_for_capacity(_WAIT_SECONDS):
             running.fail(
                 DeadlineError(
                     f"save of {running.url}: a step waited {_WAIT_SECONDS} s for room for undo rows, "
@@ -319,7 +319,7 @@ class SaveManager:
             self.counters.undo_rows += job.budget.num_rows
             self.counters.work_seconds += job.throttle.worked_seconds
             self.counters.most_undo_bytes = max(
-                self.counters.most_undo_bytes, job.budget.most_bytes
+                self.counters.most_undo_bytes, job.budget.max_used_bytes
             )
 
 
@@ -343,7 +343,7 @@ class SaveCounters:
     """That were held at a time."""
 
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 """Interval at which a pause looks for a reason to end."""
 
 
@@ -390,7 +390,7 @@ class Throttle:
         if self._share >= 1:
             return
         while now < end and not self._budget.is_urgent:
-            if self._is_awaited.wait(min(end - now, _LOOK_SECONDS)):
+            if self._is_awaited.wait(min(end - now, _POLL_SECONDS)):
                 break
             now = time.perf_counter()
         if now < end:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from sparring import errors
-from sparring.contracts.planner import FeatureWorkload, MadePlan, PlanRequest, TableWorkload
+from sparring.contracts.planner import FeatureWorkload, PlanResult, PlanRequest, TableWorkload
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.storage.storage import Storage
-from sparring.contracts.tables.admission import Bloom, admission_from
+from sparring.contracts.tables.admission import Bloom, parse_admission
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.job.bootstrap import AUTO, Job
 from sparring.engine.tables.storage_choice import StorageChoice
@@ -29,7 +29,7 @@ from sparring.errors import InvalidArgumentError, PluginError, SparringError
 from sparring.plugins.registry import PluginManager
 from sparring.updates.resolve import resolve_method
 
-__all__ = ["PlanLike", "automatic_plan", "made_plan", "plan_of_job", "workload_of"]
+__all__ = ["PlanLike", "automatic_plan", "request_plan", "resolve_plan", "describe_workload"]
 
 PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
 """A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a plan's file; None:
@@ -45,7 +45,7 @@ _NORMS_OF_ROWS = ("clip_norm", "clipnorm", "global_clipnorm")
 _log = logging.getLogger(__name__)
 
 
-def workload_of(
+def describe_workload(
     table: TableConfig,
     storage: StorageChoice | Storage,
     features: Sequence[FeatureWorkload],
@@ -64,24 +64,24 @@ def workload_of(
     if isinstance(storage, Storage):
         offered = storage.capabilities
         rows, is_in_memory = storage.capacity, not offered.persistent and not offered.shared
-        may_replicate = False  # it was opened for a table that is, or is not
+        supports_replication = False  # it was opened for a table that is, or is not
     else:
         capacity, policy = (storage.options.get(each) for each in ("capacity", "policy"))
         rows = capacity if isinstance(capacity, int) else None
         is_in_memory = storage.backend in _IN_MEMORY
-        may_replicate = is_in_memory and policy in (None, "none")
+        supports_replication = is_in_memory and policy in (None, "none")
     return TableWorkload(
         table,
         tuple(features),
         rows,
         method,
         kinds=("data_parallel",) if table.is_replicated else (),
-        may_replicate=may_replicate or table.is_replicated,
-        may_divide=is_in_memory
+        supports_replication=supports_replication or table.is_replicated,
+        supports_column_split=is_in_memory
         and rows is None
         and not isinstance(storage, Storage)
         and not table.is_replicated
-        and not isinstance(admission_from(table.admission), Bloom)
+        and not isinstance(parse_admission(table.admission), Bloom)
         and _moves_elements(method, hyperparameters),
         is_in_memory=is_in_memory,
     )
@@ -98,7 +98,7 @@ def _moves_elements(method: str | None, hyperparameters: Mapping[str, object]) -
     return not known.couples_columns and not any(map(hyperparameters.get, _NORMS_OF_ROWS))
 
 
-def plan_of_job(
+def resolve_plan(
     plan: PlanLike,
     tables: Callable[[], Sequence[TableWorkload]],
     job: Job,
@@ -135,7 +135,7 @@ def plan_of_job(
         return planner.read(plan, request)
     made = automatic_plan(request, job.collective, job.membership, plugin_manager)
     if job.collective.rank == 0:
-        for sentence in made.assumed:
+        for sentence in made.assumptions:
             _log.warning("plan auto: %s", sentence)
         if made.summary:
             _log.info("%s", made.summary)
@@ -147,7 +147,7 @@ def automatic_plan(
     collective: Collective,
     membership: Membership,
     plugin_manager: PluginManager,
-) -> MadePlan:
+) -> PlanResult:
     """The plan that rank 0 makes; the same on all ranks, which all call it.
 
     Args:
@@ -161,14 +161,14 @@ def automatic_plan(
         SparringError: rank 0 could not plan; all ranks raise the same.
     """
     if collective.world_size == 1:
-        return MadePlan(ShardingPlan())
-    per_node, assumed = _ranks_per_node(collective, membership)
+        return PlanResult(ShardingPlan())
+    per_node, assumptions = _ranks_per_node(collective, membership)
     answer: dict[str, Any] = {}
     failure: Exception | None = None
     if collective.rank == 0:
         try:
             asked = replace(request, world_size=collective.world_size, ranks_per_node=per_node)
-            answer = _as_json(made_plan(asked, plugin_manager))
+            answer = _as_json(request_plan(asked, plugin_manager))
         except Exception as error:  # the others wait for an answer
             failure = error
             answer = {"error": type(error).__name__, "message": str(error)}
@@ -180,14 +180,14 @@ def automatic_plan(
     if "error" in answer:
         kind = getattr(errors, answer["error"], SparringError)
         raise kind(answer["message"])
-    return MadePlan(
+    return PlanResult(
         ShardingPlan({name: TableSharding(**each) for name, each in answer["tables"].items()}),
         answer["summary"],
-        (*assumed, *answer["assumed"]),
+        (*assumptions, *answer["assumptions"]),
     )
 
 
-def made_plan(request: PlanRequest, plugin_manager: PluginManager) -> MadePlan:
+def request_plan(request: PlanRequest, plugin_manager: PluginManager) -> PlanResult:
     """The planner's plan; without a planner an empty one, and why.
 
     Raises:
@@ -199,25 +199,25 @@ def made_plan(request: PlanRequest, plugin_manager: PluginManager) -> MadePlan:
     except PluginError as error:
         reason = str(error).partition(" (installed")[0]
         chosen = {each.table.name: each.kinds[0] for each in request.tables if each.kinds}
-        return MadePlan(
+        return PlanResult(
             ShardingPlan(chosen),
-            assumed=(f"tables whose kind is not given are row_wise, as {reason}",),
+            assumptions=(f"tables whose kind is not given are row_wise, as {reason}",),
         )
     made = planner.factory(request)
-    if not isinstance(made, MadePlan):
+    if not isinstance(made, PlanResult):
         raise PluginError(
-            f"planner 'auto' must return a MadePlan, found {type(made).__name__}; upgrade the plugin "
+            f"planner 'auto' must return a PlanResult, found {type(made).__name__}; upgrade the plugin "
             "that registers it"
         )
     return made
 
 
-def _as_json(made: MadePlan) -> dict[str, Any]:
+def _as_json(made: PlanResult) -> dict[str, Any]:
     shardings = {name: made.sharding.sharding_of(name) for name in made.sharding.tables}
     return {
         "tables": {name: asdict(each) for name, each in shardings.items() if each is not None},
         "summary": made.summary,
-        "assumed": list(made.assumed),
+        "assumptions": list(made.assumptions),
     }
 
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
 from sparring.errors import PluginError
-from sparring.plugins.option_checks import checked_options
+from sparring.plugins.option_checks import validate_options
 from sparring.plugins.registry import PluginManager
-from sparring.rendezvous.environment import launcher_of
+from sparring.rendezvous.environment import find_launcher
 
-__all__ = ["AUTO", "Backends", "Choice", "Job", "join_job", "resolved_backends"]
+__all__ = ["AUTO", "Backends", "Choice", "Job", "join_job", "resolve_backends"]
 
 AUTO = "auto"
 
@@ -62,7 +62,7 @@ class Backends:
     collective: str
 
 
-def resolved_backends(
+def resolve_backends(
     rendezvous: str,
     collective: str,
     *,
@@ -77,7 +77,7 @@ def resolved_backends(
         framework: whose collective, of the same name, ranks of torchrun use; it may have none.
         variables: the environment; None means this process's.
     """
-    launcher = launcher_of(os.environ if variables is None else variables)
+    launcher = find_launcher(os.environ if variables is None else variables)
     if rendezvous == AUTO:
         rendezvous = "single" if launcher is None else "environment"
     if collective == AUTO:
@@ -103,7 +103,7 @@ def join_job(
     Args:
         rendezvous: where ranks meet.
         collective: how they exchange buffers.
-        framework: as in `resolved_backends`.
+        framework: as in `resolve_backends`.
         deadline_seconds: the longest that one exchange may take.
         plugin_manager: where backends are looked up.
 
@@ -112,9 +112,9 @@ def join_job(
         InvalidArgumentError: options that it does not take; an environment that makes no sense.
         DeadlineError: not all ranks came.
     """
-    names = resolved_backends(rendezvous.backend, collective.backend, framework=framework)
+    names = resolve_backends(rendezvous.backend, collective.backend, framework=framework)
     meeting = plugin_manager.rendezvous(names.rendezvous)
-    met = meeting.factory(checked_options("rendezvous", meeting, dict(rendezvous.options)))
+    met = meeting.factory(validate_options("rendezvous", meeting, dict(rendezvous.options)))
     membership = met.membership()
     try:
         group = plugin_manager.collective(names.collective)
@@ -126,6 +126,6 @@ def join_job(
             f"there is none: {error}; start them with mpiexec, or name a collective that is installed"
         ) from error
     joined = group.factory(
-        membership, checked_options("collective", group, dict(collective.options)), deadline_seconds
+        membership, validate_options("collective", group, dict(collective.options)), deadline_seconds
     )
     return Job(membership, met, joined)

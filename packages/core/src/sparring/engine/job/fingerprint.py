@@ -27,7 +27,7 @@ class JobFingerprint:
     def describe(self, state: EngineState) -> Mapping[str, Any]:
         """The settings: the same object as last time where nothing changed."""
         tables = tuple(entry.config for entry in list(state.tables.declared.values()))
-        devices = _travels_by_table(state)
+        devices = _find_row_paths(state)
         policies = {
             "reduction": state.reduction.value,
             "non_finite_gradients": state.non_finite.value,
@@ -74,7 +74,7 @@ def _version() -> str:
         return "unknown"
 
 
-def _travels_by_table(state: EngineState) -> dict[str, str]:
+def _find_row_paths(state: EngineState) -> dict[str, str]:
     """Table → how its rows travel between devices, for all ranks to compare."""
     if state.collective.world_size == 1:
         return {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sparring.engine.state import EngineState
 from sparring.errors import CapacityError
 
-__all__ = ["bytes_text", "check_memory"]
+__all__ = ["format_bytes", "check_memory"]
 
 
-def bytes_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """A number of bytes for a message: exact, and so that a person sees the order of it."""
     shown, unit = float(count), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -33,8 +33,8 @@ def check_memory(state: EngineState, budget: int) -> None:
         return
     largest = max(held, key=lambda name: held[name])
     raise CapacityError(
-        f"the tables of rank {state.place.rank} hold {bytes_text(found)}, the most of it "
-        f"table {largest!r} with {bytes_text(held[largest])}; their budget is {bytes_text(budget)} "
+        f"the tables of rank {state.membership.rank} hold {format_bytes(found)}, the most of it "
+        f"table {largest!r} with {format_bytes(held[largest])}; their budget is {format_bytes(budget)} "
         "of memory. No row was changed. Raise the budget (StepContainer(memory_bytes=…), in a "
         "configuration tables.memory_bytes), add ranks, or bound the tables by a capacity and a "
         "policy that evicts",

@@ -17,25 +17,25 @@ import numpy.typing as npt
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.contracts.ranks.exchange_options import WireDtype
-from sparring.engine.lookup.transfer import say_rows
+from sparring.engine.lookup.transfer import log_row_lookups
 from sparring.engine.state import EngineState, Purpose, try_quiesce
-from sparring.engine.tables.column_blocks import fill_new_rows, joined_rows
+from sparring.engine.tables.column_blocks import fill_new_rows, join_rows
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring.exchange.messages import Pulled, PullRequest
+from sparring.exchange.messages import PullResult, PullRequest
 from sparring.kernels.cpu import HOST
 
 __all__ = [
     "PlannedLookup",
     "Lookup",
-    "completed",
-    "completed_lookups",
+    "fill_and_decode",
+    "complete_lookups",
     "look_up",
-    "own_refusal_first",
+    "own_error_first",
     "plan_lookups",
     "pulls_on_device",
-    "readable",
-    "reporting",
+    "prepare_reads",
+    "failure_reports",
 ]
 
 
@@ -77,7 +77,7 @@ def look_up(
     *,
     kernels: KernelSet = HOST,
     is_training: bool,
-    refusal: Exception | None = None,
+    own_error: Exception | None = None,
 ) -> list[Lookup]:
     """As `StepContainer.lookup_all`; nothing is registered.
 
@@ -99,35 +99,35 @@ def look_up(
         DeviceMemoryError: a device has no memory for keys or rows, on any rank.
     """
     state.check_open()
-    found, why_not = readable(state, requests, refusal, kernels)
-    if is_training and why_not is None:
-        say_rows(state, (entry for entry, _ in found))
+    found, own_error = prepare_reads(state, requests, own_error, kernels)
+    if is_training and own_error is None:
+        log_row_lookups(state, (entry for entry, _ in found))
     plans: list[PlannedLookup] = []
-    if why_not is None:
+    if own_error is None:
         try:
             plans = plan_lookups(found, kernels)
         except Exception as error:
             if state.collective.world_size == 1:
                 raise
-            why_not = error
-    if why_not is not None:
+            own_error = error
+    if own_error is not None:
         nothing = np.empty(0, np.int64)
         plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
-    with state.span("look up"), own_refusal_first(why_not):
+    with state.span("look up"), own_error_first(own_error):
         pulled = state.exchange.pull_all(
             [pull for each in plans for pull in each.pulls()],
             kernels=kernels,
             is_training=is_training,
-            error=why_not,
+            error=own_error,
         )
-    with reporting(state, kernels, [table for table, _ in requests]):
-        return completed_lookups(plans, pulled, kernels)
+    with failure_reports(state, kernels, [table for table, _ in requests]):
+        return complete_lookups(plans, pulled, kernels)
 
 
-def readable(
+def prepare_reads(
     state: EngineState,
     requests: Sequence[tuple[str, DeviceArray]],
-    refusal: Exception | None,
+    own_error: Exception | None,
     kernels: KernelSet = HOST,
 ) -> tuple[list[tuple[TableEntry, DeviceArray]], Exception | None]:
     """The tables of a lookup, ready to be read, and why this rank cannot, for others to be told.
@@ -137,20 +137,20 @@ def readable(
         Exception: as the second result, where there are no other ranks.
     """
     entries = [(state.tables.entry(table), ids) for table, ids in requests]
-    why_not = try_quiesce(state, Purpose.READ, refusal)
-    if why_not is None:
+    own_error = try_quiesce(state, Purpose.READ, own_error)
+    if own_error is None:
         try:
             for entry, ids in entries:
                 if kernels is HOST:
                     _check_ids(entry.config.name, ids)
                 state.tables.check_readable(entry)
         except Exception as error:
-            why_not = error
-    if why_not is None:
+            own_error = error
+    if own_error is None:
         return entries, None
     if state.collective.world_size == 1:
-        raise why_not
-    return [(entry, np.empty(0, np.int64)) for entry, _ in entries], why_not
+        raise own_error
+    return [(entry, np.empty(0, np.int64)) for entry, _ in entries], own_error
 
 
 def plan_lookups(
@@ -164,8 +164,8 @@ def plan_lookups(
     return plans
 
 
-def completed_lookups(
-    plans: Sequence[PlannedLookup], pulled: Sequence[Pulled], kernels: KernelSet = HOST
+def complete_lookups(
+    plans: Sequence[PlannedLookup], pulled: Sequence[PullResult], kernels: KernelSet = HOST
 ) -> list[Lookup]:
     """Lookups of the rows that were pulled, with initial values where there was none.
 
@@ -175,14 +175,14 @@ def completed_lookups(
     """
     lookups, rest = [], iter(pulled)
     for plan in plans:
-        whole = joined_rows(plan.entry, [next(rest) for _ in plan.entry.parts])
-        rows = completed(plan.entry, plan.keys, whole, kernels)
+        whole = join_rows(plan.entry, [next(rest) for _ in plan.entry.parts])
+        rows = fill_and_decode(plan.entry, plan.keys, whole, kernels)
         lookups.append(Lookup(plan.keys, plan.inverse, rows))
     return lookups
 
 
-def completed(
-    entry: TableEntry, keys: DeviceArray, pulled: Pulled, kernels: KernelSet = HOST
+def fill_and_decode(
+    entry: TableEntry, keys: DeviceArray, pulled: PullResult, kernels: KernelSet = HOST
 ) -> DeviceArray:
     """Puts initial values where there was no row; returns rows of the computing dtype.
 
@@ -206,7 +206,7 @@ def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
     )
 
 
-def reporting(
+def failure_reports(
     state: EngineState, kernels: KernelSet, tables: Sequence[str]
 ) -> AbstractContextManager[None]:
     """Surrounds work on rows that came from other ranks to a device: where it fails, they are told."""
@@ -217,14 +217,14 @@ def reporting(
 
 
 @contextmanager
-def own_refusal_first(refusal: Exception | None) -> Iterator[None]:
+def own_error_first(own_error: Exception | None) -> Iterator[None]:
     """Raises this rank's own refusal, also where the other ranks could not be told of it."""
     try:
         yield
     except PeerFailure as failure:
-        if refusal is None:
+        if own_error is None:
             raise
-        raise refusal from failure
+        raise own_error from failure
 
 
 def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:

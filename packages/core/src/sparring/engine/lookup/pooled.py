@@ -22,13 +22,13 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.storage.results import Keys, Rows
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.lookup.lookup import own_refusal_first, readable
-from sparring.engine.lookup.transfer import pools_at_owners, transfer_of
+from sparring.engine.lookup.lookup import own_error_first, prepare_reads
+from sparring.engine.lookup.transfer import pools_at_owners, find_transfer
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
 from sparring.engine.tables.column_blocks import fill_new_rows
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.bags import AskedBags, BagRequest
+from sparring.exchange.bags import RequestedBags, BagRequest
 from sparring.exchange.pooled import Gradients
 from sparring.kernels.cpu import HOST
 
@@ -80,7 +80,7 @@ def look_up_bags(
     """Bags to one pool each, made by the owners of their rows. Changes no table.
 
     All ranks call it for the same tables in the same order, of which each is one that
-    `transfer_of` calls pooled.
+    `find_transfer` calls pooled.
 
     Args:
         is_training: a gradient will come: enter the lookup into the batch-inputs map.
@@ -92,37 +92,37 @@ def look_up_bags(
         PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
     """
     state.check_open()
-    found, why_not = readable(state, [(each.table, each.ids) for each in requests], None)
-    if why_not is None:
+    found, own_error = prepare_reads(state, [(each.table, each.ids) for each in requests], None)
+    if own_error is None:
         try:
             for entry, each in zip((entry for entry, _ in found), requests, strict=True):
                 _check(state, entry, each)
         except Exception as error:
-            why_not = error
+            own_error = error
     wanted: list[BagRequest] = []
     for (entry, _), each in zip(found, requests, strict=True):
-        if why_not is not None:
+        if own_error is not None:
             each = BagLookup(each.table, np.empty(0, np.int64), np.zeros(1, np.int64))  # noqa: PLW2901
         trains_weights = each.trains_weights and is_training
-        wanted += [_wanted(part, each, trains_weights=trains_weights) for part in entry.parts]
+        wanted += [_make_request(part, each, trains_weights=trains_weights) for part in entry.parts]
     resources = state.resources
-    with state.span("look up"), own_refusal_first(why_not):
+    with state.span("look up"), own_error_first(own_error):
         pooled = state.exchange.pooling.pull(
-            wanted, is_training=is_training, first_alive=resources.first_bags(), error=why_not
+            wanted, is_training=is_training, first_alive=resources.first_bags(), error=own_error
         )
     lookups, rest = [], iter(pooled)
     for entry, _ in found:
         blocks = [next(rest) for _ in entry.parts]
         pools = [each.pools for each in blocks]
-        asked = [each.asked for each in blocks if each.asked is not None]
-        shadow_id = resources.register_bags(entry.config.name, asked) if asked else None
+        requested = [each.requested for each in blocks if each.requested is not None]
+        shadow_id = resources.register_bags(entry.config.name, requested) if requested else None
         lookups.append(
             PooledLookup(pools[0] if len(pools) == 1 else np.concatenate(pools, axis=1), shadow_id)
         )
     return lookups
 
 
-def _wanted(part: TableEntry, given: BagLookup, *, trains_weights: bool) -> BagRequest:
+def _make_request(part: TableEntry, given: BagLookup, *, trains_weights: bool) -> BagRequest:
     """The request of a table, or of a block of its columns."""
 
     def fill(rows: Rows, keys: Keys, found: npt.NDArray[np.bool_]) -> None:
@@ -156,27 +156,27 @@ def bag_weight_gradients(
         PeerFailure: a rank is gone, silent, or elsewhere, as where its backward pass came to no weight.
     """
     quiesce(state, Purpose.MEET)
-    asked: list[AskedBags] = []
+    requested: list[RequestedBags] = []
     given: list[Rows | None] = []
     sizes = []
     for lookup, gradient in zip(lookups, gradients, strict=True):
         if lookup.shadow_id is None:
             raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
-        blocks: list[tuple[AskedBags, Rows | None]] = [
+        blocks: list[tuple[RequestedBags, Rows | None]] = [
             (each, None) for each in state.resources.bags(lookup.shadow_id).parts
         ]
         if gradient is not None:
-            blocks = [*state.resources.divided_gradient(lookup.shadow_id, gradient)]
-        asked += [each for each, _ in blocks]
+            blocks = [*state.resources.split_gradient(lookup.shadow_id, gradient)]
+        requested += [each for each, _ in blocks]
         given += [each for _, each in blocks]
         sizes.append(len(blocks))
     with state.span("backward"):
-        rest = iter(state.exchange.pooling.weight_gradients(asked, given))
+        rest = iter(state.exchange.pooling.weight_gradients(requested, given))
     return [np.sum([next(rest) for _ in range(size)], axis=0) for size in sizes]
 
 
 def take_bag_gradients(
-    state: EngineState, why_not: BaseException | None, *, ends_step: bool
+    state: EngineState, own_error: BaseException | None, *, ends_step: bool
 ) -> BaseException | None:
     """Brings the gradients of pools to the owners of their rows, which add them up by key.
 
@@ -191,25 +191,25 @@ def take_bag_gradients(
     """
     pooling = state.exchange.pooling
     if not pooling.has_lookups:
-        return why_not
+        return own_error
     entries = [each for each in state.tables.declared.values() if pools_at_owners(state, each)]
     tables = [part.config for each in entries for part in each.parts]
-    given = [] if why_not is not None else state.resources.take_bags()
+    given = [] if own_error is not None else state.resources.take_bags()
     try:
         with state.span("push"):
             # Sums before the step have NaN and infinity among them.
             skips = ends_step and state.non_finite is NonFinite.SKIP
-            error = pooling.push(tables, given, partial(_add, state, skips), why_not)
+            error = pooling.push(tables, given, partial(_add, state, skips), own_error)
     except Exception as found:
         error = found
     if ends_step:
         pooling.forget()
-    return why_not or error
+    return own_error or error
 
 
 def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
     """Adds what one rank has for a table, by key; where `skips`, without keys that are not finite."""
-    keys, gradients = _summed(table, found)
+    keys, gradients = _sum_by_key(table, found)
     if skips and not _native.is_finite(gradients):
         # Of this rank only, as where it had added its gradients up itself.
         is_good = _native.finite_rows(gradients)
@@ -220,7 +220,7 @@ def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: 
     state.resources.add(table.name, keys, gradients)
 
 
-def _summed(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
+def _sum_by_key(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
     if len(found) == 1:
         ((kept, gradient),) = found
         return kept.keys, kept.by_key(gradient)
@@ -234,7 +234,7 @@ def _summed(table: TableConfig, found: Gradients) -> tuple[Keys, Rows]:
 def _check(state: EngineState, entry: TableEntry, given: BagLookup) -> None:
     table = entry.config
     if not pools_at_owners(state, entry):
-        _, why = transfer_of(state, table.name)
+        _, why = find_transfer(state, table.name)
         raise InvalidArgumentError(
             f"bags of table {table.name!r} are not pooled by their owners: {why}; look its rows up "
             "by lookup_all",

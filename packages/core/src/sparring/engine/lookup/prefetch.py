@@ -20,17 +20,17 @@ from sparring.contracts.device.kernels import DeviceArray
 from sparring.engine.lookup.lookup import (
     Lookup,
     PlannedLookup,
-    completed,
-    completed_lookups,
+    fill_and_decode,
+    complete_lookups,
     look_up,
-    own_refusal_first,
+    own_error_first,
     plan_lookups,
-    readable,
+    prepare_reads,
 )
-from sparring.engine.lookup.transfer import say_rows
+from sparring.engine.lookup.transfer import log_row_lookups
 from sparring.engine.state import EngineState, Purpose, join_prefetch, quiesce
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.messages import Pulled
+from sparring.exchange.messages import PullResult
 from sparring.exchange.refresh import PullRecord
 
 __all__ = ["Prefetch"]
@@ -47,10 +47,10 @@ class Prefetch:
         self,
         state: EngineState,
         requests: Sequence[tuple[str, DeviceArray]],
-        refusal: Exception | None,
+        own_error: Exception | None,
     ) -> None:
-        found, self._refusal = readable(state, requests, refusal)
-        say_rows(state, (entry for entry, _ in found))
+        found, self._own_error = prepare_reads(state, requests, own_error)
+        log_row_lookups(state, (entry for entry, _ in found))
         self._state = state
         self._requests = found
         self._step = state.counters.steps
@@ -69,13 +69,13 @@ class Prefetch:
         state = self._state
         with state.span("prefetch"):
             self._plans = plan_lookups(self._requests)
-            with own_refusal_first(self._refusal):
+            with own_error_first(self._own_error):
                 pulled = state.exchange.pull_all(
                     [pull for each in self._plans for pull in each.pulls()],
                     record=self._record,
-                    error=self._refusal,
+                    error=self._own_error,
                 )
-            self._lookups = completed_lookups(self._plans, pulled)
+            self._lookups = complete_lookups(self._plans, pulled)
 
     def finish(self) -> list[Lookup]:
         """Returns the lookups, in the order of the requests, as if they were made now; not registered.
@@ -138,11 +138,11 @@ class Prefetch:
         with state.span("refresh"):
             refreshed = state.exchange.refresh_all(pulls, self._record, changed)
             for part, lookup, each in zip(self._parts, owners, refreshed, strict=True):
-                keys = lookup.keys[each.places]
-                rows = completed(part, keys, Pulled(each.rows, each.found))
+                keys = lookup.keys[each.positions]
+                rows = fill_and_decode(part, keys, PullResult(each.rows, each.found))
                 if part.block is None:
-                    _native.place_rows(rows, each.places, lookup.rows)
+                    _native.place_rows(rows, each.positions, lookup.rows)
                 else:
                     columns = part.block.columns
-                    lookup.rows[each.places, columns.begin : columns.end] = rows
+                    lookup.rows[each.positions, columns.begin : columns.end] = rows
                 state.prefetches.counters.rows_refreshed += len(keys) if part.is_first else 0

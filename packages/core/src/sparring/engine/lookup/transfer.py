@@ -9,7 +9,7 @@ from sparring.contracts.ranks.layout import Transfer
 from sparring.engine.state import EngineState
 from sparring.engine.tables.entry import TableEntry
 
-__all__ = ["pools_at_owners", "say_rows", "transfer_of"]
+__all__ = ["pools_at_owners", "log_row_lookups", "find_transfer"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def pools_at_owners(state: EngineState, entry: TableEntry) -> bool:
     )
 
 
-def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
+def find_transfer(state: EngineState, table: str) -> tuple[Transfer, str]:
     """How bags of a table travel, and why.
 
     Raises:
@@ -39,9 +39,9 @@ def transfer_of(state: EngineState, table: str) -> tuple[Transfer, str]:
     return "rows", "this rank holds all of them"
 
 
-def say_rows(state: EngineState, entries: Iterable[TableEntry]) -> None:
+def log_row_lookups(state: EngineState, entries: Iterable[TableEntry]) -> None:
     """Logs, once for each table, that rows are looked up of one whose plan says pooled."""
-    told = state.exchange.pooling.told_rows
+    told = state.exchange.pooling.logged_tables
     for entry in entries:
         name = entry.config.name
         if name in told or not pools_at_owners(state, entry):

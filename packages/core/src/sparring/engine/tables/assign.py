@@ -106,7 +106,7 @@ def _routed(
                 owners = entry.layout.owners[kernels.partition(own_keys)]
                 places = [owners == rank for rank in range(collective.world_size)]
             own_keys, own = (
-                np.concatenate(collective.all_to_all([each[place] for place in places]))
+                np.concatenate(collective.all_to_all([each[membership] for membership in places]))
                 for each in (own_keys, own)
             )
             # Ranks may have given the same key: that of the last rank stays.

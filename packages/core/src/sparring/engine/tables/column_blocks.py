@@ -20,26 +20,26 @@ from sparring.contracts.device.kernels import DeviceArray, Rounding
 from sparring.contracts.storage.results import Keys, Rows
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.engine.device_gradients import SummedByKey
-from sparring.engine.resource_manager import ResourceManager, alike_in_all_columns
+from sparring.engine.resource_manager import ResourceManager, spread_non_finite
 from sparring.engine.tables.entry import TableEntry
 from sparring.engine.tables.tables import Tables
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring.exchange.messages import Pulled
+from sparring.exchange.messages import PullResult
 from sparring.kernels import functions
-from sparring.kernels.mixed_precision import stored_rows
+from sparring.kernels.mixed_precision import to_stored_rows
 
 __all__ = [
     "check_method",
-    "choices_of_parts",
-    "divided_gradients",
+    "expand_choices",
+    "split_gradients",
     "fill_new_rows",
-    "joined_rows",
-    "rounded_rows",
+    "join_rows",
+    "round_rows",
     "table_names",
 ]
 
 
-def joined_rows(entry: TableEntry, pulled: Sequence[Pulled]) -> Pulled:
+def join_rows(entry: TableEntry, pulled: Sequence[PullResult]) -> PullResult:
     """The rows of a table from those of its blocks, which were pulled for the same keys.
 
     Args:
@@ -55,7 +55,7 @@ def joined_rows(entry: TableEntry, pulled: Sequence[Pulled]) -> Pulled:
     for part, each in zip(entry.parts, pulled, strict=True):
         if not np.array_equal(each.found, found):
             raise _differing(entry, part)
-    return Pulled(np.concatenate([each.rows for each in pulled], axis=1), found)
+    return PullResult(np.concatenate([each.rows for each in pulled], axis=1), found)
 
 
 def _differing(entry: TableEntry, part: TableEntry) -> InvalidArgumentError:
@@ -68,7 +68,7 @@ def _differing(entry: TableEntry, part: TableEntry) -> InvalidArgumentError:
     )
 
 
-def divided_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[str, SummedByKey]:
+def split_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[str, SummedByKey]:
     """Gradients by key of all that has rows: those of tables that are divided by their columns.
 
     Args:
@@ -76,7 +76,7 @@ def divided_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict
     """
     divided = {name: each for name, each in summed.items() if name in tables.entries}
     for name in summed.keys() - divided.keys():
-        keys, gradients = summed[name].keys, alike_in_all_columns(summed[name].gradients)
+        keys, gradients = summed[name].keys, spread_non_finite(summed[name].gradients)
         for part in tables.parts_of(name):
             assert part.block is not None
             columns = part.block.columns
@@ -124,7 +124,7 @@ def fill_new_rows(
     rows[new] = fresh
 
 
-def rounded_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:
+def round_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:
     """Computed rows as they are stored: those of 16-bit tables rounded stochastically.
 
     Args:
@@ -134,7 +134,7 @@ def rounded_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: 
     """
     config, rounding = entry.config, Rounding(keys, entry.initializer.rounding_seed, step)
     if entry.block is None or not config.is_16_bit:
-        whole_rows: Rows = stored_rows(kernels, config, rows, rounding)
+        whole_rows: Rows = to_stored_rows(kernels, config, rows, rounding)
         return whole_rows
     whole, columns = entry.block.whole.config, entry.block.columns
     values = np.zeros((len(rows), whole.dim), whole.computing_dtype)
@@ -152,7 +152,7 @@ def table_names(tables: Tables, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(tables.entry(name).table_name for name in names))
 
 
-def choices_of_parts(
+def expand_choices(
     tables: Tables, choices: Mapping[str, MethodChoice]
 ) -> dict[str, MethodChoice]:
     """The method of each table, and of its blocks.
@@ -163,7 +163,7 @@ def choices_of_parts(
     found = dict(choices)
     for name in choices.keys() & tables.declared.keys():
         entry = tables.declared[name]
-        if not entry.is_divided:
+        if not entry.has_column_blocks:
             continue
         check_method(entry, choices[name].method.name, choices[name].why_coupled)
         found |= {part.config.name: choices[name] for part in entry.parts}
@@ -181,7 +181,7 @@ def check_method(entry: TableEntry, name: str, why_coupled: str) -> None:
     Raises:
         UnsupportedError: naming what to choose.
     """
-    if why_coupled and entry.is_divided:
+    if why_coupled and entry.has_column_blocks:
         table = entry.config.name
         raise UnsupportedError(
             f"table {table!r} is sharded {entry.layout.kind}, and {name} cannot update blocks of columns "

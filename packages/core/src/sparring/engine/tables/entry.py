@@ -22,19 +22,19 @@ from sparring.contracts.storage.optional import (
 )
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage, interrupted_load, read_note, write_note
-from sparring.contracts.tables.admission import admission_from
-from sparring.contracts.tables.expiry import expiry_from
+from sparring.contracts.tables.admission import parse_admission
+from sparring.contracts.tables.expiry import parse_expiry
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.tables.storage_choice import StorageChoice
-from sparring.engine.tables.visits import Visits
+from sparring.engine.tables.last_accesses import LastAccesses
 from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import make_filter
-from sparring.storage.convert import conversion_command
-from sparring.storage.native import capsule_of
+from sparring.storage.convert import format_conversion_command
+from sparring.storage.native import get_capsule
 
-__all__ = ["BlockOf", "DividedEntry", "TableEntry"]
+__all__ = ["TableBlock", "ColumnBlocksEntry", "TableEntry"]
 
 _ALL = "all partitions"
 
@@ -86,7 +86,7 @@ class TableEntry:
         layout: Layout,
         rank: int,
         *,
-        block: BlockOf | None = None,
+        block: TableBlock | None = None,
     ) -> None:
         self.config = config
         self.choice = choice
@@ -110,8 +110,8 @@ class TableEntry:
         self.view = _native.TableView(config.dtype, own)
         self.embedding = Columns(0, config.dim)
         self.whole = Columns(0, config.width)
-        expiry = expiry_from(config.expire)
-        self.visits = None if expiry is None else Visits(expiry)
+        expiry = parse_expiry(config.expire)
+        self.visits = None if expiry is None else LastAccesses(expiry)
         self.layout = layout
         is_alone = layout.is_replicated or layout.world_size == 1
         owners = None if is_alone else KeyOwners(config.name, rank, layout.owners)
@@ -125,7 +125,7 @@ class TableEntry:
         """The storage, where it writes in the background."""
         self.pushed_to: SupportsPush | None = None
         """The storage, where it updates its rows itself."""
-        self.hold(storage)
+        self.attach_storage(storage)
 
     @property
     def _described(self) -> TableConfig:
@@ -137,7 +137,7 @@ class TableEntry:
         return self._described.name
 
     @property
-    def is_divided(self) -> bool:
+    def has_column_blocks(self) -> bool:
         """Whether its columns are divided, and its rows are those of several `parts`."""
         return len(self.parts) > 1
 
@@ -148,7 +148,7 @@ class TableEntry:
 
     def forget_admission(self) -> None:
         """Forgets which ids were seen."""
-        self.admission_filter = make_filter(admission_from(self.config.admission), self._described)
+        self.admission_filter = make_filter(parse_admission(self.config.admission), self._described)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
         """Refuses a second declaration that would put the rows elsewhere; None says nothing.
@@ -186,7 +186,7 @@ class TableEntry:
                 f"give one that was opened for TableConfig.with_state({config.state_width}{whose})"
             )
         elif storage.capabilities.persistent:
-            command = conversion_command(self.choice.backend, self.choice.options, found, config)
+            command = format_conversion_command(self.choice.backend, self.choice.options, found, config)
             remedy = f"keep the embeddings and start their state again in another place: {command}"
         else:
             remedy = (
@@ -272,7 +272,7 @@ class TableEntry:
         else:
             self.note_part()
 
-    def hold(self, storage: Storage | None) -> None:
+    def attach_storage(self, storage: Storage | None) -> None:
         """Reads from `storage` from now on, natively too; None: no key has a row."""
         if self.storage is not None and storage is not self.storage:
             self.storage.watcher = None
@@ -290,11 +290,11 @@ class TableEntry:
         if storage is None:
             self.view.detach()
         else:
-            self.view.attach(capsule_of(storage), storage.table.state_width)
+            self.view.attach(get_capsule(storage), storage.table.state_width)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockOf:
+class TableBlock:
     """Which columns of which table an entry has."""
 
     whole: TableEntry
@@ -302,7 +302,7 @@ class BlockOf:
     number: int
 
 
-class DividedEntry(TableEntry):
+class ColumnBlocksEntry(TableEntry):
     """A table whose columns are divided: its rows are those of `parts`, and it has no storage."""
 
     __slots__ = ()
@@ -327,6 +327,6 @@ class DividedEntry(TableEntry):
     def storage(self, storage: Storage | None) -> None:
         assert storage is None
 
-    def hold(self, storage: Storage | None) -> None:
+    def attach_storage(self, storage: Storage | None) -> None:
         assert storage is None
         self.may_refuse, self.written_back, self.pushed_to = False, None, None

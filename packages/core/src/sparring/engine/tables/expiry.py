@@ -12,7 +12,7 @@ from sparring.engine.tables.entry import TableEntry
 
 __all__ = ["note_step"]
 
-_ERASED_AT_ONCE = 65_536
+_ERASE_BATCH_KEYS = 65_536
 
 _log = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
     if storage is None or not len(keys):
         return
     visits.is_complete, num_rows = False, 0  # should it fail on the way
-    for begin in range(0, len(keys), _ERASED_AT_ONCE):
+    for begin in range(0, len(keys), _ERASE_BATCH_KEYS):
         if state.saves.running is not None:
-            state.saves.wait_for_room()
-        num_rows += storage.erase(keys[begin : begin + _ERASED_AT_ONCE])
+            state.saves.wait_for_capacity()
+        num_rows += storage.erase(keys[begin : begin + _ERASE_BATCH_KEYS])
     state.counters.rows_expired += num_rows if entry.is_first else 0
     visits.drop_pending()
     visits.is_complete = True

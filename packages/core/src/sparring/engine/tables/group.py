@@ -15,16 +15,16 @@ from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.state import NonFinite
-from sparring.engine.tables.storage_choice import StorageChoice, storage_device
+from sparring.engine.tables.storage_choice import StorageChoice, find_storage_device
 from sparring.errors import InvalidArgumentError
 
 __all__ = [
     "StorageLike",
     "TableDeclaration",
     "TableGroup",
-    "declared",
-    "given_storages",
-    "joined_container",
+    "make_declaration",
+    "collect_open_storages",
+    "join_container",
     "non_finite_policy",
     "shared_settings",
 ]
@@ -43,7 +43,7 @@ class TableDeclaration:
 
     def placed(self, own_device: Callable[[], str | None]) -> TableDeclaration:
         """With ``cuda`` in the storage's options read as what `own_device` says; None leaves it."""
-        if not isinstance(self.storage, StorageChoice) or not self.storage.means_own_device:
+        if not isinstance(self.storage, StorageChoice) or not self.storage.uses_own_device:
             return self
         own = own_device()
         return self if own is None else TableDeclaration(self.table, self.storage.on_device(own))
@@ -51,10 +51,10 @@ class TableDeclaration:
     @property
     def device(self) -> str:
         """Where the rows are: ``cpu``, or ``cuda:1`` if arrays of that GPU are taken as they are."""
-        return storage_device(self.storage)
+        return find_storage_device(self.storage)
 
 
-def declared(
+def make_declaration(
     table: TableConfig, storage: StorageLike, *, capacity: int | None, setting: str
 ) -> TableDeclaration:
     """A table in the storage that a user named.
@@ -118,7 +118,7 @@ class TableGroup:
     Args:
         declarations: the tables.
         container: where they live; None means a container of the holder's own, made when it is
-            first needed, unless `joined_container` brings several holders together before any row
+            first needed, unless `join_container` brings several holders together before any row
             is written.
     """
 
@@ -150,7 +150,7 @@ class TableGroup:
         return self._container is not None
 
     @property
-    def holds_rows(self) -> bool:
+    def has_rows(self) -> bool:
         """Whether any of the tables has a row on this rank."""
         container = self._container
         return container is not None and any(map(container.num_rows, self.table_names))
@@ -164,7 +164,7 @@ class TableGroup:
         """
         if self._container is container:
             return
-        if self.holds_rows:
+        if self.has_rows:
             raise InvalidArgumentError(
                 f"tables {self.table_names} hold rows in another container already; give all "
                 "modules one container=… when making them"
@@ -184,7 +184,7 @@ class TableGroup:
         """The tables are in another container than before, declared as `declarations`."""
 
 
-def given_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
+def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
     """The storages that were given open, by table."""
     return {
         each.table.name: each.storage
@@ -194,13 +194,13 @@ def given_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
     }
 
 
-def joined_container(holders: Sequence[TableGroup]) -> StepContainer:
+def join_container(holders: Sequence[TableGroup]) -> StepContainer:
     """The one container of all holders; those that are free join it.
 
     Raises:
         InvalidArgumentError: they live in several containers, or two tables have one name.
     """
-    bound = [each for each in holders if each.is_container_given or each.holds_rows]
+    bound = [each for each in holders if each.is_container_given or each.has_rows]
     containers = {id(each.container): each.container for each in bound}
     if len(containers) > 1:
         names = sorted(name for each in bound for name in each.table_names)

@@ -16,10 +16,10 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 __all__ = [
     "StorageChoice",
     "check_declaration",
-    "check_divided",
+    "check_column_blocks",
     "check_given",
     "check_placement",
-    "storage_device",
+    "find_storage_device",
 ]
 
 
@@ -37,19 +37,19 @@ class StorageChoice:
     def on(self, rank: int, world_size: int, table: str) -> StorageChoice:
         """The choice with its options filled in for one table on one rank."""
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
-        return StorageChoice(self.backend, _filled_in(self.options, words))
+        return StorageChoice(self.backend, _fill_in(self.options, words))
 
     @property
-    def means_own_device(self) -> bool:
+    def uses_own_device(self) -> bool:
         """Whether any device among its options is ``cuda`` without a number."""
-        return bool(_placed(self.options, "") != self.options)
+        return bool(_replace_device(self.options, "") != self.options)
 
     def on_device(self, own: str) -> StorageChoice:
         """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
-        return StorageChoice(self.backend, _placed(self.options, own))
+        return StorageChoice(self.backend, _replace_device(self.options, own))
 
 
-def storage_device(storage: StorageChoice | Storage | None) -> str:
+def find_storage_device(storage: StorageChoice | Storage | None) -> str:
     """Where the rows of a table are: ``cpu``, or the device whose arrays its storage takes.
 
     Of storages that have devices, ``device`` among the options says which; of a stack it is its
@@ -68,28 +68,28 @@ def storage_device(storage: StorageChoice | Storage | None) -> str:
 _DEVICE = re.compile(r"cuda(:\d+)?|emulated")
 
 
-def _placed(value: Any, own: str) -> Any:
+def _replace_device(value: Any, own: str) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: own if name == "device" and each == "cuda" else _placed(each, own)
+            name: own if name == "device" and each == "cuda" else _replace_device(each, own)
             for name, each in value.items()
         }
     if isinstance(value, (list, tuple)):
-        placed = [_placed(each, own) for each in value]
+        placed = [_replace_device(each, own) for each in value]
         return placed if isinstance(value, list) else tuple(placed)
     return value
 
 
-def _filled_in(value: Any, words: Mapping[str, str]) -> Any:
+def _fill_in(value: Any, words: Mapping[str, str]) -> Any:
     """`value` with words replaced in every text within; other braces stay."""
     if isinstance(value, str):
         return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], value)
     if isinstance(value, PurePath):
-        return type(value)(_filled_in(str(value), words))
+        return type(value)(_fill_in(str(value), words))
     if isinstance(value, Mapping):
-        return {name: _filled_in(each, words) for name, each in value.items()}
+        return {name: _fill_in(each, words) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_filled_in(each, words) for each in value]
+        return [_fill_in(each, words) for each in value]
     return value
 
 
@@ -158,7 +158,7 @@ def check_placement(storage: Storage, world_size: int) -> None:
         )
 
 
-def check_divided(
+def check_column_blocks(
     table: TableConfig, storage: Storage | StorageChoice | None, *, is_given: bool = False
 ) -> None:
     """Refuses what could make the blocks of a table's columns differ in their keys.

@@ -14,17 +14,17 @@ from sparring.contracts.storage.storage import Storage
 from sparring.contracts.storage.tiers import SupportsTiers, TierCounters
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.tables.entry import BlockOf, DividedEntry, TableEntry
+from sparring.engine.tables.entry import TableBlock, ColumnBlocksEntry, TableEntry
 from sparring.engine.tables.storage_choice import (
     StorageChoice,
     check_declaration,
-    check_divided,
+    check_column_blocks,
     check_given,
     check_placement,
 )
 from sparring.errors import InvalidArgumentError, UnknownTableError, UnsupportedError
 from sparring.plugins.registry import make_plugin_manager
-from sparring.rendezvous.visible_devices import own_gpu
+from sparring.rendezvous.visible_devices import find_own_gpu
 from sparring.runtime.events import EventLoop
 from sparring.sharding.layouts import Layouts
 from sparring.storage.open import found_table, inner_storages, open_storage
@@ -52,7 +52,7 @@ class Tables:
 
     def __init__(
         self,
-        place: Membership,
+        membership: Membership,
         rendezvous: Rendezvous,
         resources: ResourceManager,
         events: EventLoop,
@@ -66,7 +66,7 @@ class Tables:
         """Tables by name, in the order of declaration."""
         self.expiring: list[TableEntry] = []
         """Those whose rows expire."""
-        self._place = place
+        self._membership = membership
         self._rendezvous = rendezvous
         self._resources = resources
         self._events = events
@@ -81,18 +81,18 @@ class Tables:
     @cached_property
     def own_device(self) -> str | None:
         """As `StepContainer.own_device`."""
-        return own_gpu(self._rendezvous.membership(), self.plugin_manager)
+        return find_own_gpu(self._rendezvous.membership(), self.plugin_manager)
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None) -> None:
         """As `StepContainer.declare`."""
-        rank, world_size = self._place.rank, self._place.world_size
+        rank, world_size = self._membership.rank, self._membership.world_size
         check_declaration(table, storage)
         layout = self.layouts.layout(table)
         if layout.is_replicated:
             table = replace(table, placement="replicated")
         if isinstance(storage, StorageChoice):
             storage = storage.on(rank, world_size, table.name)
-            if storage.means_own_device and self.own_device is not None:
+            if storage.uses_own_device and self.own_device is not None:
                 storage = storage.on_device(self.own_device)
         known = self.declared.get(table.name) or self.entries.get(table.name)
         if known is not None:
@@ -125,16 +125,16 @@ class Tables:
         self, table: TableConfig, storage: StorageChoice | Storage | None, layout: Layout
     ) -> None:
         """Adds a table whose columns are divided: each block as a table of its own."""
-        check_divided(table, storage, is_given=True)
+        check_column_blocks(table, storage, is_given=True)
         assert not isinstance(storage, Storage)
-        choice, rank = storage or StorageChoice(), self._place.rank
-        whole = DividedEntry(table, choice, None, self._events, layout, rank)
+        choice, rank = storage or StorageChoice(), self._membership.rank
+        whole = ColumnBlocksEntry(table, choice, None, self._events, layout, rank)
         blocks = []
         for number in range(layout.num_blocks):
             columns = ColumnBlock(*layout.columns[number : number + 2])
             name = f"{table.name}.columns-{columns.begin}-{columns.end}"
             config = replace(columns.table_of(table), name=name)
-            block = BlockOf(whole, columns, number)
+            block = TableBlock(whole, columns, number)
             own = layout.block(number)
             blocks.append(TableEntry(config, choice, None, self._events, own, rank, block=block))
         taken = [each.config.name for each in blocks if each.config.name in self.entries]
@@ -192,8 +192,8 @@ class Tables:
         if entry.storage is None:
             self.layouts.check_tables(list(self.declared))
             assert entry.choice is not None  # a storage that was given is never dropped
-            entry.hold(self.open_storage(entry.choice, entry.config))
-            entry.expect_part(entry.layout.shard_of(self._place.rank))
+            entry.attach_storage(self.open_storage(entry.choice, entry.config))
+            entry.expect_part(entry.layout.shard_of(self._membership.rank))
         assert entry.storage is not None
         entry.storage._check_open()
         return entry.storage
@@ -229,7 +229,7 @@ class Tables:
 
     def open_storage(self, choice: StorageChoice, config: TableConfig) -> Storage:
         """Opens a storage for a table's rows on this rank."""
-        rank, world_size = self._place.rank, self._place.world_size
+        rank, world_size = self._membership.rank, self._membership.world_size
         opened = open_storage(
             choice.backend,
             config,
@@ -242,7 +242,7 @@ class Tables:
             check_placement(opened, world_size)
             block = self.entry(config.name).block
             if block is not None:
-                check_divided(block.whole.config, opened)
+                check_column_blocks(block.whole.config, opened)
         except (InvalidArgumentError, UnsupportedError):
             opened.close()
             raise

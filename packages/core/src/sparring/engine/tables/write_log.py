@@ -9,7 +9,7 @@ from typing import Protocol
 from sparring import _native
 from sparring.contracts.ranks.shard_map import KeyOwners
 from sparring.contracts.storage.optional import UNWATCHED, Write
-from sparring.contracts.storage.results import Evicted, Keys
+from sparring.contracts.storage.results import EvictedRows, Keys
 
 __all__ = ["CHANGED_BYTES", "RowObserver", "WriteLog"]
 
@@ -24,7 +24,7 @@ class RowObserver(Protocol):
     def before_write(self, keys: Keys) -> None:
         """Called before the first row of `keys` changes. `after_write` follows in any case."""
 
-    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+    def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Called after the rows have changed.
 
         Args:
@@ -106,7 +106,7 @@ class _ChangedKeys:
     def before_write(self, keys: Keys) -> None:
         """Nothing changes before the write."""
 
-    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+    def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         self.keys.add(keys)
         if evicted is not None:
             self.keys.add(evicted.keys)
@@ -124,10 +124,10 @@ class _ObservedWrite:
 
     def __init__(self, observers: tuple[RowObserver, ...], keys: Keys) -> None:
         self._observers, self._keys = observers, keys
-        self._evicted: Evicted | None = None
+        self._evicted: EvictedRows | None = None
         self._is_erased = False
 
-    def note_evicted(self, evicted: Evicted) -> None:
+    def note_evicted(self, evicted: EvictedRows) -> None:
         self._evicted = evicted if len(evicted) else None
 
     def note_erased(self) -> None:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from sparring.contracts.storage.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes, without_repeats
+from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes, reject_repeated_keys
 from sparring.snapshot.place.place import WriteFile, writing
 
 __all__ = [
@@ -46,9 +46,9 @@ __all__ = [
     "Tensor",
     "decode_header",
     "decode_partitions",
-    "dtype_of_code",
+    "decode_dtype",
     "encode_header",
-    "state_values",
+    "decode_state_values",
     "write_state_file",
 ]
 
@@ -91,7 +91,7 @@ class Tensor:
 
     @property
     def end(self) -> int:
-        return self.begin + math.prod(self.shape) * dtype_of_code(self.code).itemsize
+        return self.begin + math.prod(self.shape) * decode_dtype(self.code).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def dtype_of_code(code: str) -> np.dtype[Any]:
+def decode_dtype(code: str) -> np.dtype[Any]:
     """The NumPy dtype, little-endian, that safetensors calls `code`."""
     if code == "BF16":
         import ml_dtypes
@@ -144,9 +144,9 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
     Raises:
         ValueError: it is no header of such a file; the text says why.
     """
-    described = _parsed(text)
+    described = _parse(text)
     metadata = described.pop("__metadata__", {})
-    if not _is_text_mapping(metadata):
+    if not _is_string_mapping(metadata):
         raise ValueError("__metadata__ must map texts to texts")
     tensors = sorted(
         (_tensor(name, value) for name, value in described.items()),
@@ -162,9 +162,9 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
     return Header(tuple(tensors), metadata)
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any]:
     try:
-        described = json.loads(text.decode(), object_pairs_hook=without_repeats)
+        described = json.loads(text.decode(), object_pairs_hook=reject_repeated_keys)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(described, dict):
@@ -172,7 +172,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return described
 
 
-def _is_text_mapping(value: object) -> bool:
+def _is_string_mapping(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
@@ -320,7 +320,7 @@ class DataFile:
                 self._file.append([memoryview(bytes(_RESERVED_BYTES))])
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
 
-    def write_alone(self, segment: Segment) -> None:
+    def write_single(self, segment: Segment) -> None:
         """Writes the only segment of this file, behind a header that fits.
 
         Raises:
@@ -423,7 +423,7 @@ def write_state_file(
                 file.append([data[at : at + _PIECE_BYTES]])
 
 
-def state_values(header: Header) -> JSON:
+def decode_state_values(header: Header) -> JSON:
     """The values in the header of a file of state.
 
     Raises:

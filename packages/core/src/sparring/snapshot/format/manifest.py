@@ -54,7 +54,7 @@ __all__ = [
     "hash_blocks",
     "no_pause",
     "text_hash",
-    "without_repeats",
+    "reject_repeated_keys",
 ]
 
 # Bounds are checked before memory is allocated, so a hostile snapshot costs no more than a small one.
@@ -479,7 +479,7 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
     if found != expected:
         raise ValueError(f"its bytes hash to {found}, it says {expected}")
     try:
-        plain = json.loads(text.decode(), object_pairs_hook=without_repeats)
+        plain = json.loads(text.decode(), object_pairs_hook=reject_repeated_keys)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(plain, dict):
@@ -503,7 +503,7 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The JSON object of these pairs; ValueError where a name is given twice."""
     made = dict(pairs)
     if len(made) != len(pairs):

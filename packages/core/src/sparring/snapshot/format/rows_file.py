@@ -27,21 +27,21 @@ from sparring.snapshot.format.manifest import (
     TableDescription,
     block_hash,
 )
-from sparring.snapshot.place.place import ReadFile, ReadFolder, damaged, reading
+from sparring.snapshot.place.place import ReadFile, ReadFolder, damaged_error, reading
 
 __all__ = ["BlockReader", "read_segments"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_MOST_BUFFERS = 4
+_MAX_BUFFERS = 4
 
 
-def _references(arrays: list[Bytes], place: int) -> int:
+def _count_references(arrays: list[Bytes], place: int) -> int:
     return sys.getrefcount(arrays[place])
 
 
 # What this Python counts for an array that only a list holds.
-_REFERENCES_OF_NOBODY = _references([np.empty(0, np.uint8)], 0)
+_UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)], 0)
 
 
 class _Buffers:
@@ -54,12 +54,12 @@ class _Buffers:
         """Memory that no array is a view of."""
         for place in range(len(self._buffers)):
             # A view holds the array that it is of.
-            if _references(self._buffers, place) == _REFERENCES_OF_NOBODY:
+            if _count_references(self._buffers, place) == _UNUSED_REFERENCES:
                 if len(self._buffers[place]) < size_bytes:
                     self._buffers[place] = np.empty(size_bytes, np.uint8)
                 return self._buffers[place][:size_bytes]
         made: Bytes = np.empty(size_bytes, np.uint8)
-        if len(self._buffers) < _MOST_BUFFERS:
+        if len(self._buffers) < _MAX_BUFFERS:
             self._buffers.append(made)
         return made[:]
 
@@ -84,7 +84,7 @@ class BlockReader:
         if self._file.size_bytes != entry.size_bytes:
             found = self._file.size_bytes
             self.close()
-            raise damaged(
+            raise damaged_error(
                 url,
                 entry.name,
                 min(found, entry.size_bytes),
@@ -139,25 +139,25 @@ class BlockReader:
         """
         size = self.entry.size_bytes
         if size < 8:
-            raise self.damaged(0, f"{size} bytes are too few for a safetensors file")
+            raise self.damaged_error(0, f"{size} bytes are too few for a safetensors file")
         length = int(self.read(0, 8).view("<u8")[0])
         if length > min(most_bytes, size - 8):
-            raise self.damaged(0, f"its header says that it has {length:,} bytes")
+            raise self.damaged_error(0, f"its header says that it has {length:,} bytes")
         text = self.read(8, 8 + length).tobytes()
         try:
             return decode_header(text, size - 8 - length), 8 + length
         except ValueError as error:
-            raise self.damaged(8, str(error)) from error
+            raise self.damaged_error(8, str(error)) from error
 
-    def damaged(self, offset: int, reason: str) -> Exception:
+    def damaged_error(self, offset: int, reason: str) -> Exception:
         """The error that this file is damaged."""
-        return damaged(self.url, self.entry.name, offset, reason)
+        return damaged_error(self.url, self.entry.name, offset, reason)
 
     def _check(self, block: int, data: Bytes) -> None:
         found = block_hash(data.data)
         expected = self.entry.blocks[block * BLOCK_DIGITS : (block + 1) * BLOCK_DIGITS]
         if found != expected:
-            raise self.damaged(
+            raise self.damaged_error(
                 block * BLOCK_BYTES,
                 f"the block of {len(data):,} bytes there hashes to {found}, manifest.json says "
                 f"{expected}",
@@ -205,21 +205,21 @@ def read_segments(
         for segment, count in zip(segments, counts, strict=True):
             for tensor, name in zip(segment, names, strict=True):
                 if (tensor.code, tensor.shape) != (codes[name], (count, *shapes[name])):
-                    raise reader.damaged(
+                    raise reader.damaged_error(
                         8,
                         f"tensor {tensor.name!r} is {tensor.code} {tensor.shape}, table "
                         f"{table.name!r} needs {codes[name]} {(count, *shapes[name])}",
                     )
             if segment[-1].end - segment[0].begin > SEGMENT_BYTES:
-                raise reader.damaged(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
+                raise reader.damaged_error(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
         if sum(counts) != entry.num_keys:
-            raise reader.damaged(
+            raise reader.damaged_error(
                 8, f"it has {sum(counts):,} keys, manifest.json says {entry.num_keys:,}"
             )
         try:
             ranges = decode_partitions(header, len(segments), entry.partitions)
         except ValueError as error:
-            raise reader.damaged(8, str(error)) from error
+            raise reader.damaged_error(8, str(error)) from error
         placed = [
             (segment, (begin, end))
             for segment, (begin, end) in zip(segments, ranges, strict=True)
@@ -233,9 +233,9 @@ def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tup
     for place, tensor in enumerate(tensors):
         expected = f"{names[place % size]}.{place // size}"
         if tensor.name != expected:
-            raise reader.damaged(8, f"tensor {tensor.name!r} is where {expected!r} must be")
+            raise reader.damaged_error(8, f"tensor {tensor.name!r} is where {expected!r} must be")
     if len(tensors) % size:
-        raise reader.damaged(8, f"{len(tensors)} tensors are not {size} for each segment")
+        raise reader.damaged_error(8, f"{len(tensors)} tensors are not {size} for each segment")
     return [tensors[begin : begin + size] for begin in range(0, len(tensors), size)]
 
 
@@ -285,4 +285,4 @@ def _check_partitions(reader: BlockReader, keys: Keys, offset: int, expected: Ra
         return
     partitions = _native.partition(keys)
     if int(partitions.min()) < low or int(partitions.max()) >= high:
-        raise reader.damaged(offset, f"it has keys beyond its partitions {low} to {high - 1}")
+        raise reader.damaged_error(offset, f"it has keys beyond its partitions {low} to {high - 1}")

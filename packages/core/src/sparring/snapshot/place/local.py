@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes, hash_blocks
-from sparring.snapshot.place.place import Place, ReadFile, ReadFolder, WriteFile, WriteFolder
+from sparring.snapshot.place.place import SnapshotRoot, ReadFile, ReadFolder, WriteFile, WriteFolder
 
-__all__ = ["LocalPlace", "LocalWriteFile"]
+__all__ = ["LocalRoot", "LocalWriteFile"]
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
@@ -161,7 +161,7 @@ class _LocalWriteFolder(WriteFolder):
         _close(descriptor)
 
 
-class LocalPlace(Place):
+class LocalRoot(SnapshotRoot):
     """A local folder of snapshots; made when the first one is staged."""
 
     def __init__(self, path: Path) -> None:
@@ -212,7 +212,7 @@ class LocalPlace(Place):
             raise
         _sync_folder(self.path)
 
-    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
+    def abandon(self, name: str, token: str, unread_mark: str | None = None) -> None:
         _remove_folder(self._staging(name, token))
 
     def remove(self, name: str) -> None:
@@ -230,7 +230,7 @@ class LocalPlace(Place):
         with os.scandir(self.path) as entries:
             for entry in entries:
                 is_staging = entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-                if is_staging and _last_written(Path(entry.path)) < limit:
+                if is_staging and _last_write_time(Path(entry.path)) < limit:
                     stale.append(entry.name)
         for name in stale:
             _remove_folder(self.path / name)
@@ -256,7 +256,7 @@ def _read_into(descriptor: int, offset: int, buffer: memoryview) -> None:
         buffer, offset = buffer[count:], offset + count
 
 
-def _last_written(folder: Path) -> float:
+def _last_write_time(folder: Path) -> float:
     """When the folder or a file in it was last written to."""
     times = [folder.stat().st_mtime]
     with os.scandir(folder) as entries:

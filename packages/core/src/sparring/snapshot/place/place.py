@@ -18,12 +18,12 @@ from sparring.runtime.lifecycle import Closable
 from sparring.snapshot.format.manifest import FileHashes
 
 __all__ = [
-    "Place",
+    "SnapshotRoot",
     "ReadFile",
     "ReadFolder",
     "WriteFile",
     "WriteFolder",
-    "damaged",
+    "damaged_error",
     "reading",
     "writing",
 ]
@@ -100,7 +100,7 @@ class WriteFolder(Closable):
         """Whether it was published or removed, where that can be seen; otherwise False."""
 
 
-class Place(ABC):
+class SnapshotRoot(ABC):
     """A folder of snapshots.
 
     Args:
@@ -149,11 +149,11 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
+    def abandon(self, name: str, token: str, unread_mark: str | None = None) -> None:
         """Removes what an attempt has staged that was not published.
 
         Args:
-            last_word: a file of it that tells other ranks why, and that some have not read yet: it
+            unread_mark: a file of it that tells other ranks why, and that some have not read yet: it
                 stays where `WriteFolder.is_gone` could not tell them.
         """
 
@@ -169,7 +169,7 @@ class Place(ABC):
 _NOT_REGULAR = {errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 
 
-def damaged(url: str, file: str, offset: int, reason: str) -> SnapshotDamagedError:
+def damaged_error(url: str, file: str, offset: int, reason: str) -> SnapshotDamagedError:
     """The error that a file is damaged."""
     return SnapshotDamagedError(
         f"snapshot {url}: {file} is damaged at byte {offset:,}: {reason}; load an older snapshot",
@@ -192,12 +192,12 @@ def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
     except SnapshotError:
         raise
     except FileNotFoundError as error:
-        raise damaged(url, file, offset, "it is missing") from error
+        raise damaged_error(url, file, offset, "it is missing") from error
     except EOFError as error:
-        raise damaged(url, file, offset, str(error)) from error
+        raise damaged_error(url, file, offset, str(error)) from error
     except OSError as error:
         if error.errno in _NOT_REGULAR:
-            raise damaged(url, file, offset, f"it is no regular file ({error})") from error
+            raise damaged_error(url, file, offset, f"it is no regular file ({error})") from error
         raise SnapshotIOError(
             f"snapshot {url}: reading {file} at byte {offset:,} failed: {error}; look there, then "
             "load again",

@@ -19,14 +19,14 @@ from sparring.errors import SnapshotIOError
 from sparring.runtime.file_system import open_file_system
 from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes
 from sparring.snapshot.place.local import LocalWriteFile
-from sparring.snapshot.place.place import Place, ReadFile, ReadFolder, WriteFile, WriteFolder
+from sparring.snapshot.place.place import SnapshotRoot, ReadFile, ReadFolder, WriteFile, WriteFolder
 
-__all__ = ["RemotePlace", "open_remote_place"]
+__all__ = ["RemoteRoot", "open_remote_root"]
 
 _UPLOAD_BYTES = 8 << 20
 
 
-def open_remote_place(root_url: str) -> RemotePlace:
+def open_remote_root(root_url: str) -> RemoteRoot:
     """A folder of snapshots on another file system.
 
     Raises:
@@ -35,7 +35,7 @@ def open_remote_place(root_url: str) -> RemotePlace:
         SnapshotIOError: the file system cannot be reached.
     """
     system, path = open_file_system(root_url, SnapshotIOError)
-    return RemotePlace(root_url, system, path)
+    return RemoteRoot(root_url, system, path)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ class _RemoteWriteFolder(WriteFolder):
         """Nothing is held."""
 
 
-class RemotePlace(Place):
+class RemoteRoot(SnapshotRoot):
     """A folder of snapshots on a file system of fsspec.
 
     Args:
@@ -193,14 +193,14 @@ class RemotePlace(Place):
         return [each for each in _names(self._system, self._path) if not each.startswith(".")]
 
     def is_committed(self, name: str) -> bool:
-        path = self._looked_at_anew(name)
+        path = self._refresh_path(name)
         return bool(self._system.isfile(f"{path}/{MANIFEST_NAME}"))
 
     def exists(self, name: str) -> bool:
         return self.is_committed(name)
 
     def open(self, name: str) -> ReadFolder:
-        path = self._looked_at_anew(name)
+        path = self._refresh_path(name)
         if not self._system.isdir(path):
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return _RemoteReadFolder(self._system, path)
@@ -219,12 +219,12 @@ class RemotePlace(Place):
             raise FileExistsError(errno.EEXIST, "there is one already", name)
         self._system.pipe_file(f"{self._path}/{name}/{MANIFEST_NAME}", manifest)
 
-    def abandon(self, name: str, token: str, last_word: str | None = None) -> None:
+    def abandon(self, name: str, token: str, unread_mark: str | None = None) -> None:
         path = f"{self._path}/{name}"
         if self.is_committed(name) or not self._system.isdir(path):
             return
         for each in _names(self._system, path):
-            if each.startswith(f"{token}-") and each != f"{token}-{last_word}":
+            if each.startswith(f"{token}-") and each != f"{token}-{unread_mark}":
                 with suppress(FileNotFoundError):
                     self._system.rm_file(f"{path}/{each}")
         self._remove_if_empty(path)
@@ -245,7 +245,7 @@ class RemotePlace(Place):
             if self.is_committed(name) or not self._system.isdir(path):
                 continue
             ages = [
-                (now - _aware(self._system.modified(f"{path}/{each}"))).total_seconds()
+                (now - _with_time_zone(self._system.modified(f"{path}/{each}"))).total_seconds()
                 for each in _names(self._system, path)
             ]
             if min(ages, default=0.0) > older_than_seconds:
@@ -255,7 +255,7 @@ class RemotePlace(Place):
                 self._remove_if_empty(path)
         return stale
 
-    def _looked_at_anew(self, name: str) -> str:
+    def _refresh_path(self, name: str) -> str:
         """The path of a snapshot: listings are remembered, and another process may have committed or
         removed it since."""
         path = f"{self._path}/{name}"
@@ -274,5 +274,5 @@ def _names(system: Any, path: str) -> list[str]:
     return [str(each).rstrip("/").rpartition("/")[2] for each in system.ls(path, detail=False)]
 
 
-def _aware(time: datetime) -> datetime:
+def _with_time_zone(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)

@@ -23,16 +23,16 @@ from sparring.adapter import AUTO
 from sparring.contracts import Collective
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError
 from sparring_cli import as_yaml
-from sparring_plan.planning.calibration.step_timings import step_costs
+from sparring_plan.planning.calibration.step_timings import measure_step_costs
 from sparring_plan.planning.calibration.storage_timings import (
     MeasuredStorage,
     pool_ns_per_byte,
-    storage_costs,
+    measure_storage_costs,
 )
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts, MachineCosts, StorageCosts
-from sparring_plan.simulation.calibration import best_seconds, calibrate
+from sparring_plan.simulation.calibration import measure_best_seconds, calibrate
 
-__all__ = ["CalibrateOptions", "Measured", "measure", "write_calibration"]
+__all__ = ["CalibrateOptions", "CalibrateResult", "measure", "write_calibration"]
 
 _SIZES = (4 << 10, 1 << 20, 16 << 20)
 _TRIAD_ELEMENTS = 8 << 20
@@ -57,7 +57,7 @@ class CalibrateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CalibrateResult:
     """A calibration, and what it lacks and why.
 
     Args:
@@ -79,7 +79,7 @@ class _Auto:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def measure(options: CalibrateOptions, manager: PluginManager) -> Measured:
+def measure(options: CalibrateOptions, manager: PluginManager) -> CalibrateResult:
     """Measures this machine for less than a minute. Best run where nothing else does.
 
     Under torchrun or mpiexec all ranks call it: messages and links are measured between them, and
@@ -102,7 +102,7 @@ def measure(options: CalibrateOptions, manager: PluginManager) -> Measured:
         link = _between_ranks(job.collective)
         measured = _measured(options, manager, dense, link, begin, rank) if rank == 0 else None
         job.collective.barrier()
-    return measured or Measured(None, rank, (), time.perf_counter() - begin)
+    return measured or CalibrateResult(None, rank, (), time.perf_counter() - begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ def _measured(
     link: _LinkTimes,
     begin: float,
     rank: int,
-) -> Measured:
+) -> CalibrateResult:
     storages: dict[str, StorageCosts] = {}
     skipped = []
     try:
         hkv = MeasuredStorage("hkv", "host", {}, {}, 200_000, 16_384)
-        storages["hkv"] = storage_costs(hkv, manager)
+        storages["hkv"] = measure_storage_costs(hkv, manager)
     except SparringError as error:
         skipped.append(f"hkv: {error}")
     if options.path is None:
@@ -146,7 +146,7 @@ def _measured(
     else:
         given = {"url": options.url, "prefix": f"calibration-{os.getpid()}"}
         redis = MeasuredStorage("redis", "remote", given, {}, 20_000, 4_096, ("sgd", "adam"))
-        storages["redis"] = storage_costs(redis, manager)
+        storages["redis"] = measure_storage_costs(redis, manager)
     if not storages:
         raise ConfigError("calibrate: no storage could be measured; " + "; ".join(skipped))
     if dense is None:
@@ -176,12 +176,12 @@ def _measured(
         machine=machine,
     )
     if "hkv" in storages:
-        steps = step_costs(calibration, found.message_seconds, manager)
+        steps = measure_step_costs(calibration, found.message_seconds, manager)
         exchange = exchange.model_copy(update={"steps": steps})
         calibration = calibration.model_copy(update={"exchange": exchange})
     else:
         skipped.append("steps: not measured, as hkv is not")
-    return Measured(calibration, rank, tuple(skipped), time.perf_counter() - begin)
+    return CalibrateResult(calibration, rank, tuple(skipped), time.perf_counter() - begin)
 
 
 def _rocksdb(path: Path, manager: PluginManager) -> StorageCosts:
@@ -194,10 +194,10 @@ def _rocksdb(path: Path, manager: PluginManager) -> StorageCosts:
     try:
         given: dict[str, Any] = {"path": folder, "block_cache_bytes": 1 << 20, "direct_io": True}
         try:
-            return storage_costs(_on_disk(given), manager)
+            return measure_storage_costs(_on_disk(given), manager)
         except SparringError:
             # File systems without direct access, as those in memory.
-            return storage_costs(_on_disk({**given, "direct_io": False}), manager)
+            return measure_storage_costs(_on_disk({**given, "direct_io": False}), manager)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -277,7 +277,7 @@ def _triad_bytes_per_second() -> float:
         np.multiply(c, 3.0, out=a)
         np.add(a, b, out=a)
 
-    return 5 * a.nbytes / best_seconds(triad)
+    return 5 * a.nbytes / measure_best_seconds(triad)
 
 
 def _dense_step(name: str) -> Callable[[], object]:

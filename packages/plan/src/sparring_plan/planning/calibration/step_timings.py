@@ -22,20 +22,20 @@ from sparring import ExchangeOptions, LocalGroup, PluginManager, StepContainer
 from sparring.adapter import (
     BagLookup,
     SingleRendezvous,
-    hyper_from,
+    parse_hyper,
     look_up_bags,
     pool,
     pool_backward,
     resolve_method,
 )
 from sparring.contracts import Collective, MethodChoice, ShardMap, TableConfig
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, RowCosts, StepCosts
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import make_plan, placement_of
+from sparring_plan.planning.planner import make_plan, make_placement
 from sparring_plan.simulation.plan_step import simulate_plan
 
-__all__ = ["NUM_BATCHES", "step_costs", "stepping"]
+__all__ = ["NUM_BATCHES", "measure_step_costs", "make_step"]
 
 NUM_BATCHES = 3
 _RANKS, _METHOD, _IDS_OF_BAG = 2, "sgd", 2
@@ -68,7 +68,7 @@ class _Case:
     """Whether one table goes by rows, one is replicated, and one pooled by its owners."""
 
 
-def step_costs(
+def measure_step_costs(
     calibration: Calibration, message_seconds: float, manager: PluginManager
 ) -> StepCosts:
     """Measures some ten seconds. Cases take turns, so that all see the same machine.
@@ -93,7 +93,7 @@ def step_costs(
         """Seconds of a rank that the simulation lacks, and the distinct keys of its batch."""
         exchange = calibration.exchange.model_copy(update={"steps": found})
         known = without.model_copy(update={"exchange": exchange})
-        placement = placement_of(plans[case], option_costs(inputs[case], known))
+        placement = make_placement(plans[case], compute_option_costs(inputs[case], known))
         step = simulate_plan(placement, inputs[case], known, has_one_core=True)
         return max(times[case] - step.seconds, 0.0), float(step.num_keys)
 
@@ -184,7 +184,7 @@ def _measured(asked: Sequence[tuple[PlanInputs, Plan]], manager: PluginManager) 
                 _step(closing, group.join(rank), each, manager)
                 for group, each in zip(groups, asked, strict=True)
             ]
-            for round_, (place, step) in itertools.product(range(_ROUNDS), enumerate(steps)):
+            for round_, (index, step) in itertools.product(range(_ROUNDS), enumerate(steps)):
                 barrier.wait()
                 begin = time.process_time()
                 barrier.wait()
@@ -192,7 +192,7 @@ def _measured(asked: Sequence[tuple[PlanInputs, Plan]], manager: PluginManager) 
                     step()
                 barrier.wait()
                 if rank == 0:
-                    times[round_, place] = (time.process_time() - begin) / _STEPS / _RANKS
+                    times[round_, index] = (time.process_time() - begin) / _STEPS / _RANKS
 
     def guarded(rank: int) -> None:
         try:
@@ -233,13 +233,13 @@ def _step(
         for _ in range(NUM_BATCHES)
     ]
     tables = {name: {"dim": each.dim, "ids": _IDS_OF_BAG} for name, each in inputs.tables.items()}
-    step = stepping(container, batches, tables, _METHOD)
+    step = make_step(container, batches, tables, _METHOD)
     for _ in range(NUM_BATCHES):
         step()
     return step
 
 
-def stepping(
+def make_step(
     container: StepContainer,
     batches: Sequence[Sequence[tuple[str, Any]]],
     tables: Mapping[str, Mapping[str, Any]],
@@ -252,7 +252,7 @@ def stepping(
         tables: of each its `dim` and its `ids` of a bag.
     """
     resolved = resolve_method(method)
-    choice = MethodChoice(resolved, hyper_from(resolved, {"lr": 0.1}), 1)
+    choice = MethodChoice(resolved, parse_hyper(resolved, {"lr": 0.1}), 1)
     choices = dict.fromkeys(tables, choice)
     pooled = [name for name in tables if container.transfer(name)[0] == "pooled"]
     offsets = {

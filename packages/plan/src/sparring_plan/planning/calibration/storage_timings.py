@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring import PluginManager, _native, open_storage, update_rows
-from sparring.adapter import hyper_from, resolve_method
+from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, TableConfig
 from sparring_plan.planning.inputs import StorageCosts, UpdateCosts
-from sparring_plan.simulation.calibration import best_seconds
+from sparring_plan.simulation.calibration import measure_best_seconds
 
-__all__ = ["METHODS", "WIDTHS", "MeasuredStorage", "pool_ns_per_byte", "storage_costs"]
+__all__ = ["METHODS", "WIDTHS", "MeasuredStorage", "pool_ns_per_byte", "measure_storage_costs"]
 
 WIDTHS = (8, 32, 128)
 METHODS = ("adagrad", "adam", "rowwise_adagrad", "sgd")
@@ -46,7 +46,7 @@ class MeasuredStorage:
     methods: Sequence[str] = METHODS
 
 
-def storage_costs(asked: MeasuredStorage, manager: PluginManager) -> StorageCosts:
+def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> StorageCosts:
     """Measures a storage at each width, and draws lines through what was found.
 
     A call for one row tells the latency; rows of calls are random ones of the table, and each measured
@@ -60,7 +60,7 @@ def storage_costs(asked: MeasuredStorage, manager: PluginManager) -> StorageCost
     updates: dict[str, list[tuple[float, float]]] = {method: [] for method in asked.methods}
     for width in WIDTHS:
         for method in asked.methods:
-            times = _timed(asked, manager, width, method, is_first=method == asked.methods[0])
+            times = _time_storage(asked, manager, width, method, is_first=method == asked.methods[0])
             updates[method].append((times.elements, times.update))
             if times.find is not None and times.single is not None:
                 finds.append((4.0 * width, times.find))
@@ -98,7 +98,7 @@ class _Times:
     """Seconds of a call for one row."""
 
 
-def _timed(
+def _time_storage(
     asked: MeasuredStorage, manager: PluginManager, width: int, name: str, *, is_first: bool
 ) -> _Times:
     method = resolve_method(name, manager)
@@ -106,7 +106,7 @@ def _timed(
         f"calibration_{name}_{width}", width, state_width=method.state_width(width),
         state_method=name,
     )  # fmt: skip
-    choice = MethodChoice(method, hyper_from(method, {"lr": 0.01}), 1)
+    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.01}), 1)
     random = np.random.default_rng(0)
     keys = random.permutation(asked.num_rows).astype(np.int64)
     # Other keys in each call: rows of the call before are in the processor's caches.
@@ -125,9 +125,9 @@ def _timed(
             storage.flush()
             find = single = None
             if is_first:
-                find = best_seconds(lambda: storage.find(next(parts))) / num_keys
-                single = best_seconds(lambda: storage.find(next(parts)[:1]))
-            update = best_seconds(update_some) / num_keys
+                find = measure_best_seconds(lambda: storage.find(next(parts))) / num_keys
+                single = measure_best_seconds(lambda: storage.find(next(parts)[:1]))
+            update = measure_best_seconds(update_some) / num_keys
         finally:
             if storage.capabilities.persistent:
                 storage.clear()
@@ -140,7 +140,7 @@ def pool_ns_per_byte(num_rows: int = 200_000) -> float:
     offsets = np.arange(0, len(places) + 1, _IDS_PER_BAG)
 
     def pooled(rows: NDArray[np.float32]) -> float:
-        seconds = best_seconds(lambda: _native.pool(rows, places, offsets, "sum", None))
+        seconds = measure_best_seconds(lambda: _native.pool(rows, places, offsets, "sum", None))
         return float(seconds / len(places) / (4 * rows.shape[1]) * 1e9)
 
     each = [pooled(np.zeros((num_rows, width), np.float32)) for width in WIDTHS]

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_plan.planning.costs.key_bins import key_bins
-from sparring_plan.planning.costs.storages import StorageModel, storage_models
+from sparring_plan.planning.costs.storages import StorageModel, make_storage_models
 from sparring_plan.planning.costs.tier_hits import TierHits
 from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology, Transfer
 
-__all__ = ["RESOURCES", "Options", "Shape", "Span", "option_costs"]
+__all__ = ["RESOURCES", "Options", "Shape", "Span", "compute_option_costs"]
 
 RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
 """Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
@@ -37,8 +37,8 @@ its link within the node, and what messages cost the thread that drives the exch
 _KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES, _LENGTH_BYTES = 8, 1, 4, 4, 4
 _STREAMS = 3
 """Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
-_FEWEST_COLUMNS = 8
-MOST_TIERS = 4
+_MIN_COLUMNS = 8
+MAX_TIERS = 4
 _COLUMN_BLOCKS = (2, 4, 8, 16, 32)
 
 Floats = NDArray[np.float64]
@@ -156,7 +156,7 @@ class Options:
         return np.asarray(counts, np.float64)[self.shape]
 
 
-def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
+def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     """Costs of all options that `inputs` allows.
 
     Raises:
@@ -166,7 +166,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     topology = inputs.topology
     names = sorted(inputs.tables)
     memories = sorted(topology.memory)
-    storages = storage_models(inputs, calibration, names)
+    storages = make_storage_models(inputs, calibration, names)
     shapes = list(_shapes(inputs))
     model = _CostModel(inputs, calibration, names)
     parts = []
@@ -174,7 +174,7 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
         offered_shape = model.offers(shape)
         for storage_index, storage in enumerate(storages):
             offered = np.flatnonzero(offered_shape & storage.is_allowed)
-            if not len(offered) or (shape.num_columns > 1 and not storage.holds_blocks):
+            if not len(offered) or (shape.num_columns > 1 and not storage.supports_blocks):
                 continue
             part = model.costs(shape, storage, offered)
             # Not where the storage cannot have as many rows.
@@ -203,8 +203,8 @@ def option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
     if calibration.exchange.memory in memories:
         widest = max(spec.dim * spec.element_bytes for spec in inputs.tables.values())
         chunks = 2 * calibration.exchange.chunks_in_flight * calibration.exchange.chunk_rows
-        place = memories.index(calibration.exchange.memory)
-        capacity[place] -= chunks * (widest + _KEY_BYTES + _STATUS_BYTES)
+        index = memories.index(calibration.exchange.memory)
+        capacity[index] -= chunks * (widest + _KEY_BYTES + _STATUS_BYTES)
         capacity = np.maximum(capacity, 1.0)
     return Options(
         names,
@@ -254,13 +254,13 @@ def _no_option(
         if spec.couples_columns:
             why = f"{spec.method} couples columns"
         else:
-            why = f"its {spec.dim} columns do not divide into equal blocks of at least {_FEWEST_COLUMNS}"
+            why = f"its {spec.dim} columns do not divide into equal blocks of at least {_MIN_COLUMNS}"
         return ConfigError(
             f"table {name}: {kinds} would divide its columns, and {why}; add row_wise to kinds"
         )
     blocks_only = all(shape.num_columns > 1 for shape in offered)
     allowed = [storage for storage in storages if storage.is_allowed[table]]
-    if blocks_only and not any(storage.holds_blocks for storage in allowed):
+    if blocks_only and not any(storage.supports_blocks for storage in allowed):
         return ConfigError(
             f"table {name}: {kinds} would divide its columns, and "
             f"{', '.join(storage.name for storage in allowed)} cannot hold blocks of columns; add "
@@ -351,7 +351,7 @@ class _CostModel:
         blocks = shape.num_columns
         offered = np.ones(len(self._dim), bool)
         if blocks > 1:
-            offered &= (self._dim % blocks == 0) & (self._dim // blocks >= _FEWEST_COLUMNS)
+            offered &= (self._dim % blocks == 0) & (self._dim // blocks >= _MIN_COLUMNS)
             offered &= ~self._coupled
         if shape.transfer == "pooled":
             offered &= self._pooled
@@ -410,7 +410,7 @@ class _CostModel:
             asking = local + unique * blocks * steps.rows.seconds(block * element)
         else:
             owners = shape.num_shards / blocks
-            touched = _touched(bags, ids, owners)
+            touched = _count_touched(bags, ids, owners)
             width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
             there = ids * share * width + touched * (_LENGTH_BYTES + block * _GRADIENT_BYTES)
             back = touched * block * element
@@ -444,7 +444,7 @@ class _CostModel:
 
     def _hit_shares(self, storage: StorageModel, tables: Ints, tiers: Sequence[Floats]) -> Floats:
         """(tables, tiers): the share of ids that each tier serves, NaN where there are fewer."""
-        hits = np.full((len(tables), MOST_TIERS), np.nan)
+        hits = np.full((len(tables), MAX_TIERS), np.nan)
         if storage.is_stack:
             below = [self._hits.id_hits(tables, rows) for rows in tiers]
             ends = np.zeros(len(tables)), np.ones(len(tables))
@@ -462,7 +462,7 @@ class _CostModel:
         return np.stack([compute, out * far, back * far, out * near, back * near, message], axis=1)
 
 
-def _touched(bags: Floats, ids: Floats, owners: float) -> Floats:
+def _count_touched(bags: Floats, ids: Floats, owners: float) -> Floats:
     """(tables,): bags of a rank that one of `owners` has an id of; of all bags min(h, k) / k at most."""
     if owners > 1:
         # Of a bag of h ids over k owners each has some with the probability 1 − (1 − 1/k)^h.

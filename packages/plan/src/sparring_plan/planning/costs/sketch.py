@@ -14,9 +14,9 @@ from sparring.errors import ConfigError
 from sparring_cli import DocumentModel, read_document
 from sparring_plan.planning.costs.unique_keys import KeyBins
 
-__all__ = ["Sketch", "column_ids", "read_sketch", "sketch_ids"]
+__all__ = ["Sketch", "read_column_ids", "read_sketch", "sketch_ids"]
 
-_MOST_KEYS = 100_000_000
+_MAX_KEYS = 100_000_000
 _EXACT_COUNT = 16
 _BINS_PER_OCTAVE = 8
 _RARE = 8
@@ -64,8 +64,8 @@ class Sketch(DocumentModel):
             of_count = dict(zip(ids / counts, counts, strict=True))
             once = of_count.get(1.0, 0.0)
             if once and all(float(each) in of_count for each in range(1, _RARE + 2)):
-                for place in range(_RARE):
-                    ids[place] = (place + 2) * of_count[place + 2.0]
+                for index in range(_RARE):
+                    ids[index] = (index + 2) * of_count[index + 2.0]
             else:
                 ids *= 1 - once / self.ids
             if once:
@@ -104,9 +104,9 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
         both, inverse = np.unique(np.concatenate([keys, new_keys]), return_inverse=True)
         joined = np.concatenate([counts, new_counts])
         keys, counts = both, np.bincount(inverse, joined, len(both)).astype(np.int64)
-        if len(keys) > _MOST_KEYS:
+        if len(keys) > _MAX_KEYS:
             raise ConfigError(
-                f"sketch: more than {_MOST_KEYS:,} keys, which are counted in memory; take fewer ids, as "
+                f"sketch: more than {_MAX_KEYS:,} keys, which are counted in memory; take fewer ids, as "
                 "by --ids"
             )
     if not len(keys):
@@ -122,7 +122,7 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
     return Sketch(ids=int(counts.sum()), distinct=len(keys), bins=bins)
 
 
-def column_ids(path: str | Path, columns: Sequence[str], most: int | None = None) -> Iterator[Ids]:
+def read_column_ids(path: str | Path, columns: Sequence[str], most: int | None = None) -> Iterator[Ids]:
     """The ids of some columns of a file, in chunks: Parquet (by pyarrow), CSV with a header, or a
     ``.npy`` file, which has no columns. Lists of ids are taken apart; missing values are skipped.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring import PluginManager
-from sparring.contracts import TableConfig, checked_options
+from sparring.contracts import TableConfig, validate_options
 from sparring.errors import InvalidArgumentError
 
 __all__ = ["estimate_bytes"]
@@ -42,7 +42,7 @@ def estimate_bytes(
     descriptor = plugin_manager.storage(backend)
     if descriptor.estimate_bytes is None:
         return None
-    checked = checked_options("storage", descriptor, options)
+    checked = validate_options("storage", descriptor, options)
     if descriptor.inner is not None:
         return descriptor.estimate_bytes(table, checked, rows, plugin_manager)
     return descriptor.estimate_bytes(table, checked, rows)

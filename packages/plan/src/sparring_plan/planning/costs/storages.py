@@ -24,10 +24,10 @@ from sparring_plan.planning.inputs import (
     Tier,
 )
 
-__all__ = ["StorageModel", "storage_models"]
+__all__ = ["StorageModel", "make_storage_models"]
 
 _POINTS_PER_OCTAVE = 4
-_MOST_POINTS = 64 * _POINTS_PER_OCTAVE
+_MAX_POINTS = 64 * _POINTS_PER_OCTAVE
 _FEW_TABLES = 32
 """So many are estimated one by one."""
 
@@ -37,7 +37,7 @@ _OF_PROCESSES = frozenset({"gpu", "host"})
 """Kinds of memory that end with a process."""
 
 
-def storage_models(
+def make_storage_models(
     inputs: PlanInputs, calibration: Calibration, names: Sequence[str]
 ) -> list[StorageModel]:
     """All storages that any table may have, sorted by name, each with the tables that may.
@@ -48,12 +48,12 @@ def storage_models(
     held = inputs.topology.memory
     fitting = [name for name, each in calibration.storages.items() if each.memory in held]
     allowed: dict[str, tuple[tuple[Tier, ...], list[bool]]] = {}
-    for place, table in enumerate(names):
+    for index, table in enumerate(names):
         choices = inputs.tables[table].storages or inputs.storages or fitting
         for choice in choices:
             tiers = tuple(choice.tiers) if isinstance(choice, Stack) else (Tier(storage=choice),)
             name = " + ".join(tier.name for tier in tiers)
-            allowed.setdefault(name, (tiers, [False] * len(names)))[1][place] = True
+            allowed.setdefault(name, (tiers, [False] * len(names)))[1][index] = True
     specs = [inputs.tables[name] for name in names]
     memories = sorted(held)
     return [
@@ -106,7 +106,7 @@ class StorageModel:
         return len(self.tiers) > 1
 
     @property
-    def holds_blocks(self) -> bool:
+    def supports_blocks(self) -> bool:
         """Whether it may hold blocks of columns: training refuses what lets rows go or outlives it."""
         return not self.is_stack and self.costs[0].memory in _OF_PROCESSES
 
@@ -129,9 +129,9 @@ class StorageModel:
         """(tables,): to update the rows of `keys`; each that was not in a tier pushes another out."""
         update, per_element = self._updates[0][:, tables] * 1e-9
         seconds = _limited(self.costs[0], keys, update + per_element * elements)
-        for place, share in enumerate(misses, 1):
-            costs = self.costs[place]
-            update, per_element = self._updates[place][:, tables] * 1e-9
+        for index, share in enumerate(misses, 1):
+            costs = self.costs[index]
+            update, per_element = self._updates[index][:, tables] * 1e-9
             written = update + per_element * elements
             if costs.write_ns is not None:
                 written = np.full(len(keys), costs.write_ns * 1e-9)
@@ -144,12 +144,12 @@ class StorageModel:
         """Of each tier but the last: how many of the `rows` of a shard it and those above hold."""
         found: list[Floats] = []
         held = np.zeros(len(rows))
-        for place, tier in enumerate(self.tiers[:-1]):
+        for index, tier in enumerate(self.tiers[:-1]):
             if tier.share is not None:
                 held = held + rows * tier.share
             else:
                 layouts, which = self._layouts_of(tables, blocks)
-                held = held + np.asarray([self._capacity(place, each) for each in layouts])[which]
+                held = held + np.asarray([self._capacity(index, each) for each in layouts])[which]
             found.append(np.minimum(held, rows))
         return found
 
@@ -165,13 +165,13 @@ class StorageModel:
         position = np.log2(np.maximum(rows, 1.0)) * _POINTS_PER_OCTAVE
         point = np.floor(position).astype(np.int64)
         # Between two points of a few for each layout, as tables are many.
-        pairs, inverse = np.unique(which * _MOST_POINTS + point, return_inverse=True)
+        pairs, inverse = np.unique(which * _MAX_POINTS + point, return_inverse=True)
         ends = np.empty((2, len(pairs), len(self._memories)))
         for at, pair in enumerate(pairs.tolist()):
-            layout, begin = layouts[pair // _MOST_POINTS], pair % _MOST_POINTS
+            layout, begin = layouts[pair // _MAX_POINTS], pair % _MAX_POINTS
             for end in (0, 1):
-                told_rows = int(2.0 ** ((begin + end) / _POINTS_PER_OCTAVE))
-                ends[end, at] = self._estimated(layout, told_rows)
+                logged_tables = int(2.0 ** ((begin + end) / _POINTS_PER_OCTAVE))
+                ends[end, at] = self._estimated(layout, logged_tables)
         low, high = ends[:, inverse]
         first, last = (2.0 ** ((point + each) / _POINTS_PER_OCTAVE) for each in (0, 1))
         with np.errstate(invalid="ignore"):
@@ -185,8 +185,8 @@ class StorageModel:
         if blocks not in self._layouts:
             of_table = [self._layout(table, blocks) for table in range(len(self._specs))]
             different = list(dict.fromkeys(of_table))
-            place = {layout: at for at, layout in enumerate(different)}
-            self._layouts[blocks] = different, np.asarray([place[each] for each in of_table])
+            index = {layout: at for at, layout in enumerate(different)}
+            self._layouts[blocks] = different, np.asarray([index[each] for each in of_table])
         layouts, which = self._layouts[blocks]
         return layouts, which[tables]
 
@@ -206,8 +206,8 @@ class StorageModel:
             if self.is_stack:
                 tiers = [
                     {"backend": _backend(tier, costs), "options": costs.options}
-                    | ({} if place == len(self.tiers) - 1 else self._budget(place, layout, rows))
-                    for place, (tier, costs) in enumerate(zip(self.tiers, self.costs, strict=True))
+                    | ({} if index == len(self.tiers) - 1 else self._budget(index, layout, rows))
+                    for index, (tier, costs) in enumerate(zip(self.tiers, self.costs, strict=True))
                 ]
                 told = estimate_bytes("tiered", table, rows, _plugins(), tiers=tiers)
             else:
@@ -226,32 +226,32 @@ class StorageModel:
 
     def _by_overhead(self, table: TableConfig, rows: int) -> dict[str, int]:
         told: dict[str, int] = {}
-        for place, (tier, costs) in enumerate(zip(self.tiers, self.costs, strict=True)):
+        for index, (tier, costs) in enumerate(zip(self.tiers, self.costs, strict=True)):
             total = rows * (costs.key_bytes + table.row_bytes) * costs.overhead
-            if place < len(self.tiers) - 1:
+            if index < len(self.tiers) - 1:
                 total = min(total, tier.bytes or total * (tier.share or 1.0))
             told[costs.memory] = told.get(costs.memory, 0) + int(total)
         return told
 
-    def _budget(self, place: int, layout: _Layout, rows: int) -> dict[str, int]:
-        tier = self.tiers[place]
+    def _budget(self, index: int, layout: _Layout, rows: int) -> dict[str, int]:
+        tier = self.tiers[index]
         if tier.bytes is not None:
             return {"budget_bytes": tier.bytes}
         assert tier.share is not None
         kept = max(1.0, rows * tier.share)
-        return {"budget_bytes": max(1 << 16, int(kept * self._bounded_row_bytes(place, layout)))}
+        return {"budget_bytes": max(1 << 16, int(kept * self._bounded_row_bytes(index, layout)))}
 
-    def _capacity(self, place: int, layout: _Layout) -> float:
+    def _capacity(self, index: int, layout: _Layout) -> float:
         """Rows that a tier with a budget in bytes holds."""
-        budget = self.tiers[place].bytes
+        budget = self.tiers[index].bytes
         assert budget is not None
-        return budget / self._bounded_row_bytes(place, layout)
+        return budget / self._bounded_row_bytes(index, layout)
 
-    def _bounded_row_bytes(self, place: int, layout: _Layout) -> float:
-        key = place, layout
+    def _bounded_row_bytes(self, index: int, layout: _Layout) -> float:
+        key = index, layout
         if key not in self._full:
-            costs = self.costs[place]
-            backend = _backend(self.tiers[place], costs)
+            costs = self.costs[index]
+            backend = _backend(self.tiers[index], costs)
             self._full[key] = _full_row_bytes(backend, _table(layout), costs)
         return self._full[key]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "KeyBins", "unique_keys", "zipf_bins"]
+__all__ = ["Floats", "KeyBins", "unique_keys", "make_zipf_bins"]
 
 _NUM_BINS = 256
 _EXACT = 32
-_MOST_AT_ONCE = 1024
+_MAX_AT_ONCE = 1024
 
 Floats = NDArray[np.float64]
 
@@ -48,9 +48,9 @@ class KeyBins:
     def unique_keys(self, num_ids: Floats) -> Floats:
         """Expected distinct keys among `num_ids` draws, (tables,): Σᵢ 1 − (1 − pᵢ)^x."""
         parts = []
-        for at in range(0, len(self.counts), _MOST_AT_ONCE):
-            part = self[at : at + _MOST_AT_ONCE]
-            ids = num_ids[at : at + _MOST_AT_ONCE]
+        for at in range(0, len(self.counts), _MAX_AT_ONCE):
+            part = self[at : at + _MAX_AT_ONCE]
+            ids = num_ids[at : at + _MAX_AT_ONCE]
             found = np.sum(part.counts * part.asked(ids), axis=1)
             parts.append(np.minimum(found, np.minimum(part.counts.sum(axis=1), ids)))
         return np.concatenate(parts)
@@ -62,7 +62,7 @@ class KeyBins:
         return asked
 
 
-def zipf_bins(num_rows: Floats, skew: Floats) -> KeyBins:
+def make_zipf_bins(num_rows: Floats, skew: Floats) -> KeyBins:
     """Keys whose probabilities follow Zipf's law.
 
     The most frequent keys are one by one, the others in bins of equal width on a logarithmic
@@ -84,4 +84,4 @@ def zipf_bins(num_rows: Floats, skew: Floats) -> KeyBins:
 
 def unique_keys(num_rows: Floats, skew: Floats, num_ids: Floats) -> Floats:
     """Expected number of distinct keys among `num_ids` draws by Zipf's law; all of shape (n,)."""
-    return zipf_bins(num_rows, skew).unique_keys(num_ids)
+    return make_zipf_bins(num_rows, skew).unique_keys(num_ids)

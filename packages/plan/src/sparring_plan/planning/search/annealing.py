@@ -21,7 +21,7 @@ _NEAR = 1.005
 """Steps this near to the bound are not worth a round."""
 _SCHEDULES = ((0.3, 20.0), (0.6, 5.0), (0.3, 1.0), (0.1, 20.0))
 """Where the goal is between the bound and the best step, and the weight of memory."""
-_MOST_ROUNDS, _ROUNDS_PER_TABLE = 1500, 30
+_MAX_ROUNDS, _ROUNDS_PER_TABLE = 1500, 30
 _WORK = 3e8
 """Of a schedule: options × ranks × resources that are looked at."""
 _TABLES_OF_A_ROUND = 4
@@ -79,7 +79,7 @@ class _Annealing:
         first = np.searchsorted(alive, options.start)
         self._alive = [alive[begin:end] for begin, end in pairwise(first)]
         each = len(alive) / len(options.table_names) * options.num_ranks * len(self._weight)
-        rounds = min(_MOST_ROUNDS, _ROUNDS_PER_TABLE * len(options.table_names))
+        rounds = min(_MAX_ROUNDS, _ROUNDS_PER_TABLE * len(options.table_names))
         self._rounds = int(min(rounds, _WORK / (_TABLES_OF_A_ROUND * each)))
         self._begin()
 
@@ -139,7 +139,7 @@ class _Annealing:
             chosen += [*random.integers(num_tables, size=random.integers(1, 3))]
         tables = list(dict.fromkeys(int(table) for table in chosen))
         if random.random() < 0.5:
-            return [tables[place] for place in random.permutation(len(tables))]
+            return [tables[index] for index in random.permutation(len(tables))]
         return sorted(tables, key=lambda table: (-self._size(table), table))
 
     def _owned(self, rank: int) -> list[int]:
@@ -157,9 +157,9 @@ class _Annealing:
         added = self._energy_of(with_base + self._shard[of][:, None]).sum(axis=2) - without
         energies = without.sum(axis=1) + _WEIGHT_OF_PRICES * self._prices[of] / self._goal
         best: tuple[float, int, Ints] | None = None
-        for place, option in enumerate(of):
-            ranks = _least(added[place], options, int(option))
-            energy = float(energies[place] + added[place, ranks].sum())
+        for index, option in enumerate(of):
+            ranks = _least(added[index], options, int(option))
+            energy = float(energies[index] + added[index, ranks].sum())
             if best is None or energy < best[0]:
                 best = energy, int(option), ranks
         assert best is not None

@@ -17,13 +17,13 @@ __all__ = [
     "SAFETY",
     "Bound",
     "Rows",
-    "aggregate_bound",
+    "compute_aggregate_bound",
     "as_model",
-    "goal_choice",
+    "choose_for_goal",
     "highs",
-    "linear_bound",
+    "compute_linear_bound",
     "make_solver",
-    "threshold_bound",
+    "compute_threshold_bound",
 ]
 
 _ROUNDS = 500
@@ -32,7 +32,7 @@ _STRENGTHEN = 0.2
 SAFETY = 1e-6
 """Solvers keep constraints to a tolerance; the bound gives as much away."""
 _NEAREST = 0.003
-_MOST_PARTS = 4
+_MAX_PARTS = 4
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -90,7 +90,7 @@ def make_solver(module: Any, settings: Mapping[str, Any] = _NO_SETTINGS) -> Any:
     return solver
 
 
-def aggregate_bound(options: Options) -> Bound:
+def compute_aggregate_bound(options: Options) -> Bound:
     """The Lagrangian bound of the aggregate problem, by multiplicative weights, in NumPy.
 
     The aggregate problem chooses an option for each table such that the average rank's load of each
@@ -100,7 +100,7 @@ def aggregate_bound(options: Options) -> Bound:
     load = options.total() / options.num_ranks
     memory = options.total_memory() / (options.num_ranks * options.capacity)
     fixed = options.fixed + options.average_held()
-    room = 1 - options.average_held_memory() / options.capacity
+    capacity_share = 1 - options.average_held_memory() / options.capacity
     num_resources, num_memories = load.shape[1], memory.shape[1]
     prices = np.full(num_resources, 1 / num_resources)
     memory_prices = np.zeros(num_memories)
@@ -111,7 +111,7 @@ def aggregate_bound(options: Options) -> Bound:
     for round_ in range(_ROUNDS):
         cost = load @ prices + scale * (memory @ memory_prices)
         choice = _cheapest(options, cost)
-        value = cost[choice].sum() + fixed @ prices - scale * (room @ memory_prices)
+        value = cost[choice].sum() + fixed @ prices - scale * (capacity_share @ memory_prices)
         if value > best:
             best, best_prices, best_memory = float(value), prices, memory_prices
         if round_ >= _ROUNDS // 2:
@@ -121,7 +121,7 @@ def aggregate_bound(options: Options) -> Bound:
         weights = np.log(np.maximum(prices, 1e-12)) + step * used / max(used.max(), 1e-12)
         weights = np.exp(weights - weights.max())
         prices = weights / weights.sum()
-        excess = np.clip(memory[choice].sum(axis=0) - room, -1, 1)
+        excess = np.clip(memory[choice].sum(axis=0) - capacity_share, -1, 1)
         memory_prices = np.maximum(0, memory_prices + 0.2 * step * excess)
     alone = (options.base + options.shard + options.fixed).max(axis=1)
     smallest = np.minimum.reduceat(alone, options.start[:-1])
@@ -143,7 +143,7 @@ def _cheapest(options: Options, cost: Floats) -> Ints:
     return found
 
 
-def linear_bound(options: Options, before: Bound) -> Bound | None:
+def compute_linear_bound(options: Options, before: Bound) -> Bound | None:
     """The bound by HiGHS: the aggregate problem, and for each large shard that its rank must bear it.
 
     Returns None where highspy is not installed, or HiGHS proves nothing (as where nothing fits).
@@ -159,7 +159,7 @@ def linear_bound(options: Options, before: Bound) -> Bound | None:
     return Bound(seconds, choice, before.prices, before.memory_prices, "highs")
 
 
-def threshold_bound(options: Options, lower: float, upper: float) -> float:
+def compute_threshold_bound(options: Options, lower: float, upper: float) -> float:
     """A bound between `lower`, which is one, and `upper`, which a plan has, by halving.
 
     No plan with a step of at most T has an option that takes longer alone, and of shards that take more
@@ -184,7 +184,7 @@ def threshold_bound(options: Options, lower: float, upper: float) -> float:
     return low
 
 
-def goal_choice(options: Options, goal: float, room: float) -> Ints | None:
+def choose_for_goal(options: Options, goal: float, capacity_share: float) -> Ints | None:
     """Of each table an option, such that a step of about `goal` with a share `room` of the memory may do.
 
     None where there is no such choice, or no highspy.
@@ -194,7 +194,7 @@ def goal_choice(options: Options, goal: float, room: float) -> Ints | None:
     kept = alone <= goal
     if module is None or not np.logical_or.reduceat(kept, options.start[:-1]).all():
         return None
-    solved = _Relaxation(options, goal, kept=kept, room=room).solve(module)
+    solved = _Relaxation(options, goal, kept=kept, capacity_share=capacity_share).solve(module)
     if solved is None or not np.isfinite(solved.seconds):
         return None
     return _cheapest(options, -np.round(solved.values[: len(options)], 9))
@@ -220,10 +220,10 @@ class _Relaxation:
         options: Options,
         scale: float,
         kept: NDArray[np.bool_] | None = None,
-        room: float = 1,
+        capacity_share: float = 1,
     ) -> None:
         self._options, self._scale, self._kept = options, max(scale, 1e-12), kept
-        self._room = room
+        self._capacity_share = capacity_share
 
     def solve(self, module: Any) -> _Solved | None:
         """None where HiGHS finds no optimum; infinite seconds where there is no solution."""
@@ -252,7 +252,7 @@ class _Relaxation:
         memory = options.total_memory() / (options.num_ranks * options.capacity)
         base, shard, fixed = options.base / scale, options.shard / scale, options.fixed / scale
         held = options.average_held() / scale
-        room = self._room - options.average_held_memory() / options.capacity
+        capacity_share = self._capacity_share - options.average_held_memory() / options.capacity
         count, resources = load.shape
         tables = len(options.table_names)
         step, sums = count, count + 1 + np.arange(resources)
@@ -264,7 +264,7 @@ class _Relaxation:
             rows.add([*each, step], [*load[:, resource], -1], -np.inf, most)
             rows.add([*each, sums[resource]], [*base[:, resource], -1], 0, 0)
         for kind in range(memory.shape[1]):
-            rows.add(each, memory[:, kind], -np.inf, room[kind])
+            rows.add(each, memory[:, kind], -np.inf, capacity_share[kind])
         large = np.maximum.reduceat(shard, options.start[:-1], axis=0) >= _STRENGTHEN
         for table, resource in zip(*np.nonzero(large), strict=True):
             of = np.asarray(options.of(table))
@@ -288,7 +288,7 @@ class _Relaxation:
         options = self._options
         num_shards = options.num_shards()
         for of_kind in share.T:
-            for parts in range(1, _MOST_PARTS + 1):
+            for parts in range(1, _MAX_PARTS + 1):
                 times = (parts + 1) * of_kind
                 whole = np.abs(times - np.round(times)) < 1e-9
                 value = np.where(whole, of_kind, np.floor(times) / parts)

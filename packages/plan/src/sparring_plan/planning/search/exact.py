@@ -7,11 +7,11 @@ import numpy as np
 from sparring_plan.planning.costs.costs import Ints, Options
 from sparring_plan.planning.search.bound import SAFETY, highs
 from sparring_plan.planning.search.placement import Placement
-from sparring_plan.planning.search.programme import Programme
+from sparring_plan.planning.search.integer_program import IntegerProgram
 
 __all__ = ["prove"]
 
-_MOST_NODES = 300
+_MAX_NODES = 300
 
 
 def prove(
@@ -24,16 +24,16 @@ def prove(
     search finds nothing.
     """
     module = highs()
-    programme = Programme(Placement(options), alive, np.arange(options.num_ranks))
+    programme = IntegerProgram(Placement(options), alive, np.arange(options.num_ranks))
     if module is None or programme.num_columns > most_columns:
         return None
     scale = before.seconds
     start = programme.values_of(before, scale)
     solution = programme.solve(
-        module, programme.model(module, scale), start, nodes=_MOST_NODES, gap=1e-3
+        module, programme.model(module, scale), start, nodes=_MAX_NODES, gap=1e-3
     )
     if solution is None:
         return None
-    found = programme.placement_of(solution.values)
+    found = programme.make_placement(solution.values)
     bound = min(solution.bound * scale * (1 - SAFETY), scale)
     return (found if found.fits and found.seconds < scale else before), bound

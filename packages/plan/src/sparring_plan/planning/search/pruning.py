@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sparring_plan.planning.costs.costs import Floats, Ints, Options, Span
 from sparring_plan.planning.search.placement import Placement
 
-__all__ = ["Reduced", "reduce_options"]
+__all__ = ["ReducedOptions", "reduce_options"]
 
 
 _ROUNDING = 1e-11
@@ -18,7 +18,7 @@ _ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedOptions:
     """A problem in place of another.
 
     Args:
@@ -40,7 +40,7 @@ class Reduced:
         return whole
 
 
-def reduce_options(options: Options, pins: Placement | None = None) -> Reduced | None:
+def reduce_options(options: Options, pins: Placement | None = None) -> ReducedOptions | None:
     """Leaves out options that fit no rank, and those that another one of the table beats in everything.
 
     The least of `base` of a table's options becomes part of `fixed`, and that of `base_memory` is taken
@@ -56,7 +56,7 @@ def reduce_options(options: Options, pins: Placement | None = None) -> Reduced |
         kept = candidates[fits]
         if len(np.unique(options.table[kept])) < np.count_nonzero(pins.option < 0):
             return None
-        smaller = _without_common(_subset(whole, kept))
+        smaller = _drop_common(_subset(whole, kept))
         if (smaller.capacity <= held_memory.min(axis=0)).any():
             return None
         alone = smaller.base_memory + smaller.shard_memory
@@ -64,13 +64,13 @@ def reduce_options(options: Options, pins: Placement | None = None) -> Reduced |
         if not too_large.any():
             break
         fits[np.flatnonzero(fits)[too_large]] = False
-    chosen = _not_beaten(smaller)
-    found = _without_common(_subset(smaller, chosen))
-    room = found.capacity * (1 - _ROUNDING)
-    return Reduced(replace(found, capacity=room), kept[chosen], pins)
+    chosen = _drop_dominated(smaller)
+    found = _drop_common(_subset(smaller, chosen))
+    capacity_share = found.capacity * (1 - _ROUNDING)
+    return ReducedOptions(replace(found, capacity=capacity_share), kept[chosen], pins)
 
 
-def _not_beaten(options: Options) -> Ints:
+def _drop_dominated(options: Options) -> Ints:
     # Of shards on ranks that are chosen freely there is one kind, however the blocks are called.
     spans = np.asarray([int(shape.span) for shape in options.shapes])
     places = np.asarray([shape.num_places for shape in options.shapes])
@@ -109,7 +109,7 @@ def _subset(options: Options, kept: Ints) -> Options:
     )
 
 
-def _without_common(options: Options) -> Options:
+def _drop_common(options: Options) -> Options:
     base, fixed = _split(options, options.base)
     memory, used = _split(options, options.base_memory)
     return replace(

@@ -10,34 +10,34 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Options
 from sparring_plan.planning.search.annealing import anneal
 from sparring_plan.planning.search.bound import (
     Bound,
-    aggregate_bound,
-    goal_choice,
-    linear_bound,
-    threshold_bound,
+    compute_aggregate_bound,
+    choose_for_goal,
+    compute_linear_bound,
+    compute_threshold_bound,
 )
 from sparring_plan.planning.search.exact import prove
 from sparring_plan.planning.search.placement import Placement, improve, place_all
 from sparring_plan.planning.search.pruning import reduce_options
 
-__all__ = ["Found", "fits", "option_prices", "search"]
+__all__ = ["SearchResult", "fits", "compute_prices", "search"]
 
 _TARGET_GAP = 0.02
 _TARGET_GAP_OF_LARGE = 0.04
-_FEW_COLUMNS, _MOST_COLUMNS = 2_000, 12_000
+_FEW_COLUMNS, _MAX_COLUMNS = 2_000, 12_000
 """Of integer programmes: those that are solved in seconds, and those that are tried at last."""
 _LARGE = 20_000_000
 """Options × ranks from which on a better plan is not worth the minutes."""
 _ENOUGH = 0.005
-_MOST_OPTIONS = 100_000
+_MAX_OPTIONS = 100_000
 """With more, linear programmes take minutes; the bound of NumPy is then near."""
-_ROUNDS_PER_TABLE, _FEWEST_ROUNDS, _WORK = 4, 200, 200_000
+_ROUNDS_PER_TABLE, _MIN_ROUNDS, _WORK = 4, 200, 200_000
 """Rounds of local search; the last is rounds × ranks at most."""
 _GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
-_ROOMS = (1.0, 0.95, 0.9)
+_CAPACITY_SHARES = (1.0, 0.95, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best placement that was found, and a bound that no other beats."""
 
     placement: Placement
@@ -50,48 +50,48 @@ class Found:
         return max(self.placement.seconds / self.bound_seconds - 1, 0.0)
 
 
-def search(options: Options, pins: Placement | None = None) -> Found | None:
+def search(options: Options, pins: Placement | None = None) -> SearchResult | None:
     """Finds a plan; None where none was found that fits the memory.
 
     Args:
         pins: tables that have their place already; the bound is of plans that have them there.
     """
     if pins is not None and pins.is_complete:
-        bound = aggregate_bound(options)
-        return Found(pins, bound, pins.seconds) if pins.fits else None
+        bound = compute_aggregate_bound(options)
+        return SearchResult(pins, bound, pins.seconds) if pins.fits else None
     reduced = reduce_options(options, pins)
     if reduced is None:
         return None
     smaller = reduced.options
     target = _target(smaller)
-    bound = aggregate_bound(smaller)
-    best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, None)
+    bound = compute_aggregate_bound(smaller)
+    best = _place_choices(smaller, [bound.choice, _order_by_price(smaller, bound)], bound, None)
     if best is None or _gap(best, bound) > _ENOUGH:
-        linear = linear_bound(smaller, bound) if len(smaller) <= _MOST_OPTIONS else None
+        linear = compute_linear_bound(smaller, bound) if len(smaller) <= _MAX_OPTIONS else None
         if linear is not None:
             bound = linear
-            best = _placed(smaller, [bound.choice, _priced(smaller, bound)], bound, best)
+            best = _place_choices(smaller, [bound.choice, _order_by_price(smaller, bound)], bound, best)
     if best is None:
-        best = _placed(smaller, [_smallest(smaller)], bound, None)
+        best = _place_choices(smaller, [_smallest(smaller)], bound, None)
     if best is None:
         return None
-    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
-        higher = threshold_bound(smaller, bound.seconds, best.seconds)
-        best = _aimed(smaller, replace(bound, seconds=higher), best)
+    if _gap(best, bound) > target and len(smaller) <= _MAX_OPTIONS:
+        higher = compute_threshold_bound(smaller, bound.seconds, best.seconds)
+        best = _aim(smaller, replace(bound, seconds=higher), best)
         bound = replace(bound, seconds=higher)
-    if _gap(best, bound) > target and len(smaller) <= _MOST_OPTIONS:
-        bound = replace(bound, seconds=threshold_bound(smaller, bound.seconds, best.seconds))
+    if _gap(best, bound) > target and len(smaller) <= _MAX_OPTIONS:
+        bound = replace(bound, seconds=compute_threshold_bound(smaller, bound.seconds, best.seconds))
     if _gap(best, bound) > target:
-        best, bound = _proven(smaller, best, bound, _FEW_COLUMNS)
+        best, bound = _prove_optimum(smaller, best, bound, _FEW_COLUMNS)
     if _gap(best, bound) > target:
         alive = _worth_trying(smaller, bound, best)
-        best = anneal(best, alive, option_prices(smaller, bound), bound.seconds).copy()
-        best, bound = _proven(smaller, best, bound, _MOST_COLUMNS)
+        best = anneal(best, alive, compute_prices(smaller, bound), bound.seconds).copy()
+        best, bound = _prove_optimum(smaller, best, bound, _MAX_COLUMNS)
     whole = reduced.of_whole(best)
-    return Found(whole, bound, min(bound.seconds, whole.seconds))
+    return SearchResult(whole, bound, min(bound.seconds, whole.seconds))
 
 
-def _proven(
+def _prove_optimum(
     options: Options, best: Placement, bound: Bound, most_columns: int
 ) -> tuple[Placement, Bound]:
     """Improves both by the integer programme, where it has at most so many columns."""
@@ -103,7 +103,7 @@ def _proven(
     return proof[0], replace(bound, seconds=max(bound.seconds, proof[1]))
 
 
-def _placed(
+def _place_choices(
     options: Options, choices: list[Ints], bound: Bound, best: Placement | None
 ) -> Placement | None:
     """The best of `best` and of what the choices become by placement and local search."""
@@ -112,16 +112,16 @@ def _placed(
             break
         placement = place_all(options, choice)
         if placement is not None:
-            best = _improved(placement, best)
+            best = _improve(placement, best)
     return best
 
 
-def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
+def _aim(options: Options, bound: Bound, best: Placement) -> Placement:
     """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
     seen: set[tuple[bytes, float | None]] = set()
     for goal in _GOALS_OF_CHOICES:
-        for room in _ROOMS:
-            choice = goal_choice(options, bound.seconds * goal, room)
+        for capacity_share in _CAPACITY_SHARES:
+            choice = choose_for_goal(options, bound.seconds * goal, capacity_share)
             if choice is None:
                 continue
             for seconds in (None, bound.seconds * goal):
@@ -130,16 +130,16 @@ def _aimed(options: Options, bound: Bound, best: Placement) -> Placement:
                 seen.add((choice.tobytes(), seconds))
                 placement = place_all(options, choice, seconds)
                 if placement is not None:
-                    best = _improved(placement, best)
+                    best = _improve(placement, best)
                 if _gap(best, bound) < _target(options):
                     return best
     return best
 
 
-def _improved(placement: Placement, best: Placement | None) -> Placement:
+def _improve(placement: Placement, best: Placement | None) -> Placement:
     """The better one of `best` and of what `placement` becomes by local search."""
     most = min(_ROUNDS_PER_TABLE * len(placement.option), _WORK // len(placement.load))
-    improve(placement, max(_FEWEST_ROUNDS, most))
+    improve(placement, max(_MIN_ROUNDS, most))
     if best is None or placement.seconds < best.seconds:
         return placement.copy()
     return best
@@ -161,7 +161,7 @@ def _gap(placement: Placement, bound: Bound) -> float:
     return placement.seconds / max(bound.seconds, 1e-15) - 1
 
 
-def option_prices(options: Options, bound: Bound) -> Floats:
+def compute_prices(options: Options, bound: Bound) -> Floats:
     """(options,): seconds of an average rank, at the prices that the bound found."""
     load = options.total() @ bound.prices / options.num_ranks
     memory = options.total_memory() @ bound.memory_prices / options.num_ranks
@@ -169,9 +169,9 @@ def option_prices(options: Options, bound: Bound) -> Floats:
     return prices
 
 
-def _priced(options: Options, bound: Bound) -> Ints:
+def _order_by_price(options: Options, bound: Bound) -> Ints:
     """Of each table the option that costs least at the prices of the bound."""
-    price = option_prices(options, bound)
+    price = compute_prices(options, bound)
     return np.asarray([of[0] + np.argmin(price[of]) for of in _tables(options)])
 
 
@@ -187,10 +187,10 @@ def _tables(options: Options) -> list[Ints]:
 
 def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
     """Options that a better plan may have: the bound with any other would be above `best`."""
-    price = option_prices(options, bound)
+    price = compute_prices(options, bound)
     least = np.minimum.reduceat(price, options.start[:-1])
-    room = options.capacity - options.average_held_memory()
-    offset = (options.fixed + options.average_held()) @ bound.prices - room @ bound.memory_prices
+    capacity_share = options.capacity - options.average_held_memory()
+    offset = (options.fixed + options.average_held()) @ bound.prices - capacity_share @ bound.memory_prices
     with_option = least.sum() + offset + price - least[options.table]
     alive = with_option <= best.seconds * (1 + 1e-9)
     alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)

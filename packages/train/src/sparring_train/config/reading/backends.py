@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from sparring import make_plugin_manager
-from sparring.adapter import AUTO, resolved_backends
+from sparring.adapter import AUTO, resolve_backends
 from sparring.contracts import Descriptor, StorageDescriptor, is_path
 from sparring.errors import PluginError
-from sparring_cli import ConfigPath, Places, Problem, dotted, explain
-from sparring_train.config.reading.partial import right_part
+from sparring_cli import ConfigPath, Locations, Problem, format_path, explain_error
+from sparring_train.config.reading.partial import keep_valid_part
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -28,7 +28,7 @@ _Found = TypeVar("_Found", bound=Descriptor)
 
 
 def check_backends(
-    sections: Mapping[str, Any], value: Mapping[str, Any], places: Places, manager: PluginManager
+    sections: Mapping[str, Any], value: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
     """Problems of the framework, storage, collective and rendezvous of a configuration.
 
@@ -52,7 +52,7 @@ def check_backends(
     names = {part: _backend_name(part, sections, value) for part in _PARTS}
     framework = sections.get("framework")
     found(("framework",), manager.framework, framework)
-    chosen = resolved_backends(
+    chosen = resolve_backends(
         names["rendezvous"] or AUTO, names["collective"] or AUTO, framework=framework or "torch"
     )
     for part, find, name in (
@@ -66,7 +66,7 @@ def check_backends(
         at = (part, "options")
         options = _option_problems(descriptor, sections[part].options, at, places, manager)
         if part == "storage" and not options and chosen.collective != "local":
-            options = _late_deadlines(sections, places, manager)
+            options = _check_deadlines(sections, places, manager)
         problems += options
     return problems
 
@@ -131,8 +131,8 @@ def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, An
     return name if isinstance(name, str) else None
 
 
-def _late_deadlines(
-    sections: Mapping[str, Any], places: Places, manager: PluginManager
+def _check_deadlines(
+    sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
     """Storages that may take longer than other ranks wait: those would give up first, and blame it
     on a rank in place of a storage."""
@@ -151,7 +151,7 @@ def _late_deadlines(
             problems.append(
                 Problem(
                     places.of_value(path),
-                    f"{dotted(path)} must be less than deadline_seconds, so that other ranks are "
+                    f"{format_path(path)} must be less than deadline_seconds, so that other ranks are "
                     "told in time; lower it, or raise deadline_seconds",
                     path,
                     found=f"{seconds:g}",
@@ -170,7 +170,7 @@ def _option_problems(
     descriptor: Descriptor,
     options: Mapping[str, Any],
     at: ConfigPath,
-    places: Places,
+    places: Locations,
     manager: PluginManager,
 ) -> list[Problem]:
     """Problems of the options at `at`, and of those of storages that they name."""
@@ -178,11 +178,11 @@ def _option_problems(
     try:
         checked = descriptor.options.model_validate(options)
     except ValidationError as error:
-        problems = explain(error, options, places, model=descriptor.options, at=at)
+        problems = explain_error(error, options, places, model=descriptor.options, at=at)
         # Storages that these options name may be wrong too.
         try:
             checked = descriptor.options.model_validate(
-                right_part(descriptor.options, options, error)
+                keep_valid_part(descriptor.options, options, error)
             )
         except ValidationError:
             return problems
@@ -201,5 +201,5 @@ def _option_problems(
     if not problems and descriptor.check is not None:
         for each in descriptor.check(checked, manager):
             path = (*at, *each.path)
-            problems.append(Problem(places.of_value(path), f"{dotted(path)}: {each.message}", path))
+            problems.append(Problem(places.of_value(path), f"{format_path(path)}: {each.message}", path))
     return problems

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparring.errors import ConfigError
 
-__all__ = ["current_sections"]
+__all__ = ["upgrade_sections"]
 
 _INTEGERS = [f"int_{number}" for number in range(1, 14)]
 _CATEGORIES = [f"cat_{number}" for number in range(1, 27)]
@@ -36,7 +36,7 @@ _PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-def current_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the sections of a stored run with the kinds of data `criteo` and `movielens` as `table`.
 
     The new section has the same ids, tables, test rows and validation rows.
@@ -69,11 +69,11 @@ def current_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     model = dict(saved["model"])
     if data["kind"] == "movielens":
         for key in ("user", "item"):
-            model[key] = _renamed(model.get(key, key))
+            model[key] = _rename_kind(model.get(key, key))
     return {**saved, "data": section, "model": model}
 
 
-def _renamed(named: Any) -> Any:
+def _rename_kind(named: Any) -> Any:
     if isinstance(named, str):
         return _COLUMNS_OF_RATINGS.get(named, named)
-    return None if named is None else [_renamed(each) for each in named]
+    return None if named is None else [_rename_kind(each) for each in named]

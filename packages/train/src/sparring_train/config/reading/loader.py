@@ -15,16 +15,16 @@ from sparring_cli import (
     ConfigPath,
     Problem,
     apply_override,
-    explain,
+    explain_error,
     parse_yaml,
-    place_in,
+    make_locator,
     raise_problems,
     read_text,
     resolve_path,
     with_paths,
 )
 from sparring_train.config.reading.backends import check_backends, with_option_paths
-from sparring_train.config.reading.partial import right_sections
+from sparring_train.config.reading.partial import keep_valid_sections
 from sparring_train.config.run import RunConfig, check_together
 from sparring_train.config.run_type import run_type
 from sparring_train.config.sections.plan import check_plan
@@ -75,10 +75,10 @@ def parse_config(
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
     """Reads a configuration from text; `source` is how messages call it. See `load_config`."""
-    parsed = parse_yaml(text, place_in(source))
+    parsed = parse_yaml(text, make_locator(source))
     value = parsed.mapping()
     for override in overrides:
-        parsed.problems += apply_override(override, value, parsed.places)
+        parsed.problems += apply_override(override, value, parsed.locations)
     if not parsed.is_readable:
         raise_problems(parsed.problems)
     # What YAML could not read stands as null in `value`, and was complained of already.
@@ -87,7 +87,7 @@ def parse_config(
     kind = run_type(plugin_manager)
 
     def resolve(at: ConfigPath, path: str) -> str:
-        is_override = parsed.places.of_value(at).is_override
+        is_override = parsed.locations.of_value(at).is_override
         return path if is_override or path == AUTO else resolve_path(path, folder)
 
     try:
@@ -95,16 +95,16 @@ def parse_config(
         config = with_option_paths(config, resolve, plugin_manager)
         sections = dict(config)
     except ValidationError as error:
-        problems = explain(error, value, parsed.places, model=kind)
-        sections = right_sections(kind, value, error)
+        problems = explain_error(error, value, parsed.locations, model=kind)
+        sections = keep_valid_sections(kind, value, error)
         # They were not held against each other, because others are wrong.
         try:
             check_together(sections)
         except ValidationError as more:
-            problems += explain(more, value, parsed.places, model=kind)
+            problems += explain_error(more, value, parsed.locations, model=kind)
     if plugin_manager is not None:
-        problems += check_backends(sections, value, parsed.places, plugin_manager)
-        problems += check_plan(sections, parsed.places, plugin_manager)
+        problems += check_backends(sections, value, parsed.locations, plugin_manager)
+        problems += check_plan(sections, parsed.locations, plugin_manager)
     problems = parsed.problems + [each for each in problems if each.path not in told]
     if problems:
         raise_problems(problems)

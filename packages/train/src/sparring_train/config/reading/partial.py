@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from sparring.contracts import SECRET_GIVEN
-from sparring_cli import UNKNOWN_KEY, ConfigPath, path_of
+from sparring.contracts import SECRET_IN_CONFIG
+from sparring_cli import UNKNOWN_KEY, ConfigPath, find_path
 from sparring_train.config.run import RunConfig
 
-__all__ = ["right_part", "right_sections"]
+__all__ = ["keep_valid_part", "keep_valid_sections"]
 
 
-def right_part(
+def keep_valid_part(
     model: type[BaseModel], value: Mapping[str, Any], error: ValidationError
 ) -> dict[str, Any]:
     """`value` without the keys that hold something wrong, and without unknown keys at any depth.
@@ -25,19 +25,19 @@ def right_part(
     """
     unknown: list[ConfigPath] = []
     for details in error.errors(include_url=False):
-        path = path_of(model, details["loc"])
-        if details["type"] == SECRET_GIVEN and not path:
+        path = find_path(model, details["loc"])
+        if details["type"] == SECRET_IN_CONFIG and not path:
             return {}  # nothing else was looked at
         unknown.append(path if details["type"] in UNKNOWN_KEY else path[:1])
     part: dict[str, Any] = _without(value, (), unknown)
     return part
 
 
-def right_sections(
+def keep_valid_sections(
     kind: type[RunConfig], value: Mapping[str, Any], error: ValidationError
 ) -> dict[str, Any]:
     """Name → section of a run that is right, checked and with its defaults."""
-    part = right_part(kind, value, error)
+    part = keep_valid_part(kind, value, error)
     sections = {}
     for name, field in kind.model_fields.items():
         if name in part:

@@ -102,6 +102,6 @@ class ModelSection(Section):
         return None
 
     @property
-    def embedding_parts(self) -> dict[str, Any]:
+    def read_embedding_parts(self) -> dict[str, Any]:
         """Part → where it is in the rows of every table; see `sparring.EMBEDDING_PARTS`."""
         return {}

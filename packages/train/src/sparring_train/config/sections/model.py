@@ -85,7 +85,7 @@ class MatrixFactorizationModel(ModelSection):
         return tuple(each.table_name for each in features if each is not None)
 
     @property
-    def embedding_parts(self) -> dict[str, Any]:
+    def read_embedding_parts(self) -> dict[str, Any]:
         """Part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
         return {"bias": [0, 1], "embedding": [1, self.dim + 1]}
 

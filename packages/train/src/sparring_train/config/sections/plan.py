@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparring import StorageChoice
-from sparring.adapter import AUTO, workload_of
+from sparring.adapter import AUTO, describe_workload
 from sparring.contracts import (
     FeatureWorkload,
     PlanRequest,
@@ -14,7 +14,7 @@ from sparring.contracts import (
     TableWorkload,
 )
 from sparring.errors import ConfigError, PluginError
-from sparring_cli import Places, Problem
+from sparring_cli import Locations, Problem
 from sparring_train.config.names import short_name
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
         sparse = optimizer.sparse
         # Classes of frameworks have the state of the method of their name.
         method = short_name(sparse.name)
-        workloads.append(workload_of(table, choice, [feature], method, sparse.hyperparameters))
+        workloads.append(describe_workload(table, choice, [feature], method, sparse.hyperparameters))
     return PlanRequest(
         tuple(workloads),
         world_size,
@@ -68,7 +68,7 @@ def read_plan_file(path: str, request: PlanRequest, manager: PluginManager) -> S
 
 
 def check_plan(
-    sections: Mapping[str, Any], places: Places, manager: PluginManager
+    sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
     """Problems of the file that `plan` names: of its syntax, kinds and tables. Ranks are unknown yet.
 

@@ -15,7 +15,7 @@ from sparring_train.columns import Feature, Label, Schema
 from sparring_train.config.section import OpenFraction, PositiveInt, Section
 from sparring_train.config.sections.kinds import DataSection
 
-__all__ = ["SplitConfig", "SplitWays", "TableData", "ValidationConfig", "is_table_name"]
+__all__ = ["SplitConfig", "SplitRule", "TableData", "ValidationConfig", "is_table_name"]
 
 _Name = Annotated[str, Field(min_length=1)]
 _Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
@@ -31,7 +31,7 @@ def _as_text(value: Any) -> Any:
 _Text = Annotated[str, BeforeValidator(_as_text)]
 
 
-class SplitWays(Section):
+class SplitRule(Section):
     """One of seven ways to choose rows."""
 
     fraction: OpenFraction | None = Field(
@@ -67,7 +67,7 @@ class SplitWays(Section):
         return tuple(name for name in (self.column, self.leave_one_out) if name is not None)
 
     @property
-    def given_ways(self) -> list[str]:
+    def list_given_ways(self) -> list[str]:
         """Names of the ways that are given."""
         ways = (
             "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out",
@@ -75,7 +75,7 @@ class SplitWays(Section):
         return [name for name in ways if getattr(self, name) is not None]
 
 
-class SplitConfig(SplitWays):
+class SplitConfig(SplitRule):
     """Which rows are kept for the test: one of seven ways. Without any, `fraction: 0.1`."""
 
     test: _Text = Field(
@@ -83,7 +83,7 @@ class SplitConfig(SplitWays):
     )
 
     @property
-    def marked(self) -> str:
+    def chosen_value(self) -> str:
         """The value of `column` of rows that are chosen."""
         return self.test
 
@@ -93,7 +93,7 @@ class SplitConfig(SplitWays):
         return 0.1 if self.fraction is None else self.fraction
 
 
-class ValidationConfig(SplitWays):
+class ValidationConfig(SplitRule):
     """Which of the rows that are not for the test are kept for validation: one of seven ways."""
 
     value: _Text = Field(
@@ -101,7 +101,7 @@ class ValidationConfig(SplitWays):
     )
 
     @property
-    def marked(self) -> str:
+    def chosen_value(self) -> str:
         """The value of `column` of rows that are chosen."""
         return self.value
 
@@ -247,7 +247,7 @@ class TableData(DataSection):
     dictionary: bool = Field(
         False,
         description="Keep a table from id back to string, in the folder `strings` of "
-        "`snapshots.url`; see `sparring_train.strings_of`.",
+        "`snapshots.url`; see `sparring_train.find_strings`.",
     )
     batch_size: PositiveInt = Field(
         4096, description="Rows in a step, over all ranks and micro-batches."
@@ -323,8 +323,8 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     for key, ways, fewest in (("split", data.split, 0), ("validation", data.validation, 1)):
         if ways is None:
             continue
-        if not fewest <= len(ways.given_ways) <= 1:
-            found = ", ".join(ways.given_ways) or "none"
+        if not fewest <= len(ways.list_given_ways) <= 1:
+            found = ", ".join(ways.list_given_ways) or "none"
             yield (
                 key,
                 "takes one way",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from sparring import Expiry
-from sparring.adapter import ADMISSIONS, choice_of
+from sparring.adapter import ADMISSIONS, choice_type
 from sparring.contracts import INITIALIZERS, Admission, ByteCount, Initializer, TableConfig
 from sparring.errors import ConfigError
-from sparring_train.config.names import OWN, ClassName, tag_of
+from sparring_train.config.names import OWN, ClassName, find_tag
 from sparring_train.config.section import Section
 from sparring_train.named_classes import create, find_class
 
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     _InitializerChoice = Initializer | OwnInitializer
     _AdmissionChoice = Admission | AllAdmission
 else:
-    _InitializerChoice = choice_of({**INITIALIZERS, OWN: OwnInitializer}, tag_of)
-    _AdmissionChoice = choice_of({"all": AllAdmission, **ADMISSIONS})
+    _InitializerChoice = choice_type({**INITIALIZERS, OWN: OwnInitializer}, find_tag)
+    _AdmissionChoice = choice_type({"all": AllAdmission, **ADMISSIONS})
 
 
 class TableOverride(Section):

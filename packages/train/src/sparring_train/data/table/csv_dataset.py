@@ -16,10 +16,10 @@ from sparring_train.data.dataset import LabelRange, OpenRequest
 from sparring_train.data.split import Part
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import Decoder
-from sparring_train.data.table.history import histories_of
-from sparring_train.data.table.labels import LabelsSeen
+from sparring_train.data.table.history import read_histories
+from sparring_train.data.table.labels import LabelRangeCollector
 from sparring_train.data.table.split import make_split
-from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Taker, blocks
+from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, BlockReader, blocks
 from sparring_train.data.table.strings import StringWriter
 
 __all__ = ["CsvDataset"]
@@ -60,7 +60,7 @@ class CsvDataset:
         self.schema: Schema = replace(columns_of_run, label=label)
         self._seed = request.seed % 2**64
         self._split = make_split(data, self._seed, files.read)
-        self._histories = histories_of(data, files.read)
+        self._histories = read_histories(data, files.read)
         self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
         self._num_skipped = 0
         self._strings = strings
@@ -98,7 +98,7 @@ class CsvDataset:
             return np.random.Generator(random).permutation(count)
 
         is_shuffled = self._data.shuffle and part == "train"
-        taker = Taker(
+        taker = BlockReader(
             blocks(
                 self._files.read(self._columns),
                 Decoder(self._data, self.schema.label, self._strings, self._histories),
@@ -130,7 +130,7 @@ class CsvDataset:
             self._num_skipped += self._files.num_broken
 
     def _label_range(self) -> LabelRange | None:
-        seen = LabelsSeen(self._data, self.schema.label)
+        seen = LabelRangeCollector(self._data, self.schema.label)
         if seen.columns:
             names = tuple(dict.fromkeys((*self._split.columns, *seen.columns)))
             num_rows = 0

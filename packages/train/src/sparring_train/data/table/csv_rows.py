@@ -23,13 +23,13 @@ from sparring_train.data.table.csv_values import (
     TEXTS,
     Kind,
     are_integers,
-    converted,
+    convert_texts,
     is_number,
 )
-from sparring_train.data.table.decode import BadValue, RawRows, bad_row
+from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["CsvRows", "delimiter_by_name", "header_of", "reading_csv"]
+__all__ = ["CsvRows", "delimiter_by_name", "read_header", "translate_csv_errors"]
 
 _BLOCK_BYTES = 8 << 20
 _SAMPLE_ROWS = 1000
@@ -61,7 +61,7 @@ class CsvRows:
     def __post_init__(self) -> None:
         for file in self.files:
             given = self.data.column_names
-            names = header_of(file, self.data.delimiter) if given is None else list(given)
+            names = read_header(file, self.data.delimiter) if given is None else list(given)
             for name in self.columns:
                 if names.count(name) != 1:
                     found = "is there more than once" if name in names else "is missing"
@@ -122,7 +122,7 @@ class CsvRows:
 
         num_rows = self._num_headers
         try:
-            with reading_csv(file), file.open() as stream:
+            with translate_csv_errors(file), file.open() as stream:
                 counted = _CountedLines(stream)
                 reader = csv.open_csv(
                     counted,
@@ -157,7 +157,7 @@ class CsvRows:
         fields = f"{row.expected_columns} fields, as {source}"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
         line = self._row_of(file, row.expected_columns)
-        return bad_row(file.name, line, BadValue(0, None, found, fields))
+        return make_bad_row_error(file.name, line, BadValue(0, None, found, fields))
 
     def _check_quotes(self, file: TableFile) -> None:
         """Raises DataError where a quote is not closed, or text follows a closing quote."""
@@ -165,7 +165,7 @@ class CsvRows:
             return
         row = 0
         try:
-            with reading_csv(file), file.open() as stream:
+            with translate_csv_errors(file), file.open() as stream:
                 for row, _ in enumerate(self._python_rows(stream, file, strict=True), 1):  # noqa: B007
                     pass
         except python_csv.Error as error:
@@ -223,7 +223,7 @@ class CsvRows:
     def _typed(self, array: Any, name: str, bad: list[BadValue]) -> Any:
         kind, decimal = self._kinds[name], self.data.decimal
         if name not in self.data.lists:
-            return converted(array, kind, name, decimal, bad)
+            return convert_texts(array, kind, name, decimal, bad)
         assert self.data.separator is not None
         lists = pc.split_pattern(array, self.data.separator)
         missing = pyarrow.array(["", *self.data.missing_values])
@@ -232,7 +232,7 @@ class CsvRows:
         rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
         parts = lists.flatten()
         parts = pc.if_else(pc.is_in(parts, missing), None, parts)
-        values = converted(parts, kind, name, decimal, bad, rows)
+        values = convert_texts(parts, kind, name, decimal, bad, rows)
         offsets = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()
         ends = pyarrow.array([0, *offsets.tolist()], pyarrow.int32())
         return pyarrow.ListArray.from_arrays(ends, values)
@@ -263,13 +263,13 @@ def delimiter_by_name(file: TableFile) -> str:
     return "\t" if file.has_tabs else ","
 
 
-def header_of(file: TableFile, delimiter: str | None = None) -> list[str]:
+def read_header(file: TableFile, delimiter: str | None = None) -> list[str]:
     """Returns the names of columns.
 
     Raises:
         DataError: if the file cannot be read, has no header, or has another delimiter.
     """
-    with reading_csv(file), file.open() as stream:
+    with translate_csv_errors(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
     delimiter = delimiter or delimiter_by_name(file)
     names = next(python_csv.reader([text], delimiter=delimiter), [])
@@ -292,7 +292,7 @@ def header_of(file: TableFile, delimiter: str | None = None) -> list[str]:
 
 
 @contextmanager
-def reading_csv(file: TableFile) -> Iterator[None]:
+def translate_csv_errors(file: TableFile) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:

@@ -18,7 +18,7 @@ __all__ = [
     "Decimal",
     "Kind",
     "are_integers",
-    "converted",
+    "convert_texts",
     "is_number",
     "with_points",
     "without_utc",
@@ -55,7 +55,7 @@ _EXPECTED_NUMBER: dict[Decimal, str] = {
 }
 
 
-def converted(
+def convert_texts(
     array: Any, kind: Kind, name: str, decimal: Decimal, bad: list[BadValue], rows: Any = None
 ) -> Any:
     """Returns text as values of a kind. A text of another kind becomes null.

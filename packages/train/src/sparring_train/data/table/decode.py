@@ -16,17 +16,17 @@ from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import Column, ColumnBatch, Feature, Label
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.hexadecimal import HEXADECIMAL, numbers_of_hexadecimal
+from sparring_train.data.table.hexadecimal import HEXADECIMAL, parse_hexadecimal
 
 __all__ = [
     "SKIP_ADVICE",
     "BadValue",
     "Decoder",
-    "HistoriesKnown",
+    "HistorySource",
     "RawRows",
-    "StringsSeen",
-    "bad_row",
-    "only",
+    "StringReceiver",
+    "make_bad_row_error",
+    "select_columns",
 ]
 
 Bools = npt.NDArray[np.bool_]
@@ -77,14 +77,14 @@ class RawRows:
         return self.num_rows
 
 
-class StringsSeen(Protocol):
+class StringReceiver(Protocol):
     """Receiver of ids and the strings that they were made of."""
 
     def add(self, feature: str, ids: Ids, strings: Any) -> None:
         """Ids ``(n,)`` and an Arrow array of their n strings."""
 
 
-class HistoriesKnown(Protocol):
+class HistorySource(Protocol):
     """Source of the feature that follows from other rows."""
 
     @property
@@ -116,8 +116,8 @@ class Decoder:
         self,
         data: TableData,
         label: Label | None,
-        strings: StringsSeen | None = None,
-        histories: HistoriesKnown | None = None,
+        strings: StringReceiver | None = None,
+        histories: HistorySource | None = None,
     ) -> None:
         self._data = data
         self._label = label if data.label is not None else None
@@ -295,13 +295,13 @@ class Decoder:
         flags = has_id.to_numpy(zero_copy_only=False)
         ids = np.zeros(len(texts), np.int64)
         try:
-            ids[flags] = numbers_of_hexadecimal(texts.filter(has_id))
+            ids[flags] = parse_hexadecimal(texts.filter(has_id))
         except ValueError:
             # It names no row.
             is_good = pc.match_substring_regex(texts, HEXADECIMAL).fill_null(False)
             is_good = is_good.to_numpy(zero_copy_only=False)
             problems.check(is_good | ~flags, texts, name, _EXPECTED_HEXADECIMAL, rows)
-            ids[is_good] = numbers_of_hexadecimal(texts.filter(pyarrow.array(is_good)))
+            ids[is_good] = parse_hexadecimal(texts.filter(pyarrow.array(is_good)))
         return ids, flags
 
     def _of_dictionary(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
@@ -333,7 +333,7 @@ class _Problems:
         self.is_good: Bools | None = None
         for each in rows.bad:
             if not skips:
-                raise bad_row(rows.file, rows.first_row + each.row, each)
+                raise make_bad_row_error(rows.file, rows.first_row + each.row, each)
             self._leave_out(np.array([each.row]))
 
     def check(
@@ -355,7 +355,7 @@ class _Problems:
         if not self._skips:
             found = array[int(places[0])].as_py()
             bad = BadValue(int(in_rows[0]), name, repr(found), expected)
-            raise bad_row(self.rows.file, self.rows.first_row + bad.row, bad)
+            raise make_bad_row_error(self.rows.file, self.rows.first_row + bad.row, bad)
         self._leave_out(in_rows)
 
     def wrong_type(self, found: Any, name: str, expected: str) -> DataError:
@@ -375,7 +375,7 @@ class _Problems:
         self.is_good[rows] = False
 
 
-def only(data: TableData, **columns: Any) -> TableData:
+def select_columns(data: TableData, **columns: Any) -> TableData:
     """A section that has these columns of the examples alone."""
     none: dict[str, Any] = {
         "categorical": (),
@@ -390,7 +390,7 @@ def only(data: TableData, **columns: Any) -> TableData:
     )
 
 
-def bad_row(file: str, row: int, bad: BadValue) -> DataError:
+def make_bad_row_error(file: str, row: int, bad: BadValue) -> DataError:
     """The error for a bad row."""
     where = f", column {bad.column!r}" if bad.column is not None else ""
     return DataError(

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-__all__ = ["HEXADECIMAL", "numbers_of_hexadecimal"]
+__all__ = ["HEXADECIMAL", "parse_hexadecimal"]
 
 _MAX_DIGITS = 16
 HEXADECIMAL = f"^[0-9a-fA-F]{{1,{_MAX_DIGITS}}}$"
 """Regular expression for a text that is a number."""
 
 
-def numbers_of_hexadecimal(texts: Any) -> npt.NDArray[np.int64]:
+def parse_hexadecimal(texts: Any) -> npt.NDArray[np.int64]:
     """Returns the 64-bit numbers that texts write; a number n from 2^63 on is n - 2^64.
 
     Args:

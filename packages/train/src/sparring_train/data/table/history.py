@@ -10,17 +10,17 @@ import numpy.typing as npt
 from sparring.errors import DataError
 from sparring_train.columns import Column
 from sparring_train.config.sections.table import HistoryConfig, TableData
-from sparring_train.data.table.decode import Decoder, RawRows, only
-from sparring_train.data.table.split import times_of
+from sparring_train.data.table.decode import Decoder, RawRows, select_columns
+from sparring_train.data.table.split import parse_times
 
-__all__ = ["Histories", "histories_of"]
+__all__ = ["Histories", "read_histories"]
 
 Ids = npt.NDArray[np.int64]
 
-_MOST_ROWS = 100_000_000
+_MAX_ROWS = 100_000_000
 
 
-def histories_of(
+def read_histories(
     data: TableData, read: Callable[[Sequence[str]], Iterator[RawRows]]
 ) -> Histories | None:
     """Histories of all rows, if the section wants them; reads users, items and times.
@@ -31,16 +31,16 @@ def histories_of(
     if data.history is None or data.time is None:
         return None
     history = data.history
-    decoder = Decoder(only(data, categorical=tuple({history.by: 0, history.of: 0})), None)
+    decoder = Decoder(select_columns(data, categorical=tuple({history.by: 0, history.of: 0})), None)
     names = tuple(dict.fromkeys((history.by, history.of, data.time)))
     users, items, times, places = [], [], [], []
     num_rows = 0
     for rows in read(names):
         num_rows = rows.position + len(rows)
-        if num_rows > _MOST_ROWS:
+        if num_rows > _MAX_ROWS:
             raise DataError(
                 f"data.history: keeps 32 bytes of each row in memory, and there are more than "
-                f"{_MOST_ROWS:,} rows; write histories as a column of lists, and name it in data.lists"
+                f"{_MAX_ROWS:,} rows; write histories as a column of lists, and name it in data.lists"
             )
         batch, _ = decoder.decode(rows)
         by, of = batch.ids[history.by], batch.ids[history.of]
@@ -48,7 +48,7 @@ def histories_of(
         both = has_by & has_of
         users.append(by.ids[both[has_by]])
         items.append(of.ids[both[has_of]])
-        times.append(times_of(rows, data.time)[both])
+        times.append(parse_times(rows, data.time)[both])
         places.append(np.flatnonzero(both) + rows.position)
     return Histories(history, num_rows, *map(np.concatenate, (users, items, times, places)))
 

@@ -10,18 +10,18 @@ import numpy.typing as npt
 from sparring_train.columns import Label
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange
-from sparring_train.data.table.decode import Decoder, RawRows, only
+from sparring_train.data.table.decode import Decoder, RawRows, select_columns
 
-__all__ = ["LabelsSeen"]
+__all__ = ["LabelRangeCollector"]
 
 
-class LabelsSeen:
+class LabelRangeCollector:
     """Mean, least and most of the labels that it was given; of no use for labels of 0 and 1."""
 
     def __init__(self, data: TableData, label: Label | None) -> None:
         is_number = label == "number" and data.label is not None
         self.columns = (data.label,) if is_number and data.label is not None else ()
-        self._decoder = Decoder(only(data, label=data.label), label)
+        self._decoder = Decoder(select_columns(data, label=data.label), label)
         self._sum, self._count, self._least, self._most = 0.0, 0, math.inf, -math.inf
 
     def add(self, rows: RawRows, chosen: npt.NDArray[np.bool_]) -> None:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Lanes", "Share", "dealt", "shares"]
+__all__ = ["Lanes", "Share", "deal_row_groups", "assign_lanes"]
 
 Counts = npt.NDArray[np.int64]
 
 
-def dealt(order: npt.NDArray[np.int64], num_lanes: int) -> list[npt.NDArray[np.int64]]:
+def deal_row_groups(order: npt.NDArray[np.int64], num_lanes: int) -> list[npt.NDArray[np.int64]]:
     """Row groups of each lane, of row groups in an order."""
     return [order[lane::num_lanes] for lane in range(num_lanes)]
 
@@ -51,11 +51,11 @@ class Lanes:
         """Begin and end ``(lanes,)`` of each step's rows in each lane."""
         total, begin = int(self.rows.sum()), np.zeros(len(self.rows), np.int64)
         for step in range(self.num_steps):
-            end = self._taken_by(min((step + 1) * self.batch_size, total), total)
+            end = self._count_taken(min((step + 1) * self.batch_size, total), total)
             yield begin, end
             begin = end
 
-    def _taken_by(self, target: int, total: int) -> Counts:
+    def _count_taken(self, target: int, total: int) -> Counts:
         """Rows of each lane among the first `target` rows of all, in the order of their times."""
         if target == total:
             return np.array(self.rows)
@@ -95,7 +95,7 @@ class Share:
         return begin + int(count * self.begin), begin + int(count * self.end)
 
 
-def shares(rows: Sequence[int] | Counts, rank: int, world_size: int) -> list[Share]:
+def assign_lanes(rows: Sequence[int] | Counts, rank: int, world_size: int) -> list[Share]:
     """Lanes of a rank, in order.
 
     Args:

@@ -15,12 +15,12 @@ from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange, OpenRequest
 from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
-from sparring_train.data.table.history import histories_of
-from sparring_train.data.table.labels import LabelsSeen
-from sparring_train.data.table.lanes import Lanes, Share, dealt, shares
+from sparring_train.data.table.history import read_histories
+from sparring_train.data.table.labels import LabelRangeCollector
+from sparring_train.data.table.lanes import Lanes, Share, deal_row_groups, assign_lanes
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.split import make_split
-from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, Taker, blocks
+from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, BlockReader, blocks
 from sparring_train.data.table.strings import StringWriter
 
 __all__ = ["ParquetDataset"]
@@ -66,14 +66,14 @@ class ParquetDataset:
             return files.read(files.groups, names, BLOCK_ROWS)
 
         self._split = make_split(data, self._seed, read)
-        self._histories = histories_of(data, read)
+        self._histories = read_histories(data, read)
         self._columns = tuple(dict.fromkeys((*columns, *self._split.columns)))
         self._num_skipped = 0
         self._strings = strings
         self._was_read: set[Part] = set()
         self._rows = np.array([group.num_rows for group in files.groups])
-        self._rows_of, self.label_range = self._survey()
-        train, test, validation = (int(counts.sum()) for counts in self._rows_of.values())
+        self._select_rows, self.label_range = self._survey()
+        train, test, validation = (int(counts.sum()) for counts in self._select_rows.values())
         if not train or not test or (data.has_validation and not validation):
             kept = f" and {validation:,} for validation" if data.has_validation else ""
             raise DataError(
@@ -89,7 +89,7 @@ class ParquetDataset:
         if not self._data.shuffle:
             return self._read([groups], epoch, "train")
         order = self._random(epoch).permutation(groups)
-        return self._read(dealt(order, self._num_lanes), epoch, "train")
+        return self._read(deal_row_groups(order, self._num_lanes), epoch, "train")
 
     def test_batches(self) -> Iterator[ColumnBatch]:
         """This rank's part of the test rows, in an order that is always the same."""
@@ -101,7 +101,7 @@ class ParquetDataset:
 
     def _in_order(self, part: Part) -> Iterator[ColumnBatch]:
         groups = np.arange(len(self._rows))
-        return self._read(dealt(groups, self._num_lanes), 0, part)
+        return self._read(deal_row_groups(groups, self._num_lanes), 0, part)
 
     def extra(self) -> Mapping[str, Any]:
         """``rows_skipped``, where bad rows are skipped: by this rank, in one reading of its rows;
@@ -128,10 +128,10 @@ class ParquetDataset:
 
     def _read(self, groups: Sequence[Counts], epoch: int, part: Part) -> Iterator[ColumnBatch]:
         """Steps over lanes of row groups."""
-        counts = self._rows_of[part]
+        counts = self._select_rows[part]
         size = self._data.batch_size if part == "train" else _EVALUATION_BATCH_SIZE
         lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)
-        mine = shares(lanes.rows, self._request.rank, self._request.world_size)
+        mine = assign_lanes(lanes.rows, self._request.rank, self._request.world_size)
         takers = {
             each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), part)
             for each in mine
@@ -155,14 +155,14 @@ class ParquetDataset:
             yield replace(batch, total=int((end - begin).sum()))
         self._flush()
 
-    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part) -> Taker:
+    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part) -> BlockReader:
         block_rows = max(ROWS_SHUFFLED // num_lanes, 1)
         chosen = [self._files.groups[each] for each in groups]
 
         def order(number: int, count: int) -> Counts:
             return self._random(epoch, lane, number).permutation(count)
 
-        return Taker(
+        return BlockReader(
             blocks(
                 self._files.read(chosen, self._columns, min(block_rows, BLOCK_ROWS)),
                 Decoder(self._data, self.schema.label, self._strings, self._histories),
@@ -176,7 +176,7 @@ class ParquetDataset:
     def _survey(self) -> tuple[dict[Part, Counts], LabelRange | None]:
         """Rows of each part in each row group, and the range of labels that are numbers."""
         names = self._split.columns
-        seen = LabelsSeen(self._data, self.schema.label)
+        seen = LabelRangeCollector(self._data, self.schema.label)
         counts: dict[Part, Counts] = {
             part: np.zeros(len(self._rows), np.int64) for part in get_args(Part)
         }
@@ -203,7 +203,7 @@ class ParquetDataset:
         )
 
 
-def _part(taker: Taker, share: Share, begin: int, end: int) -> Iterator[Block]:
+def _part(taker: BlockReader, share: Share, begin: int, end: int) -> Iterator[Block]:
     """A share of a lane's rows of a step; those of other ranks are read, too."""
     first, last = share.part(begin, end)
     at = begin

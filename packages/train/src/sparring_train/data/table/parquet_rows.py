@@ -15,7 +15,7 @@ from sparring_train.columns import Origin
 from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["ParquetRows", "RowGroup", "family", "reading_parquet"]
+__all__ = ["ParquetRows", "RowGroup", "find_type_family", "translate_parquet_errors"]
 
 _EMPTY = ("nulls", "lists of nulls")
 """Families of columns that have no value; the values of another file decide."""
@@ -57,7 +57,7 @@ class ParquetRows:
         self.types: dict[str, Any] = {}
         position = 0
         for number, file in enumerate(files):
-            with reading_parquet(file), _opened(file) as opened:
+            with translate_parquet_errors(file), _opened(file) as opened:
                 footer, schema = opened.metadata, opened.schema_arrow
             self._check(file, schema, columns)
             self._footers.append(footer)
@@ -120,7 +120,7 @@ class ParquetRows:
         try:
             for group in groups:
                 file = self._files[group.file]
-                with reading_parquet(file):
+                with translate_parquet_errors(file):
                     if group.file != number:
                         if opened is not None:
                             opened.close()
@@ -155,7 +155,7 @@ class ParquetRows:
                 raise DataError(
                     f"{file.name}: column {name!r} {found}", path=file.name, column=name
                 )
-            kind = family(schema.field(at[0]).type)
+            kind = find_type_family(schema.field(at[0]).type)
             if self.types.get(name) in _EMPTY:
                 self.types[name] = kind
             if self.types.setdefault(name, kind) != kind and kind not in _EMPTY:
@@ -170,12 +170,12 @@ class ParquetRows:
                 )
 
 
-def family(kind: Any) -> str:
+def find_type_family(kind: Any) -> str:
     """Returns one name for all types that give the same ids and numbers."""
     if types.is_dictionary(kind):
-        return family(kind.value_type)
+        return find_type_family(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind):
-        return f"lists of {family(kind.value_type)}"
+        return f"lists of {find_type_family(kind.value_type)}"
     for test, name in (
         (types.is_integer, "whole numbers"),
         (types.is_floating, "numbers"),
@@ -220,7 +220,7 @@ def _opened(file: TableFile, **options: Any) -> Any:
 
 
 @contextmanager
-def reading_parquet(file: TableFile) -> Iterator[None]:
+def translate_parquet_errors(file: TableFile) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:

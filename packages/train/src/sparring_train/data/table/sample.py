@@ -14,14 +14,14 @@ from pyarrow import parquet, types
 from sparring.errors import DataError
 from sparring_train.data.table.csv_values import Decimal, is_number
 from sparring_train.data.table.files import TableFile
-from sparring_train.data.table.parquet_rows import family, reading_parquet
+from sparring_train.data.table.parquet_rows import find_type_family, translate_parquet_errors
 
 __all__ = [
     "SAMPLE_ROWS",
     "ReadingOptions",
     "Sample",
     "SampledFile",
-    "rows_per_file",
+    "count_sample_rows_per_file",
     "sample_parquet",
 ]
 
@@ -76,7 +76,7 @@ class Sample:
     missing_values: tuple[str, ...] = ()
     unsure: list[str] = field(default_factory=list)
 
-    def place_of(self, row: int) -> str:
+    def format_row_position(self, row: int) -> str:
         """Returns the file and, if it is known, the number of a row in it."""
         for part in self.parts:
             if row < part.num_rows:
@@ -86,7 +86,7 @@ class Sample:
         raise AssertionError(row)
 
 
-def rows_per_file(num_files: int) -> int:
+def count_sample_rows_per_file(num_files: int) -> int:
     """Returns how many rows of each file are read."""
     return max(SAMPLE_ROWS // num_files, _MIN_FILE_ROWS)
 
@@ -102,10 +102,10 @@ def sample_parquet(files: Sequence[TableFile]) -> Sample:
     sampled: list[SampledFile] = []
     num_sampled = num_rows = 0
     for file in files:
-        with reading_parquet(file), file.open() as stream:
+        with translate_parquet_errors(file), file.open() as stream:
             opened = parquet.ParquetFile(stream)
             num_rows += opened.metadata.num_rows
-            count = rows_per_file(len(files))
+            count = count_sample_rows_per_file(len(files))
             batches, num_read = [], 0
             for batch in opened.iter_batches(batch_size=min(count, 1 << 16)):
                 batches.append(batch)
@@ -120,11 +120,11 @@ def sample_parquet(files: Sequence[TableFile]) -> Sample:
         for name in table.column_names:
             parts.setdefault(name, []).append((file.name, table.column(name)))
     sample = Sample({}, num_sampled, num_rows, is_exact=True, parts=sampled)
-    sample.unusable.update(missing_in(files, schemas))
+    sample.unusable.update(find_missing_columns(files, schemas))
     for name, found in parts.items():
         kinds: dict[str, str] = {}
         for file_name, each in found:
-            if "nulls" not in (kind := family(each.type)):
+            if "nulls" not in (kind := find_type_family(each.type)):
                 kinds.setdefault(kind, file_name)
         if name not in sample.unusable and len(kinds) > 1:
             listed = " and ".join(f"{kind} in {file}" for kind, file in kinds.items())
@@ -145,7 +145,7 @@ def _plain(kind: Any) -> Any:
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def missing_in(files: Sequence[TableFile], schemas: Sequence[Sequence[str]]) -> dict[str, str]:
+def find_missing_columns(files: Sequence[TableFile], schemas: Sequence[Sequence[str]]) -> dict[str, str]:
     """Returns the columns that not every file has, each with the reason."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for names in schemas for name in names):
@@ -161,7 +161,7 @@ def missing_in(files: Sequence[TableFile], schemas: Sequence[Sequence[str]]) -> 
 def check_names(file: TableFile, names: Sequence[str]) -> None:
     """Raises DataError if two columns have one name, or all names are numbers."""
     if names and all(is_number(each, ",") for each in names):
-        raise no_header(file, names)
+        raise make_no_header_error(file, names)
     twice = [each for each in names if each and names.count(each) > 1]
     if twice:
         raise DataError(
@@ -171,7 +171,7 @@ def check_names(file: TableFile, names: Sequence[str]) -> None:
         )
 
 
-def no_header(file: TableFile, names: Sequence[str]) -> DataError:
+def make_no_header_error(file: TableFile, names: Sequence[str]) -> DataError:
     """Returns the error for a file whose first row is a row of values."""
     return DataError(
         f"{file.name}, row 1: found {', '.join(names[:6])}, expected the names of columns; add a header "

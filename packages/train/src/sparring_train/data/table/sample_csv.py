@@ -19,8 +19,8 @@ from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_rows import (
     CsvRows,
     delimiter_by_name,
-    header_of,
-    reading_csv,
+    read_header,
+    translate_csv_errors,
 )
 from sparring_train.data.table.csv_values import (
     NO_NUMBER,
@@ -35,9 +35,9 @@ from sparring_train.data.table.sample import (
     Sample,
     SampledFile,
     check_names,
-    missing_in,
-    no_header,
-    rows_per_file,
+    find_missing_columns,
+    make_no_header_error,
+    count_sample_rows_per_file,
 )
 
 __all__ = ["sample_csv"]
@@ -69,11 +69,11 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
     Raises:
         DataError: if a file cannot be read or has no header, or files have different delimiters.
     """
-    delimiter = options.delimiter or _delimiter_of(files)
-    headers = [header_of(file, delimiter) for file in files]
+    delimiter = options.delimiter or _find_delimiter(files)
+    headers = [read_header(file, delimiter) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(file, names)
-    unusable = missing_in(files, headers)
+    unusable = find_missing_columns(files, headers)
     names = [name for name in headers[0] if name and name not in unusable]
     is_default = all(delimiter == delimiter_by_name(file) for file in files)
     section = TableData.model_construct(
@@ -113,7 +113,7 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
         sample.missing_values = _missing_values(texts, sample)
     for each in texts.values():
         each.leave_out(sample.missing_values)
-    sample.decimal, others = _decimal_of(texts, options.decimal)
+    sample.decimal, others = _find_decimal(texts, options.decimal)
     for name in others:
         sign = "," if sample.decimal == "." else "."
         sample.unusable[name] = (
@@ -144,7 +144,7 @@ class _Part:
 
 def _part(file: TableFile, section: TableData, names: list[str], num_files: int) -> _Part:
     """Reads the first rows of one file."""
-    count = rows_per_file(num_files)
+    count = count_sample_rows_per_file(num_files)
     block_bytes = max(min(_ALL_BLOCKS_BYTES // num_files, _MAX_BLOCK_BYTES), _MIN_BLOCK_BYTES)
     reader = CsvRows([file], section, names)
     reader.num_broken = 0
@@ -173,13 +173,13 @@ def _unpacked_bytes(file: TableFile) -> float:
     size = float(file.system.size(file.path) or 0)
     if not file.path.endswith(".gz"):
         return size
-    with reading_csv(file), file.system.open(file.path, "rb") as stream:
+    with translate_csv_errors(file), file.system.open(file.path, "rb") as stream:
         packed = stream.read(_MIN_BLOCK_BYTES)
         unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed)
     return size * len(unpacked) / max(len(packed), 1)
 
 
-def _delimiter_of(files: Sequence[TableFile]) -> str:
+def _find_delimiter(files: Sequence[TableFile]) -> str:
     """Returns the character between values, which all files share.
 
     Raises:
@@ -199,7 +199,7 @@ def _delimiter_of(files: Sequence[TableFile]) -> str:
 def _likely_delimiter(file: TableFile) -> str:
     """Returns the delimiter that gives most of the first rows the header's number of fields."""
     by_name = delimiter_by_name(file)
-    with reading_csv(file), file.open() as stream:
+    with translate_csv_errors(file), file.open() as stream:
         beginning = stream.read(_BEGINNING_BYTES)
     text = beginning.decode("utf-8-sig", "replace")
     if len(beginning) == _BEGINNING_BYTES:
@@ -330,7 +330,7 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
     return tuple(chosen)
 
 
-def _decimal_of(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
+def _find_decimal(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
     """Returns the decimal sign of most columns of numbers, and the columns that have the other one."""
     with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
     patterns: tuple[tuple[Decimal, str, str], ...] = (
@@ -357,4 +357,4 @@ def _check_header(file: TableFile, texts: Mapping[str, _Texts]) -> None:
         return
     is_value = [pc.any(pc.equal(texts[name].words, name)).as_py() for name in others]
     if not others or any(is_value):
-        raise no_header(file, [*texts])
+        raise make_no_header_error(file, [*texts])

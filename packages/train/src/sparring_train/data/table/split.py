@@ -16,9 +16,9 @@ from pyarrow import types
 from sparring.errors import DataError
 from sparring_train.config.sections.table import SplitConfig, TableData, ValidationConfig
 from sparring_train.data.split import Part, uniform_of_rows
-from sparring_train.data.table.decode import Decoder, RawRows, only
+from sparring_train.data.table.decode import Decoder, RawRows, select_columns
 
-__all__ = ["Split", "make_split", "times_of"]
+__all__ = ["Split", "make_split", "parse_times"]
 
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ Read = Callable[[Sequence[str]], Iterator[RawRows]]
 Candidates = Callable[[Sequence[str]], Iterator[tuple[RawRows, Bools]]]
 """Reads all rows, of some columns, and says which of them are candidates."""
 
-_MOST_TIMES = 200_000_000
+_MAX_TIMES = 200_000_000
 
 
 class _Choice(Protocol):
@@ -111,15 +111,15 @@ def _choice(
         lambda names: ((rows, np.ones(len(rows), np.bool_)) for rows in read(names))
     )
     if ways.column is not None:
-        return _ByColumn((ways.column,), ways.marked)
+        return _ByColumn((ways.column,), ways.chosen_value)
     if ways.files is not None:
         return _ByFile((), ways.files)
     if ways.exact_fraction is not None:
-        return _ByPlace((), _drawn(ways.exact_fraction, data.categorical[0], seed, among))
+        return _ByPlace((), _draw_threshold(ways.exact_fraction, data.categorical[0], seed, among))
     if ways.leave_one_out is not None:
-        return _ByPlace((), _last_of_each(data, ways.leave_one_out, among))
+        return _ByPlace((), _find_last_of_each(data, ways.leave_one_out, among))
     if data.time is not None and ways.time_from is not None:
-        return _ByTime((data.time,), _parsed(ways.time_from, data.time, read))
+        return _ByTime((data.time,), _parse_time(ways.time_from, data.time, read))
     if data.time is not None and ways.time is not None:
         return _ByTime((data.time,), _quantile(ways.time, data.time, among))
     return None
@@ -171,7 +171,7 @@ class _ByTime:
     begin: float | int
 
     def of(self, rows: RawRows) -> Bools:
-        flags: Bools = times_of(rows, self.columns[0]) >= self.begin
+        flags: Bools = parse_times(rows, self.columns[0]) >= self.begin
         return flags
 
 
@@ -189,7 +189,7 @@ class _ByPlace:
         return flags
 
 
-def times_of(rows: RawRows, name: str) -> npt.NDArray[Any]:
+def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
     """Times ``(n,)`` as numbers; microseconds since 1970 where the column holds times. Null is 0.
 
     Raises:
@@ -217,12 +217,12 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
     """The time from which on rows are the latest `part` of all candidates."""
     times, count = [], 0
     for rows, is_candidate in among((name,)):
-        times.append(times_of(rows, name)[is_candidate])
+        times.append(parse_times(rows, name)[is_candidate])
         count += len(rows)
-        if count > _MOST_TIMES:
+        if count > _MAX_TIMES:
             raise DataError(
                 f"data.split.time: sorts the times of all rows, of which there are more than "
-                f"{_MOST_TIMES:,}; say data.split.time_from"
+                f"{_MAX_TIMES:,}; say data.split.time_from"
             )
     joined = np.concatenate(times)
     if not len(joined):
@@ -232,7 +232,7 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
     return begin
 
 
-def _drawn(part: float, name: str, seed: int, among: Candidates) -> Ids:
+def _draw_threshold(part: float, name: str, seed: int, among: Candidates) -> Ids:
     """Places of this part of the candidates, drawn by chance, sorted.
 
     Args:
@@ -248,7 +248,7 @@ def _drawn(part: float, name: str, seed: int, among: Candidates) -> Ids:
     return np.sort(order[: round(part * len(order))])
 
 
-def _parsed(text: str, name: str, read: Read) -> float | int:
+def _parse_time(text: str, name: str, read: Read) -> float | int:
     rows = next(read((name,)))
     kind = rows.columns[name].type
     try:
@@ -263,9 +263,9 @@ def _parsed(text: str, name: str, read: Read) -> float | int:
         ) from error
 
 
-def _last_of_each(data: TableData, user: str, among: Candidates) -> Ids:
+def _find_last_of_each(data: TableData, user: str, among: Candidates) -> Ids:
     """Places of the last candidates of users who have two of them or more, sorted."""
-    decoder = Decoder(only(data, categorical=(user,)), None)
+    decoder = Decoder(select_columns(data, categorical=(user,)), None)
     columns = (user,) if data.time is None else tuple(dict.fromkeys((user, data.time)))
     users, times, places, counts = (np.empty(0, np.int64) for _ in range(4))
     for rows, is_candidate in among(columns):
@@ -274,7 +274,7 @@ def _last_of_each(data: TableData, user: str, among: Candidates) -> Ids:
         column = batch.ids[user]
         has_user = column.counts.astype(np.bool_)
         here = np.arange(rows.position, rows.position + len(rows))[is_candidate]
-        now = here if data.time is None else times_of(rows, data.time)[is_candidate]
+        now = here if data.time is None else parse_times(rows, data.time)[is_candidate]
         users = np.concatenate([users, column.ids])
         times = np.concatenate([times, now[has_user]])
         places = np.concatenate([places, here[has_user]])

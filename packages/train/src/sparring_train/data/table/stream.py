@@ -13,7 +13,7 @@ from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.split import Split
 
-__all__ = ["BLOCK_ROWS", "ROWS_SHUFFLED", "Block", "Order", "Taker", "blocks"]
+__all__ = ["BLOCK_ROWS", "ROWS_SHUFFLED", "Block", "Order", "BlockReader", "blocks"]
 
 Order = Callable[[int, int], npt.NDArray[np.int64]]
 """Number of a block and its rows → a permutation of them."""
@@ -84,7 +84,7 @@ def blocks(
         yield block()
 
 
-class Taker:
+class BlockReader:
     """Next rows of a stream of blocks."""
 
     def __init__(self, stream: Iterator[Block]) -> None:

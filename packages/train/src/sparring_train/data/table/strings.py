@@ -23,13 +23,13 @@ from pyarrow import parquet
 
 from sparring.errors import DataError
 
-__all__ = ["ErasedStrings", "StringWriter", "erase_strings", "strings_of"]
+__all__ = ["StringErasure", "StringWriter", "erase_strings", "find_strings"]
 
 Ids = npt.NDArray[np.int64]
 
 _FOLDER = "strings"
 _UNFINISHED = ".unfinished"
-_ROWS_HELD = 1 << 18
+_MAX_PENDING_STRINGS = 1 << 18
 
 
 class StringWriter:
@@ -62,7 +62,7 @@ class StringWriter:
         chosen = strings.take(pyarrow.array(first[is_new])).cast(pyarrow.large_binary())
         self._waiting.setdefault(feature, []).append((distinct[is_new], chosen))
         self._num_waiting += len(chosen)
-        if self._num_waiting >= _ROWS_HELD:
+        if self._num_waiting >= _MAX_PENDING_STRINGS:
             self.flush()
 
     def flush(self) -> None:
@@ -92,7 +92,7 @@ class StringWriter:
         self._waiting, self._num_waiting = {}, 0
 
 
-def strings_of(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | None]:
+def find_strings(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | None]:
     """Strings of ids, in their order; None where no string is known.
 
     Args:
@@ -128,7 +128,7 @@ def strings_of(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | N
 
 
 @dataclass(frozen=True, slots=True)
-class ErasedStrings:
+class StringErasure:
     """Result of `erase_strings`."""
 
     folder: str
@@ -141,7 +141,7 @@ class ErasedStrings:
     """Ids that were removed."""
 
 
-def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> ErasedStrings:
+def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> StringErasure:
     """Removes ids and their strings from the dictionary of a run that is not running.
 
     Each file is replaced as a whole. If the call is interrupted, the remaining files are intact, and
@@ -185,7 +185,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
             "the command again",
             path=folder,
         ) from error
-    return ErasedStrings(folder, num_strings, num_files, removed)
+    return StringErasure(folder, num_strings, num_files, removed)
 
 
 def _replace(system: Any, name: str, table: pyarrow.Table) -> None:

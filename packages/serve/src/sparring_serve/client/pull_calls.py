@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
-from sparring_serve.client.answer import AnsweredVersion, RowStatus
-from sparring_serve.client.division import Part, ShardCall
+from sparring_serve.client.answer import ReplyVersion, RowStatus
+from sparring_serve.client.splitting import Part, ShardCall
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
     Missing,
-    PullAnswer,
+    PullReply,
     PullRequest,
     RowDtype,
     TableIds,
@@ -22,11 +22,11 @@ from sparring_serve.wire.messages import (
 )
 from sparring_serve.wire.rows import as_bytes, read_found, read_rows
 
-__all__ = ["Asked", "PulledRows", "PulledTable"]
+__all__ = ["PullOptions", "PullCalls", "TableResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PullOptions:
     """How rows are asked for, the same for all calls of a pull."""
 
     row_dtype: RowDtype
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class PulledTable:
+class TableResult:
     """Rows of the distinct keys of a table, as they come."""
 
     name: str
@@ -48,13 +48,13 @@ class PulledTable:
     stale_seconds: npt.NDArray[np.float64] | None = None
 
     @classmethod
-    def empty(cls, name: str, count: int, dim: int) -> PulledTable:
+    def empty(cls, name: str, count: int, dim: int) -> TableResult:
         rows = np.empty((count, dim), np.float32)
         failed = np.full(count, RowStatus.FAILED, np.uint8)
         return cls(name, rows, np.zeros(count, np.bool_), failed)
 
 
-class PulledRows:
+class PullCalls:
     """Requests and answers of the calls of a pull.
 
     Args:
@@ -64,12 +64,12 @@ class PulledRows:
     """
 
     def __init__(
-        self, calls: Sequence[ShardCall], tables: Sequence[PulledTable], asked: Asked
+        self, calls: Sequence[ShardCall], tables: Sequence[TableResult], asked: PullOptions
     ) -> None:
         self.calls = calls
         self.tables = tables
         self._asked = asked
-        self.ages: dict[AnsweredVersion, float] = {}
+        self.ages: dict[ReplyVersion, float] = {}
         """Versions of the rows, and their ages in seconds."""
         self.call_ages: dict[int, float] = {}
         """Number of each call that was answered, and the age of its version."""
@@ -108,14 +108,14 @@ class PulledRows:
             MessageError: it is no answer to this call.
             InvalidArgumentError: a table has another dim than it had.
         """
-        call, answer = self.calls[number], decode(PullAnswer, content)
+        call, answer = self.calls[number], decode(PullReply, content)
         names = [self.tables[part.number].name for part in call.parts]
         if [each.table for each in answer.tables] != names:
             raise MessageError("the answer is of other tables than were asked for")
         for part, each in zip(call.parts, answer.tables, strict=True):
             self._place(part, each)
         found = answer.version
-        version = AnsweredVersion(found.run, found.step, found.hash)
+        version = ReplyVersion(found.run, found.step, found.hash)
         self.ages[version] = max(answer.age_seconds, self.ages.get(version, 0.0))
         self.call_ages[number] = answer.age_seconds
         self.newest[call.shard] = answer.newest
@@ -131,9 +131,9 @@ class PulledRows:
             )
         found = read_found(given.found, count)
         is_sparse = self._asked.missing == Missing.ONLY_FOUND
-        if isinstance(part.places, slice) and not is_sparse:
+        if isinstance(part.positions, slice) and not is_sparse:
             # Straight into the result: rows are copied once.
-            read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.places])
+            read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.positions])
         else:
             rows = np.empty((int(found.sum()) if is_sparse else count, dim), np.float32)
             read_rows(given.rows, dim, self._asked.row_dtype, rows)
@@ -141,11 +141,11 @@ class PulledRows:
                 whole = np.zeros((count, dim), np.float32)
                 whole[found] = rows
                 rows = whole
-            table.rows[part.places] = rows
-        table.found[part.places] = found
-        table.status[part.places] = np.where(found, RowStatus.FRESH, RowStatus.ABSENT)
+            table.rows[part.positions] = rows
+        table.found[part.positions] = found
+        table.status[part.positions] = np.where(found, RowStatus.FRESH, RowStatus.ABSENT)
         if given.failed:
             failed = read_found(given.failed, count)
-            places = np.arange(len(table.rows))[part.places][failed]
-            table.status[places] = RowStatus.FAILED
-            self.left_out.append(Part(part.number, part.keys[failed], places))
+            positions = np.arange(len(table.rows))[part.positions][failed]
+            table.status[positions] = RowStatus.FAILED
+            self.left_out.append(Part(part.number, part.keys[failed], positions))

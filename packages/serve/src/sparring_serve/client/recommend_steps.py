@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError, UnknownTableError
-from sparring_serve.client.answer import AnsweredVersion
-from sparring_serve.client.arguments import checked_text, whole_ids, whole_number
+from sparring_serve.client.answer import ReplyVersion
+from sparring_serve.client.arguments import check_text, check_ids, check_whole_number
 from sparring_serve.client.failures import ReplicasFailedError
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
-from sparring_serve.client.session import MOST_BEGINNINGS, Description, Session, Steps
+from sparring_serve.client.session import MAX_ATTEMPTS, Description, Session, Steps
 from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.wire.fields import MessageError, decode, encode
-from sparring_serve.wire.messages import Missing, RecommendAnswer, RecommendRequest
-from sparring_serve.wire.rows import as_bytes, ids_of
+from sparring_serve.wire.messages import Missing, RecommendReply, RecommendRequest
+from sparring_serve.wire.rows import as_bytes, read_ids
 
-__all__ = ["Queries", "Recommendations", "Wanted", "recommending"]
+__all__ = ["Queries", "Recommendations", "RecommendQuery", "recommend_steps"]
 
 Queries = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 """``(q, dim)`` vectors; or a table, and ``(q,)`` keys or strings whose rows in it are the vectors."""
@@ -42,12 +42,12 @@ class Recommendations:
     keys: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
     counts: npt.NDArray[np.int64]
-    version: AnsweredVersion
+    version: ReplyVersion
     found: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecommendQuery:
     """Request for recommendations.
 
     Args:
@@ -72,23 +72,23 @@ class _Part:
     keys: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
     counts: npt.NDArray[np.int64]
-    version: AnsweredVersion
+    version: ReplyVersion
     newest: str
 
 
-def recommending(session: Session, wanted: Wanted, deadline: float) -> Steps[Recommendations]:
+def recommend_steps(session: Session, wanted: RecommendQuery, deadline: float) -> Steps[Recommendations]:
     """Recommendations; see `LookupClient.recommend`."""
-    checked_text("table", wanted.table)
-    checked_text("version", wanted.version)
-    whole_number("k", wanted.k)
-    for beginning in range(MOST_BEGINNINGS):
-        is_last = beginning == MOST_BEGINNINGS - 1
-        description = yield from session.described(deadline)
+    check_text("table", wanted.table)
+    check_text("version", wanted.version)
+    check_whole_number("k", wanted.k)
+    for beginning in range(MAX_ATTEMPTS):
+        is_last = beginning == MAX_ATTEMPTS - 1
+        description = yield from session.description_steps(deadline)
         dims = description.dims
         if wanted.table not in dims:
             session.forget()
             raise UnknownTableError(
-                f"table {wanted.table!r} is not served; {suggestion(wanted.table, dims)}",
+                f"table {wanted.table!r} is not served; {format_suggestion(wanted.table, dims)}",
                 table=wanted.table,
             )
         try:
@@ -108,7 +108,7 @@ def recommending(session: Session, wanted: Wanted, deadline: float) -> Steps[Rec
     raise AssertionError("the last beginning returns or raises")
 
 
-def _pinned(session: Session, wanted: Wanted, description: Description) -> str:
+def _pinned(session: Session, wanted: RecommendQuery, description: Description) -> str:
     """The version that all calls name; empty where there is but one call."""
     is_one_call = session.shards.num_shards == 1 and not isinstance(wanted.queries, Mapping)
     # Tables that are trained have no versions: their servers say what to do.
@@ -127,7 +127,7 @@ def _pinned(session: Session, wanted: Wanted, description: Description) -> str:
 
 
 def _vectors(
-    session: Session, wanted: Wanted, dims: Mapping[str, int], version: str, deadline: float
+    session: Session, wanted: RecommendQuery, dims: Mapping[str, int], version: str, deadline: float
 ) -> Steps[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]]:
     """``(q, dim)``, and of keys whether they have a row."""
     dim, given = dims[wanted.table], wanted.queries
@@ -138,7 +138,7 @@ def _vectors(
                 f"queries: must be vectors, or the keys of one table, found {len(given)} tables"
             )
         seconds = max(deadline - session.clock(), 1e-3)
-        answer = yield from session.pulling(given, Missing.INITIAL, version, seconds)
+        answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
         [(table, vectors)] = answer.rows.items()
         if not answer.is_complete:
             raise ReplicasFailedError(
@@ -165,7 +165,7 @@ def _vectors(
 
 def _parts(
     session: Session,
-    wanted: Wanted,
+    wanted: RecommendQuery,
     vectors: npt.NDArray[np.float32],
     version: str,
     deadline: float,
@@ -189,7 +189,7 @@ def _parts(
     parts: dict[int, _Part] = {}
 
     def accept(shard: int, content: bytes) -> None:
-        parts[shard] = _part(decode(RecommendAnswer, content), len(vectors), wanted.k)
+        parts[shard] = _part(decode(RecommendReply, content), len(vectors), wanted.k)
 
     calls = [(shard, encode(each)) for shard, each in enumerate(requests)]
     rounds = Rounds("Recommend", calls, accept)
@@ -206,7 +206,7 @@ def _parts(
 
 
 def _excluded(
-    wanted: Wanted, num_queries: int
+    wanted: RecommendQuery, num_queries: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Keys, and how many each query has."""
     if wanted.exclude is None:
@@ -216,14 +216,14 @@ def _excluded(
         raise InvalidArgumentError(
             f"exclude: must have a sequence of keys for each of {num_queries} queries, found {found}"
         )
-    keys = [whole_ids(wanted.table, each).astype(np.int64) for each in wanted.exclude]
+    keys = [check_ids(wanted.table, each).astype(np.int64) for each in wanted.exclude]
     counts = np.array([len(each) for each in keys], np.int64)
     return np.concatenate([*keys, np.empty(0, np.int64)]), counts
 
 
-def _part(answer: RecommendAnswer, num_queries: int, k: int) -> _Part:
+def _part(answer: RecommendReply, num_queries: int, k: int) -> _Part:
     """Raises MessageError where the answer does not fit the request."""
-    ids, counts = ids_of(answer.ids), ids_of(answer.num_ids)
+    ids, counts = read_ids(answer.ids), read_ids(answer.num_ids)
     if (
         len(counts) != num_queries
         or ((counts < 0) | (counts > k)).any()
@@ -240,7 +240,7 @@ def _part(answer: RecommendAnswer, num_queries: int, k: int) -> _Part:
     keys[is_filled] = ids
     scores[is_filled] = np.frombuffer(answer.scores, np.float32)
     its = answer.version
-    version = AnsweredVersion(its.run, its.step, its.hash)
+    version = ReplyVersion(its.run, its.step, its.hash)
     return _Part(keys, scores, counts, version, answer.newest)
 
 

@@ -1,4 +1,4 @@
-"""`ItemCatalogue`: each item with its features, as examples have them."""
+"""`ItemCatalog`: each item with its features, as examples have them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from sparring_train.columns import Column, ColumnBatch, Schema
 
-__all__ = ["ItemCatalogue", "with_features"]
+__all__ = ["ItemCatalog", "with_features"]
 
 _PENDING = 1 << 16
 """The fewest examples that are looked at before items are sorted again."""
 
 
-class ItemCatalogue:
+class ItemCatalog:
     """Items of examples, each once, with its features as the last example has them.
 
     Args:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring.adapter import suggestion
+from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
-from sparring_serve.client.arguments import checked_seconds, checked_text
-from sparring_serve.client.failures import is_of_replica, refusal_error
+from sparring_serve.client.arguments import check_seconds, check_text
+from sparring_serve.client.failures import is_replica_failure, make_status_error
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import UNTIL_ANSWERED, Rounds, ShardMapMovedError
 from sparring_serve.client.session import Description, Session, Steps
@@ -25,11 +25,11 @@ from sparring_serve.parameters.push_window import Token
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
-    FlushAnswer,
+    FlushReply,
     FlushRequest,
-    PushAnswer,
+    PushReply,
     PushRequest,
-    SnapshotAnswer,
+    SnapshotReply,
     SnapshotRequest,
     TableGradients,
     Wait,
@@ -37,22 +37,22 @@ from sparring_serve.wire.messages import (
 from sparring_serve.wire.rows import as_bytes
 
 __all__ = [
-    "ASK_SECONDS",
+    "REQUEST_SECONDS",
     "PushFailedError",
-    "Pushed",
+    "PushResult",
     "ServiceSnapshot",
     "ShardCall",
     "TablePush",
-    "attempts",
-    "flushing",
-    "pushing",
+    "attempt_calls",
+    "flush_steps",
+    "push_steps",
     "raise_failed",
-    "said",
+    "describe_outcome",
     "save_seconds",
-    "snapshotting",
+    "snapshot_steps",
 ]
 
-ASK_SECONDS = 5.0
+REQUEST_SECONDS = 5.0
 """How long a save or load waits for a shard that is starting again."""
 
 
@@ -66,7 +66,7 @@ class PushFailedError(SparringError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushResult:
     """A push that all shards have taken.
 
     Args:
@@ -107,11 +107,11 @@ class _Part:
     update_method: str
     hyper: str
 
-    def at(self, places: npt.NDArray[np.int64] | slice) -> TableGradients:
+    def at(self, positions: npt.NDArray[np.int64] | slice) -> TableGradients:
         return TableGradients(
             self.table,
-            as_bytes(self.ids[places]),
-            as_bytes(self.gradients[places]),
+            as_bytes(self.ids[positions]),
+            as_bytes(self.gradients[positions]),
             self.update_method,
             self.hyper,
         )
@@ -126,18 +126,18 @@ class ShardCall:
     reason: Outcome | None = None
 
 
-def pushing(
+def push_steps(
     session: Session,
     given: Mapping[str, TablePush],
     token: Token,
     wait: Wait,
     deadline: float,
     incarnations: Incarnations,
-) -> Steps[Pushed]:
+) -> Steps[PushResult]:
     """A push; see `ParameterClient.push`."""
     is_first = True
     while True:
-        description = yield from session.described(deadline)
+        description = yield from session.description_steps(deadline)
         parts = _checked(given, description)
         shards = session.shards
         addresses = [replicas[0] for replicas in shards.shards]
@@ -146,7 +146,7 @@ def pushing(
         calls = [ShardCall(each) for each in _requests(parts, shards, pushes, description)]
         longest = description.most_deadline_seconds
         try:
-            yield from attempts(session, "Push", calls, PushAnswer, deadline, longest)
+            yield from attempt_calls(session, "Push", calls, PushReply, deadline, longest)
         except ShardMapMovedError as moved:
             session.take_map(moved, is_last=not is_first)
             is_first = False
@@ -158,10 +158,10 @@ def pushing(
         if restarted is not None:
             raise restarted
         known = tuple(shard for shard, each in enumerate(calls) if each.answer.was_known)
-        return Pushed(token, tuple(each.answer.step for each in calls), known)
+        return PushResult(token, tuple(each.answer.step for each in calls), known)
 
 
-def flushing(
+def flush_steps(
     session: Session,
     client: str,
     heard: dict[str, int],
@@ -177,11 +177,11 @@ def flushing(
         deadline: on the session's clock.
         incarnations: of the shards.
     """
-    description = yield from session.described(deadline)
+    description = yield from session.description_steps(deadline)
     shards, longest = session.shards, save_seconds(description)
     addresses = [replicas[0] for replicas in shards.shards]
     calls = [ShardCall(encode(FlushRequest(client, heard.get(each, 0)))) for each in addresses]
-    yield from attempts(session, "Flush", calls, FlushAnswer, deadline, longest)
+    yield from attempt_calls(session, "Flush", calls, FlushReply, deadline, longest)
     token, advice = None, "See what is wrong there, and flush again"
     for address, call in zip(addresses, calls, strict=True):
         if call.answer is not None and call.answer.failure:
@@ -215,7 +215,7 @@ class ServiceSnapshot:
     rows: Mapping[str, int]
 
 
-def snapshotting(
+def snapshot_steps(
     session: Session,
     method: str,
     url: str | os.PathLike[str],
@@ -228,30 +228,30 @@ def snapshotting(
         raise InvalidArgumentError(
             f"{method.lower()}: the snapshot must be a name, a path or a URL, found {url!r}"
         )
-    url = checked_text(f"{method.lower()}: the name of the snapshot", os.fspath(url))
+    url = check_text(f"{method.lower()}: the name of the snapshot", os.fspath(url))
     names = _table_names(tables)
     if not isinstance(accept_loss, bool):
         raise InvalidArgumentError(
             f"save: accept_loss must be True or False, found {accept_loss!r}; give accept_loss=True to "
             "save although acknowledged pushes may be missing"
         )
-    given = None if deadline_seconds is None else checked_seconds(deadline_seconds, math.inf)
-    description = yield from session.described(session.deadline(None))
+    given = None if deadline_seconds is None else check_seconds(deadline_seconds, math.inf)
+    description = yield from session.description_steps(session.deadline(None))
     most_seconds = save_seconds(description)
     seconds = most_seconds if given is None else min(given, most_seconds)
     first = session.shards.shards[0][0]
     what = f"{method.lower()} of {url or 'all tables'}"
     end = session.clock() + seconds
-    yield from _reach_first(session, what, min(ASK_SECONDS, seconds / 2))
+    yield from _reach_first(session, what, min(REQUEST_SECONDS, seconds / 2))
     # Asked once: the answer to a second attempt would tell nothing of the first.
     request = encode(SnapshotRequest(url, names, accept_loss))
     [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
     if outcome.answer is None:
         if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
-            raise refusal_error(first, outcome)
-        raise SnapshotError(f"{what}: shard 1 at {first}: {said(outcome, seconds)}", url=url)
+            raise make_status_error(first, outcome)
+        raise SnapshotError(f"{what}: shard 1 at {first}: {describe_outcome(outcome, seconds)}", url=url)
     try:
-        answer: SnapshotAnswer = decode(SnapshotAnswer, outcome.answer)
+        answer: SnapshotReply = decode(SnapshotReply, outcome.answer)
     except MessageError as error:
         raise SnapshotError(f"{what}: its answer cannot be read: {error}", url=url) from None
     return ServiceSnapshot(answer.url, answer.step, {each.name: each.rows for each in answer.rows})
@@ -271,7 +271,7 @@ def _table_names(tables: Collection[str] | None) -> tuple[str, ...]:
             f"load: tables must be the names of at least one table, found {tables!r}; give "
             "tables=['item'], or leave it out to load everything"
         )
-    return tuple(checked_text("load: the name of a table", each) for each in tables)
+    return tuple(check_text("load: the name of a table", each) for each in tables)
 
 
 def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
@@ -287,7 +287,7 @@ def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
         raise SnapshotError(f"{what}: nothing was changed: {error}") from error
 
 
-def said(outcome: Outcome, seconds: float) -> str:
+def describe_outcome(outcome: Outcome, seconds: float) -> str:
     """Why an attempt failed, for a person."""
     if outcome.status == "DEADLINE_EXCEEDED":
         # Of gRPC, and not of the server.
@@ -313,7 +313,7 @@ def save_seconds(description: Description) -> float:
     return answer.parameters.save_seconds
 
 
-def attempts(
+def attempt_calls(
     session: Session,
     method: str,
     calls: Sequence[ShardCall],
@@ -356,9 +356,9 @@ def raise_failed(
         return
     done = tuple(shard for shard, each in enumerate(calls) if each.answer is not None)
     shard, first = next(iter(reasons.items()))
-    is_refused = not is_of_replica(first) and first.status != "FAILED_PRECONDITION"
+    is_refused = not is_replica_failure(first) and first.status != "FAILED_PRECONDITION"
     if is_refused and not done:
-        raise refusal_error(shards.shards[shard][0], first)
+        raise make_status_error(shards.shards[shard][0], first)
     listed = "; ".join(
         f"shard {shard + 1} at {shards.shards[shard][0]}: {each.status} {each.message}".rstrip()
         for shard, each in reasons.items()
@@ -379,7 +379,7 @@ def _checked(given: Mapping[str, TablePush], description: Description) -> list[_
     for table, each in given.items():
         if table not in methods:
             raise UnknownTableError(
-                f"push: table {table!r} is not served; {suggestion(table, dims)}", table=table
+                f"push: table {table!r} is not served; {format_suggestion(table, dims)}", table=table
             )
         part = _part(table, each, dims[table], methods[table].update_method)
         if (
@@ -421,7 +421,7 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
             table=table,
         )
     if given.update_method is not None and (
-        checked_text("update_method", given.update_method) != method
+        check_text("update_method", given.update_method) != method
     ):
         raise InvalidArgumentError(
             f"push to table {table!r}: update method {given.update_method!r} was asked for, and the "

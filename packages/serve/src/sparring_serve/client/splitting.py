@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sparring_serve.tables.shard_ranges import ShardReplicas
 
-__all__ = ["CallLimits", "Part", "ShardCall", "TableKeys", "divide"]
+__all__ = ["CallLimits", "Part", "ShardCall", "TableKeys", "split_keys"]
 
 Keys = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Part:
     number: int
     """Of the table in the pull."""
     keys: Keys
-    places: slice | npt.NDArray[np.int64]
+    positions: slice | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ShardCall:
     parts: tuple[Part, ...]
 
 
-def divide(
+def split_keys(
     tables: Sequence[TableKeys], shards: ShardReplicas, limits: CallLimits
 ) -> list[ShardCall]:
     """The calls of a pull. Each key is asked for once, of the shard that has it."""
@@ -64,8 +64,8 @@ def divide(
         ordered = owners[order]
         for shard in np.unique(ordered).tolist():
             begin, end = np.searchsorted(ordered, [shard, shard + 1])
-            places = order[begin:end]
-            by_shard.setdefault(shard, []).append((number, each.keys[places], places))
+            positions = order[begin:end]
+            by_shard.setdefault(shard, []).append((number, each.keys[positions], positions))
     return [
         ShardCall(shard, parts)
         for shard, wanted in sorted(by_shard.items())
@@ -81,7 +81,7 @@ def _packed(
     """Parts, as many together as fit a call."""
     parts: list[Part] = []
     bytes_left, ids_left = limits.most_bytes, limits.most_ids
-    for number, keys, places in wanted:
+    for number, keys, positions in wanted:
         row_bytes = tables[number].row_bytes
         at = 0
         # A table of which nothing is asked still has its place in the answer.
@@ -95,7 +95,7 @@ def _packed(
                     parts, bytes_left, ids_left = [], limits.most_bytes, limits.most_ids
                     continue
             where = slice(at, at + count)
-            parts.append(Part(number, keys[where], where if places is None else places[where]))
+            parts.append(Part(number, keys[where], where if positions is None else positions[where]))
             bytes_left -= count * row_bytes
             ids_left -= count
             at += count

@@ -9,21 +9,21 @@ import typer
 from rich.table import Table
 
 from sparring.errors import UnsupportedError
-from sparring_cli import context_of, make_console, print_json
+from sparring_cli import get_command_context, make_console, print_json
 from sparring_train.cli.evaluate import SnapshotArgument
-from sparring_train.cli.get import snapshot_at
+from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.recommend.item_index import IndexOption, chooses_faiss
 from sparring_train.recommend.names_of_ids import names_of_ids
 from sparring_train.run.same_run import RUN
-from sparring_train.run.saved_run import run_of
-from sparring_train.run.snapshot_rows import embedding_of, embeddings, key_of
+from sparring_train.run.saved_run import read_run_config
+from sparring_train.run.snapshot_rows import find_embedding, embeddings, find_key
 
-__all__ = ["Best", "add_neighbours", "print_best"]
+__all__ = ["Best", "add_neighbors", "print_best"]
 
 Best = Annotated[int, typer.Option("-k", help="How many.", min=1, max=65_536)]
 
 
-def add_neighbours(application: typer.Typer) -> None:
+def add_neighbors(application: typer.Typer) -> None:
     # So that a negative key is no option.
     settings = {"ignore_unknown_options": True}
     application.command("neighbours", context_settings=settings)(neighbours)
@@ -50,9 +50,9 @@ def neighbours(
         raise UnsupportedError(
             "neighbours needs sparring-packed; run: pip install 'sparring-train[ranking]'"
         ) from None
-    found = snapshot_at(snapshot)
-    asked = key_of(found, table, key)
-    query = embedding_of(found, table, asked)
+    found = open_newest_snapshot(snapshot)
+    asked = find_key(found, table, key)
+    query = find_embedding(found, table, asked)
     assert query is not None
     uses_faiss, itself = chooses_faiss(index), (np.array([asked]), np.array([0, 1]))
     rows, measure = embeddings(found, table), cast(Any, metric)  # checked by what it is given to
@@ -62,10 +62,10 @@ def neighbours(
         best = top_k(rows, query[None], k, metric=measure, exclude=itself)
     count = int(best.counts[0])
     keys, scores = best.keys[0][:count], best.scores[0][:count].tolist()
-    manager = context_of(context).plugin_manager
+    manager = get_command_context(context).plugin_manager
     names: list[int | str] = keys.tolist()
     if RUN in found.state_names(0):
-        names = names_of_ids(found, run_of(found, (), manager), table, keys)
+        names = names_of_ids(found, read_run_config(found, (), manager), table, keys)
     if as_json:
         listed = [{"key": name, "score": score} for name, score in zip(names, scores, strict=True)]
         used = "faiss" if uses_faiss else "exact"

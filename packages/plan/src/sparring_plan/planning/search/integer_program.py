@@ -12,7 +12,7 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Span
 from sparring_plan.planning.search.bound import Rows, as_model, make_solver
 from sparring_plan.planning.search.placement import Placement
 
-__all__ = ["Programme", "Solution"]
+__all__ = ["IntegerProgram", "Solution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Solution:
     bound: float
 
 
-class Programme:
+class IntegerProgram:
     """Places tables: which option each takes, and where its shards are.
 
     Columns: for each option whether it is taken, then its nodes, then its ranks; at last the step T,
@@ -141,7 +141,7 @@ class Programme:
         values[self._last :] = over / scale
         return values
 
-    def placement_of(self, values: Floats) -> Placement:
+    def make_placement(self, values: Floats) -> Placement:
         """The placement of the columns, of the tables that stay also."""
         options = self._options
         placement = self._rest.copy()

@@ -6,7 +6,7 @@ from enum import Enum
 
 from sparring.errors import SparringError
 
-__all__ = ["SHARD_MAP_METADATA", "Refusal", "Status"]
+__all__ = ["SHARD_MAP_METADATA", "StatusError", "Status"]
 
 SHARD_MAP_METADATA = "sparring-shard-map-bin"
 """Trailing metadata with a ShardMap, where a key of a foreign partition was asked for."""
@@ -27,7 +27,7 @@ class Status(Enum):
     INTERNAL = "INTERNAL"
 
 
-class Refusal(SparringError):  # noqa: N818 - an answer, more than an error
+class StatusError(SparringError):  # noqa: N818 - an answer, more than an error
     """A call is answered with a status and this message.
 
     Args:

@@ -14,9 +14,9 @@ from sparring.errors import SparringError
 from sparring_torch.optim.optimizer_probe import probe
 from sparring_torch.optim.sparse_adam import over_rows
 from sparring_torch.transpiler.replacements import Kind
-from sparring_torch.transpiler.service import method_of
+from sparring_torch.transpiler.service import to_update_method
 
-__all__ = ["RefusalFinder", "hyperparameters_of", "optimizer_refusal"]
+__all__ = ["RejectionFinder", "get_hyperparameters", "find_optimizer_rejection"]
 
 _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.SGD: ("momentum", "weight_decay"),
@@ -26,7 +26,7 @@ _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 """Optimizers that leave a row without a gradient as it is, if these hyper-parameters are 0."""
 
 
-class RefusalFinder:
+class RejectionFinder:
     """Finds why a module of a model cannot be replaced.
 
     Args:
@@ -104,7 +104,7 @@ class RefusalFinder:
         return ""
 
 
-def optimizer_refusal(
+def find_optimizer_rejection(
     optimizer: torch.optim.Optimizer, place: int, *, is_lazy: bool, is_served: bool
 ) -> str:
     """Why an optimizer cannot step rows as it steps weights; empty: it can.
@@ -115,22 +115,22 @@ def optimizer_refusal(
         is_lazy: whether rows without a gradient may stay where it would move them.
         is_served: whether rows are in a service, which has update methods only.
     """
-    native, group = type(optimizer), optimizer.param_groups[place]
+    optimizer_class, group = type(optimizer), optimizer.param_groups[place]
     if not is_lazy:
-        needed = _MOVES_MET_ROWS.get(native)
+        needed = _MOVES_MET_ROWS.get(optimizer_class)
         found = [name for name in needed or () if group.get(name)]
         if needed is None or found:
-            what = native.__name__ + "".join(f" with {name}={group[name]}" for name in found)
+            what = optimizer_class.__name__ + "".join(f" with {name}={group[name]}" for name in found)
             return (
                 f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows "
                 "of tables change when a batch meets them. Give embeddings SGD without momentum, Adagrad "
                 "or SparseAdam, without weight_decay; or, for rows that move when they are met, "
                 "semantics='lazy'"
             )
-    given = hyperparameters_of(optimizer, place)
+    given = get_hyperparameters(optimizer, place)
     try:
-        probe(over_rows(native), given, torch.float32)
-        known = method_of(over_rows(native), given) if is_served else None
+        probe(over_rows(optimizer_class), given, torch.float32)
+        known = to_update_method(over_rows(optimizer_class), given) if is_served else None
         if isinstance(known, str):
             return f"a service updates rows by update methods, and none takes its steps: {known}"
     except SparringError as error:
@@ -138,7 +138,7 @@ def optimizer_refusal(
     return ""
 
 
-def hyperparameters_of(optimizer: torch.optim.Optimizer, place: int) -> dict[str, Any]:
+def get_hyperparameters(optimizer: torch.optim.Optimizer, place: int) -> dict[str, Any]:
     """Keyword arguments that make an optimizer of this class with the values of a group."""
     known = inspect.signature(type(optimizer)).parameters
     group = optimizer.param_groups[place]

@@ -12,22 +12,22 @@ import sparring_packed
 from sparring import Snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_serve import hookspecs
-from sparring_serve.hookspecs import EvaluatorDescriptor, Quality
+from sparring_serve.hookspecs import EvaluatorDescriptor, MetricValue
 
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["QualityCheck", "QualityLossError", "QualityReport"]
+__all__ = ["EvaluationCheck", "MetricLossError", "EvaluationReport"]
 
 _OPTIONS = sparring_packed.WriteOptions(filter_rate=None)
 
 
-class QualityLossError(SnapshotError):
+class MetricLossError(SnapshotError):
     """Quantized rows cost more of a metric than was allowed; nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
-class QualityReport:
+class EvaluationReport:
     """Cost of quantization.
 
     Args:
@@ -47,7 +47,7 @@ class QualityReport:
     bytes_after: int
 
 
-class QualityCheck:
+class EvaluationCheck:
     """Evaluates a run's model over a snapshot's rows, quantized and not.
 
     Args:
@@ -68,15 +68,15 @@ class QualityCheck:
         plugin_manager.extend(hookspecs, {"evaluators": EvaluatorDescriptor})
         self._evaluator = plugin_manager.find("evaluators", "train", EvaluatorDescriptor)
         self._config, self._most_loss, self._manager = config, most_loss, plugin_manager
-        self._measured: tuple[str, QualityReport] | None = None
+        self._measured: tuple[str, EvaluationReport] | None = None
 
-    def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> QualityReport:
+    def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
         """Measures a snapshot; once, though it may be asked again and again.
 
         Both sets of rows are written to the folder for temporary files, and removed.
 
         Raises:
-            QualityLossError: the loss is above the largest, or no number.
+            MetricLossError: the loss is above the largest, or no number.
             SparringError: the configuration, its data or the snapshot cannot be read.
         """
         if self._measured is None or self._measured[0] != snapshot.manifest_hash:
@@ -84,7 +84,7 @@ class QualityCheck:
         report = self._measured[1]
         if self._most_loss is not None and not report.loss <= self._most_loss:
             chosen = ", ".join(f"{table}={dtype}" for table, dtype in quantize.items())
-            raise QualityLossError(
+            raise MetricLossError(
                 f"snapshot {snapshot.url} is not published: with {chosen} {report.metric} goes from "
                 f"{report.before:.6f} to {report.after:.6f}, a loss of {report.loss:.6f}, above the "
                 f"{self._most_loss} of --max-metric-loss; give the tables more bits, or allow more",
@@ -92,7 +92,7 @@ class QualityCheck:
             )
         return report
 
-    def _measure(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> QualityReport:
+    def _measure(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
         # What serving snapshots do not have is served as float32.
         plain = {name: "fp32" for name, each in snapshot.tables.items() if each.dtype == "float64"}
         before, bytes_before = self._quality(snapshot, plain)
@@ -100,7 +100,7 @@ class QualityCheck:
         after, bytes_after = (
             (before, bytes_before) if chosen == plain else self._quality(snapshot, chosen)
         )
-        return QualityReport(
+        return EvaluationReport(
             before.metric,
             before.value,
             after.value,
@@ -109,7 +109,7 @@ class QualityCheck:
             bytes_after,
         )
 
-    def _quality(self, snapshot: Snapshot, dtypes: Mapping[str, str]) -> tuple[Quality, int]:
+    def _quality(self, snapshot: Snapshot, dtypes: Mapping[str, str]) -> tuple[MetricValue, int]:
         with TemporaryDirectory(prefix="sparring-quality-") as folder:
             url = f"{folder}/rows"
             written = sparring_packed.write(snapshot.url, url, quantize=dtypes, options=_OPTIONS)

@@ -17,7 +17,7 @@ from sparring_train.data.table.files import find_files
 from sparring_train.data.table.sample import ReadingOptions, Sample, sample_parquet
 from sparring_train.data.table.sample_csv import sample_csv
 
-__all__ = ["ColumnLook", "Look", "Role", "look_at"]
+__all__ = ["ColumnSummary", "TableSummary", "Role", "summarize_table"]
 
 Role = Literal["categorical", "numeric", "time", "left out"]
 
@@ -43,7 +43,7 @@ _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm]
 
 
 @dataclass(slots=True)
-class ColumnLook:
+class ColumnSummary:
     """Guess of the role of a column, from the rows that were read."""
 
     name: str
@@ -67,10 +67,10 @@ class ColumnLook:
 
 
 @dataclass(slots=True)
-class Look:
+class TableSummary:
     """Columns of all files."""
 
-    columns: list[ColumnLook]
+    columns: list[ColumnSummary]
     sample: Sample
     num_bad: int = 0
     """Rows that cannot be used, counted by `find_bad_rows`."""
@@ -92,7 +92,7 @@ class Look:
         """Column → Arrow array of the rows that were looked at."""
         return self.sample.values
 
-    def choose_one_separator(self, columns: Sequence[ColumnLook]) -> None:
+    def choose_one_separator(self, columns: Sequence[ColumnSummary]) -> None:
         """Leaves one separator to lists of CSV, because a data set has one; other texts stay whole."""
         found = {each.separator for each in columns}
         chosen = next((each for each in _SEPARATORS if each in found), None)
@@ -105,7 +105,7 @@ class Look:
                 each.is_list, each.separator = False, None
                 _count(each, self.values[each.name])
 
-    def choose_types(self, columns: Sequence[ColumnLook]) -> None:
+    def choose_types(self, columns: Sequence[ColumnSummary]) -> None:
         """Sets the type of columns of ids in CSV that training would not recognize by its first rows."""
         for each in columns:
             texts = self.sample.texts.get(each.name)
@@ -137,7 +137,7 @@ class Look:
                 bad |= sample.wrong[name]
                 row = int(np.argmax(sample.wrong[name]))
                 found = str(sample.texts[name][row])[:60]
-                first.append((row, f"{sample.place_of(row)}, column {name!r}: found {found!r}"))
+                first.append((row, f"{sample.format_row_position(row)}, column {name!r}: found {found!r}"))
         for name in required:
             if sample.values[name].null_count:
                 is_null = sample.values[name].is_null().to_numpy(zero_copy_only=False)
@@ -145,7 +145,7 @@ class Look:
                 if is_null.any():
                     bad |= is_null
                     row = int(np.argmax(is_null))
-                    first.append((row, f"{sample.place_of(row)}, column {name!r} is empty"))
+                    first.append((row, f"{sample.format_row_position(row)}, column {name!r} is empty"))
         self.num_bad = sample.num_broken + int(bad.sum())
         self.first_bad = sample.first_broken or (min(first)[1] if first else None)
 
@@ -159,7 +159,7 @@ class Look:
         return [name for name, values in self.values.items() if _is_binary(values)]
 
 
-def look_at(path: str, options: ReadingOptions | None = None) -> Look:
+def summarize_table(path: str, options: ReadingOptions | None = None) -> TableSummary:
     """Reads the first rows of all files.
 
     Args:
@@ -178,13 +178,13 @@ def look_at(path: str, options: ReadingOptions | None = None) -> Look:
     separators = _SEPARATORS if options.separator is None else (options.separator,)
     looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
     for name, reason in sample.unusable.items():
-        looks.append(ColumnLook(name, "unknown", "left out", unsure=reason))
-    return Look(looks, sample)
+        looks.append(ColumnSummary(name, "unknown", "left out", unsure=reason))
+    return TableSummary(looks, sample)
 
 
-def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> ColumnLook:
+def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> ColumnSummary:
     kind = array.type
-    found = ColumnLook(name, str(kind), "left out", num_missing=array.null_count)
+    found = ColumnSummary(name, str(kind), "left out", num_missing=array.null_count)
     words = set(name.lower().replace("-", "_").replace(".", "_").split("_"))
     # userId, movieId
     is_id_name = bool(words & _ID_NAMES) or name.endswith(("Id", "ID"))
@@ -196,18 +196,18 @@ def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> Col
         if not is_id:
             found.unsure = "a list of neither strings nor whole numbers"
     elif _is_text(kind):
-        _look_at_text(found, array, separators if is_csv else ())
+        _summarize_text(found, array, separators if is_csv else ())
     elif types.is_temporal(kind):
         found.role = "time"
     elif types.is_integer(kind):
         _count(found, array)
-        _look_at_integers(found, array, words, is_id_name)
+        _summarize_integers(found, array, words, is_id_name)
     elif is_id_name and types.is_floating(kind) and _is_whole(array):
         found.role = "categorical"
         _count(found, array)
     elif types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind):
         found.role = "numeric"
-        _look_at_numbers(found, array)
+        _summarize_numbers(found, array)
     else:
         found.unsure = "a type that is neither ids nor numbers"
     if found.num_missing == len(array):
@@ -217,7 +217,7 @@ def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> Col
     return found
 
 
-def _look_at_text(found: ColumnLook, array: Any, separators: Sequence[str]) -> None:
+def _summarize_text(found: ColumnSummary, array: Any, separators: Sequence[str]) -> None:
     found.role = "categorical"
     values = array.drop_null()
     _count(found, values)
@@ -243,7 +243,7 @@ def _look_at_text(found: ColumnLook, array: Any, separators: Sequence[str]) -> N
         found.unsure = "nearly every row has another value, like a row number"
 
 
-def _look_at_integers(found: ColumnLook, array: Any, words: set[str], is_id_name: bool) -> None:
+def _summarize_integers(found: ColumnSummary, array: Any, words: set[str], is_id_name: bool) -> None:
     values = array.drop_null().to_numpy(zero_copy_only=False)
     if not len(values):
         return
@@ -263,10 +263,10 @@ def _look_at_integers(found: ColumnLook, array: Any, words: set[str], is_id_name
     else:
         found.role = "numeric"
         found.unsure = "whole numbers that look like counts; move it to categorical if they are ids"
-        _look_at_numbers(found, array)
+        _summarize_numbers(found, array)
 
 
-def _look_at_numbers(found: ColumnLook, array: Any) -> None:
+def _summarize_numbers(found: ColumnSummary, array: Any) -> None:
     if types.is_boolean(array.type):
         array = array.cast(pyarrow.int8())
     values = array.cast(pyarrow.float64(), safe=False).drop_null().to_numpy(zero_copy_only=False)
@@ -293,7 +293,7 @@ def _is_whole(array: Any) -> bool:
     return bool(len(values)) and bool((values == np.floor(values)).all())
 
 
-def _count(found: ColumnLook, values: Any) -> None:
+def _count(found: ColumnSummary, values: Any) -> None:
     values = values.drop_null()
     if not len(values):
         return

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from sparring_cli.documents.problems import ConfigPath, Place
+from sparring_cli.documents.problems import ConfigPath, Location
 
-__all__ = ["Places"]
+__all__ = ["Locations"]
 
 
-class Places:
+class Locations:
     """ConfigPath → the place of its key and the place of its value.
 
     Args:
         top: the place of the whole configuration.
     """
 
-    def __init__(self, top: Place) -> None:
-        self._keys: dict[ConfigPath, Place] = {(): top}
-        self._values: dict[ConfigPath, Place] = {(): top}
+    def __init__(self, top: Location) -> None:
+        self._keys: dict[ConfigPath, Location] = {(): top}
+        self._values: dict[ConfigPath, Location] = {(): top}
 
-    def add(self, path: ConfigPath, *, key: Place, value: Place) -> None:
+    def add(self, path: ConfigPath, *, key: Location, value: Location) -> None:
         self._keys[path] = key
         self._values[path] = value
 
-    def replace(self, path: ConfigPath, place: Place) -> None:
+    def replace(self, path: ConfigPath, location: Location) -> None:
         """Everything from `path` downwards now comes from one place."""
-        for places in (self._keys, self._values):
-            for known in [known for known in places if known[: len(path)] == path]:
-                del places[known]
-            places[path] = place
+        for locations in (self._keys, self._values):
+            for known in [known for known in locations if known[: len(path)] == path]:
+                del locations[known]
+            locations[path] = location
 
     def is_known(self, path: ConfigPath) -> bool:
         """Whether something was written at exactly `path`."""
         return path in self._values
 
-    def of_key(self, path: ConfigPath) -> Place:
+    def of_key(self, path: ConfigPath) -> Location:
         """Where the key stands; for one that is missing, where its section stands."""
         return _nearest(self._keys, path)
 
-    def of_value(self, path: ConfigPath) -> Place:
+    def of_value(self, path: ConfigPath) -> Location:
         """Where the value stands; for one that is missing, where its section stands."""
         if path in self._values:
             return self._values[path]
         return _nearest(self._keys, path)
 
 
-def _nearest(places: dict[ConfigPath, Place], path: ConfigPath) -> Place:
-    while path and path not in places:
+def _nearest(locations: dict[ConfigPath, Location], path: ConfigPath) -> Location:
+    while path and path not in locations:
         path = path[:-1]
-    return places[path]
+    return locations[path]

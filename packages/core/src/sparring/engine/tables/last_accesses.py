@@ -16,28 +16,28 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.storage.results import Evicted, Keys
+from sparring.contracts.storage.results import EvictedRows, Keys
 from sparring.contracts.tables.expiry import Expiry
 
-__all__ = ["Visits"]
+__all__ = ["LastAccesses"]
 
-_SECONDS_A_DAY = 86_400.0
+_SECONDS_PER_DAY = 86_400.0
 
 _SWEEPS = 8
 """Sweeps within `after_steps`: a row stays for an eighth of that longer at most."""
 
-_STEPS_BETWEEN_LOOKS = 100
+_STEPS_BETWEEN_CHECKS = 100
 """At the clock, which ranks agree on."""
 
 _TIMES = 64
 """Times that are kept within `after_days`."""
 
-_LEAST_MERGED = 65_536
+_MIN_MERGED = 65_536
 
 Steps = npt.NDArray[np.int64]
 
 
-class Visits:
+class LastAccesses:
     """Last visits of one table's keys. Used by one thread at a time."""
 
     def __init__(self, expiry: Expiry) -> None:
@@ -54,7 +54,7 @@ class Visits:
     def before_write(self, keys: Keys) -> None:
         """Nothing is visited before the write."""
 
-    def after_write(self, keys: Keys, evicted: Evicted | None, *, is_erased: bool) -> None:
+    def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Notes keys of a write; arrays may be used again by the caller."""
         self._pending.append(keys.copy())
 
@@ -67,7 +67,7 @@ class Visits:
             self._recent.append((keys, step))
             self._num_recent += len(keys)
         self._pending = []
-        if self._num_recent > max(_LEAST_MERGED, len(self.keys) // 2):
+        if self._num_recent > max(_MIN_MERGED, len(self.keys) // 2):
             self.merge()
 
     def adopt(self, chunks: Iterable[Keys], step: int) -> None:
@@ -97,7 +97,7 @@ class Visits:
         most = self.expiry.after_steps
         if most is not None and step % max(1, most // _SWEEPS) == 0:
             return True
-        return self.expiry.after_days is not None and step % _STEPS_BETWEEN_LOOKS == 0
+        return self.expiry.after_days is not None and step % _STEPS_BETWEEN_CHECKS == 0
 
     def take_expired(self, step: int, now: float) -> Keys:
         """Forgets the keys that have expired, and returns them.
@@ -109,7 +109,7 @@ class Visits:
         most, days = self.expiry.after_steps, self.expiry.after_days
         oldest = -1 if most is None else step - most
         if days is not None:
-            seconds = days * _SECONDS_A_DAY
+            seconds = days * _SECONDS_PER_DAY
             if not self.times or now - self.times[-1][1] >= seconds / _TIMES:
                 self.times.append((step, now))
             past = now - seconds

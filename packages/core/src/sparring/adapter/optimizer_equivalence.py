@@ -11,12 +11,12 @@ import numpy.typing as npt
 from sparring.contracts.storage.updates import UpdateMethod, UpdateRows
 from sparring.contracts.tables.hyperparameters import HyperParameters
 
-__all__ = ["is_rounding", "rounds_alike"]
+__all__ = ["is_rounding_difference", "is_equal_up_to_rounding"]
 
 _ROWS, _STEPS = 32, 4
 
 
-def rounds_alike(
+def is_equal_up_to_rounding(
     method: UpdateMethod,
     hyper_of: Callable[[int], HyperParameters],
     native_step: Callable[[npt.NDArray[Any], npt.NDArray[Any], int], npt.NDArray[Any]],
@@ -56,12 +56,12 @@ def rounds_alike(
         )
         method.update(update, hyper_of(number))
         rows = native_step(rows, gradients, number)
-        if not is_rounding(before, ours, rows, dim):
+        if not is_rounding_difference(before, ours, rows, dim):
             return False
     return True
 
 
-def is_rounding(
+def is_rounding_difference(
     before: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any], dim: int
 ) -> bool:
     """Whether rows after a step differ by rounding alone.

@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import PeerFailure
-from sparring.exchange.link import Buffers, Link, MessageKind, Transfer
+from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
 from sparring.runtime.threads import Job, SerialExecutor
 
-__all__ = ["Answers", "Question", "Service"]
+__all__ = ["RequestReplies", "OutgoingRequest", "IncomingRequest"]
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OutgoingRequest:
     """A message to another rank, and what is done with its answer.
 
     Args:
@@ -46,12 +46,12 @@ class Question:
     label: str
     num_bytes: int
     pack: Callable[[Bytes], None]
-    answer_bytes: int = 0
+    reply_bytes: int = 0
     take: Callable[[Bytes], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class IncomingRequest:
     """A message of another rank, and how it is served.
 
     Args:
@@ -67,13 +67,13 @@ class Service:
     label: str
     num_bytes: int
     serve: Callable[[Bytes, Bytes], None]
-    answer_bytes: int = 0
+    reply_bytes: int = 0
     fail: Callable[[Bytes], None] | None = None
 
 
 @dataclass(slots=True)
-class _Asked:
-    question: Question
+class _Outgoing:
+    question: OutgoingRequest
     going: Transfer
     coming: Transfer | None
     has_sent: bool = False
@@ -81,17 +81,17 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Served:
-    service: Service
+class _Incoming:
+    service: IncomingRequest
     coming: Transfer
     has_come: bool = False
     job: Job | None = None
-    answer: Bytes | None = None
+    reply: Bytes | None = None
     going: Transfer | None = None
 
 
 @dataclass(slots=True)
-class Answers:
+class RequestReplies:
     """One round of questions and answers, driven to its end by `run`.
 
     Args:
@@ -104,21 +104,21 @@ class Answers:
         on_progress: called whenever a message has moved or a service has ended.
     """
 
-    link: Link
+    messenger: Messenger
     executor: SerialExecutor
     buffers: Buffers
     chunks_in_flight: int
     kind: MessageKind
     verb: str
     on_progress: Callable[[], None] | None = None
-    _asked: deque[_Asked] = field(default_factory=deque)
-    _served: deque[_Served] = field(default_factory=deque)
+    _outgoing: deque[_Outgoing] = field(default_factory=deque)
+    _incoming: deque[_Incoming] = field(default_factory=deque)
     _error: BaseException | None = None
 
     def run(
         self,
-        questions: Iterator[Question],
-        services: Iterator[Service],
+        questions: Iterator[OutgoingRequest],
+        services: Iterator[IncomingRequest],
         own: Callable[[], None],
     ) -> BaseException | None:
         """Returns what failed on this rank, after all other ranks were served.
@@ -135,17 +135,17 @@ class Answers:
         has_ended = False
         try:
             while True:
-                moved = self._ask(questions)
+                moved = self._send_requests(questions)
                 mine = mine or self.executor.submit(own)
-                moved |= self._serve(services)
+                moved |= self._serve_requests(services)
                 if mine.is_done and not has_ended:
                     has_ended = moved = True
                     self._ended(mine, "hop 0")
                 if moved and self.on_progress is not None:
                     self.on_progress()
-                if not moved and has_ended and not (self._asked or self._served):
+                if not moved and has_ended and not (self._outgoing or self._incoming):
                     break
-                self.link.pause(self.executor, has_progressed=moved)
+                self.messenger.pause(self.executor, has_progressed=moved)
         except PeerFailure:
             # A rank that was told of this failure may have left since; the cause is here.
             if self._error is None:
@@ -154,113 +154,113 @@ class Answers:
             self.executor.finish()
         return self._error
 
-    def _ask(self, waiting: Iterator[Question]) -> bool:
+    def _send_requests(self, waiting: Iterator[OutgoingRequest]) -> bool:
         moved = False
-        while len(self._asked) < self.chunks_in_flight:
+        while len(self._outgoing) < self.chunks_in_flight:
             question = next(waiting, None)
             if question is None:
                 break
             coming = None
-            if question.answer_bytes:
-                answer = self.buffers.take(question.answer_bytes)
-                coming = self.link.receive(MessageKind.ROWS, answer, question.peer, question.label)
+            if question.reply_bytes:
+                reply = self.buffers.take(question.reply_bytes)
+                coming = self.messenger.receive(MessageKind.ROWS, reply, question.peer, question.label)
             message = self.buffers.take(question.num_bytes)
             question.pack(message)
-            going = self.link.send(self.kind, message, question.peer, question.label)
-            self._asked.append(_Asked(question, going, coming, has_taken=coming is None))
+            going = self.messenger.send(self.kind, message, question.peer, question.label)
+            self._outgoing.append(_Outgoing(question, going, coming, has_taken=coming is None))
             moved = True
         may_take = True
-        for asked in self._asked:
-            if not asked.has_sent and self.link.is_done(asked.going):
+        for asked in self._outgoing:
+            if not asked.has_sent and self.messenger.is_done(asked.going):
                 asked.has_sent = moved = True
                 self.buffers.give_back(asked.going.buffer)
             if asked.coming is not None and not asked.has_taken:
-                if may_take and self.link.is_done(asked.coming):
+                if may_take and self.messenger.is_done(asked.coming):
                     asked.has_taken = moved = True
                     self._take(asked.question, asked.coming.buffer)
                 else:
                     may_take = False
-        while self._asked and self._asked[0].has_sent and self._asked[0].has_taken:
-            self._asked.popleft()
+        while self._outgoing and self._outgoing[0].has_sent and self._outgoing[0].has_taken:
+            self._outgoing.popleft()
         return moved
 
-    def _serve(self, waiting: Iterator[Service]) -> bool:
+    def _serve_requests(self, waiting: Iterator[IncomingRequest]) -> bool:
         moved = False
-        while len(self._served) < self.chunks_in_flight:
+        while len(self._incoming) < self.chunks_in_flight:
             service = next(waiting, None)
             if service is None:
                 break
             message = self.buffers.take(service.num_bytes)
-            coming = self.link.receive(self.kind, message, service.peer, service.label)
-            self._served.append(_Served(service, coming))
+            coming = self.messenger.receive(self.kind, message, service.peer, service.label)
+            self._incoming.append(_Incoming(service, coming))
             moved = True
         moved |= self._begin_serving()
-        for served in self._served:
+        for served in self._incoming:
             if served.job is None or not served.job.is_done:
                 break
-            if served.going is None and served.answer is not None:
+            if served.going is None and served.reply is not None:
                 moved = True
                 self._answer(served, served.job)
-        while self._served and self._is_over(self._served[0]):
-            self._served.popleft()
+        while self._incoming and self._is_over(self._incoming[0]):
+            self._incoming.popleft()
             moved = True
         return moved
 
     def _begin_serving(self) -> bool:
         moved = False
         silent: set[int] = set()
-        for served in self._served:
+        for served in self._incoming:
             # Of one rank's messages only the first is looked at: they come in order.
             if served.has_come or served.service.peer in silent:
                 continue
-            if self.link.is_done(served.coming):
+            if self.messenger.is_done(served.coming):
                 served.has_come = moved = True
             else:
                 silent.add(served.service.peer)
-        for served in self._served:
+        for served in self._incoming:
             if not served.has_come:
                 break
             if served.job is None:
-                served.answer = self.buffers.take(served.service.answer_bytes)
-                serve = partial(served.service.serve, served.coming.buffer, served.answer)
+                served.reply = self.buffers.take(served.service.reply_bytes)
+                serve = partial(served.service.serve, served.coming.buffer, served.reply)
                 served.job = self.executor.submit(serve)
                 moved = True
         return moved
 
-    def _answer(self, served: _Served, job: Job) -> None:
-        service, answer = served.service, served.answer
-        assert answer is not None
+    def _answer(self, served: _Incoming, job: Job) -> None:
+        service, reply = served.service, served.reply
+        assert reply is not None
         self._ended(job, service.label)
         self.buffers.give_back(served.coming.buffer)
-        if not service.answer_bytes:
-            self.buffers.give_back(answer)
-            served.answer = None
+        if not service.reply_bytes:
+            self.buffers.give_back(reply)
+            served.reply = None
             return
         if job.error is not None and service.fail is not None:
-            service.fail(answer)
-        served.going = self.link.send(MessageKind.ROWS, answer, service.peer, service.label)
+            service.fail(reply)
+        served.going = self.messenger.send(MessageKind.ROWS, reply, service.peer, service.label)
 
-    def _is_over(self, served: _Served) -> bool:
+    def _is_over(self, served: _Incoming) -> bool:
         if served.going is None:
-            return served.job is not None and served.job.is_done and served.answer is None
-        if not self.link.is_done(served.going):
+            return served.job is not None and served.job.is_done and served.reply is None
+        if not self.messenger.is_done(served.going):
             return False
         self.buffers.give_back(served.going.buffer)
         return True
 
-    def _take(self, question: Question, answer: Bytes) -> None:
+    def _take(self, question: OutgoingRequest, reply: Bytes) -> None:
         assert question.take is not None
         try:
-            question.take(answer)
+            question.take(reply)
         except BaseException as error:
             # The others still need this rank, so it goes on to the end.
             self._error = self._error or error
-        self.buffers.give_back(answer)
+        self.buffers.give_back(reply)
 
     def _ended(self, job: Job, label: str) -> None:
         self._error = self._error or job.error
-        if self.link.trace is not None:
+        if self.messenger.trace is not None:
             details = {"of": label}
-            self.link.trace.add(
+            self.messenger.trace.add(
                 self.verb, job.begin_ns, job.end_ns, details, thread_id=job.thread_id
             )

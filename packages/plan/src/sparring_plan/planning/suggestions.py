@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparring.errors import ConfigError
-from sparring_plan.planning.costs.costs import option_costs
+from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.search.search import fits, search
 
-__all__ = ["ways_out"]
+__all__ = ["suggest_changes"]
 
-_MOST_TIMES_THE_NODES = 64
+_MAX_NODE_FACTOR = 64
 
 
-def ways_out(inputs: PlanInputs, calibration: Calibration) -> list[str]:
+def suggest_changes(inputs: PlanInputs, calibration: Calibration) -> list[str]:
     """Changes of the inputs that fit, a sentence each, the cheapest an hour first."""
     found = []
     for sentence, changed in _changes(inputs, calibration):
@@ -38,7 +38,7 @@ def _changes(inputs: PlanInputs, calibration: Calibration) -> Iterator[tuple[str
         if both != rowwise:
             sentence = "rows of bfloat16 and rowwise_adagrad"
             yield sentence, inputs.model_copy(update={"tables": both})
-    nodes = _fewest_nodes(inputs, calibration)
+    nodes = _find_min_nodes(inputs, calibration)
     if nodes is not None:
         yield f"{nodes} nodes in place of {inputs.topology.nodes}", _with_nodes(inputs, nodes)
 
@@ -60,17 +60,17 @@ def _with_nodes(inputs: PlanInputs, nodes: int) -> PlanInputs:
     return inputs.model_copy(update={"topology": topology})
 
 
-def _fewest_nodes(inputs: PlanInputs, calibration: Calibration) -> int | None:
+def _find_min_nodes(inputs: PlanInputs, calibration: Calibration) -> int | None:
     fewest = inputs.topology.nodes
     most = fewest * 2
-    while not fits(option_costs(_with_nodes(inputs, most), calibration)):
-        if most >= fewest * _MOST_TIMES_THE_NODES:
+    while not fits(compute_option_costs(_with_nodes(inputs, most), calibration)):
+        if most >= fewest * _MAX_NODE_FACTOR:
             return None
         most *= 2
     low = most // 2
     while most - low > 1:
         middle = (low + most) // 2
-        if fits(option_costs(_with_nodes(inputs, middle), calibration)):
+        if fits(compute_option_costs(_with_nodes(inputs, middle), calibration)):
             most = middle
         else:
             low = middle
@@ -79,7 +79,7 @@ def _fewest_nodes(inputs: PlanInputs, calibration: Calibration) -> int | None:
 
 def _step_seconds(inputs: PlanInputs, calibration: Calibration) -> float | None:
     try:
-        options = option_costs(inputs, calibration)
+        options = compute_option_costs(inputs, calibration)
     except ConfigError:
         # As rowwise_adagrad couples columns, it is no way out where all kinds divide them.
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sparring.errors import InvalidArgumentError
 
-__all__ = ["Address", "Place", "place_of"]
+__all__ = ["Address", "Location", "parse_location"]
 
 _URL = re.compile(
     r"(?P<scheme>rediss?|unix)(?:\+(?P<mode>sentinel|cluster))?://(?P<rest>[^?#]*)"
@@ -38,7 +38,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Address of a Redis deployment. It holds no secret and may be printed."""
 
     mode: str
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """All of it in one text, which `place_of` reads back."""
+        """All of it in one text, which `parse_location` reads back."""
         names = ",".join(map(str, self.addresses))
         if self.addresses[0].is_path:
             # A path may end in a number of its own.
@@ -68,14 +68,14 @@ class Place:
         return f"Redis cluster at {names}"
 
 
-def place_of(
+def parse_location(
     url: str,
     mode: str | None,
     *,
     service: str | None = None,
     database: int = 0,
     tls: bool = False,
-) -> Place:
+) -> Location:
     """Reads a URL; the rest says what it leaves out.
 
     Raises:
@@ -92,7 +92,7 @@ def place_of(
         )
     chosen = said or mode or "standalone"
     if matched["scheme"] == "unix":
-        return _unix_place(rest, chosen, database)
+        return _unix_location(rest, chosen, database)
     hosts, _, path = rest.partition("/")
     addresses = tuple(_address(each, _PORTS.get(chosen, 6379)) for each in hosts.split(","))
     if chosen == "standalone" and len(addresses) > 1:
@@ -118,16 +118,16 @@ def place_of(
             f"redis: a cluster has only database 0, found {database}; leave it out"
         )
     is_encrypted = tls or matched["scheme"] == "rediss"
-    return Place(chosen, addresses, service, database, is_encrypted)
+    return Location(chosen, addresses, service, database, is_encrypted)
 
 
-def _unix_place(path: str, mode: str, database: int) -> Place:
+def _unix_location(path: str, mode: str, database: int) -> Location:
     if mode != "standalone" or not path.startswith("/"):
         raise InvalidArgumentError(
             "redis: a Unix socket is unix:///path with an absolute path, and leads to a "
             "standalone Redis"
         )
-    return Place(mode, (Address(path, is_path=True),), database=database)
+    return Location(mode, (Address(path, is_path=True),), database=database)
 
 
 def _address(text: str, port: int) -> Address:

@@ -21,12 +21,12 @@ from sparring.runtime.trace import Trace
 __all__ = [
     "Buffers",
     "ExchangeCounters",
-    "Link",
+    "Messenger",
     "MessageKind",
     "Transfer",
     "WireBytes",
     "pass_messages",
-    "tag_of",
+    "find_tag",
 ]
 
 
@@ -85,7 +85,7 @@ Bytes = npt.NDArray[np.uint8]
 _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 
 # Seconds between two polls of messages under way. Polling also moves messages of MPI.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 500e-6
+_MIN_PAUSE, _MAX_PAUSE = 20e-6, 500e-6
 
 _SPIN_SECONDS = 0.5e-3
 """For this time after the last progress the thread only yields: messages of small batches arrive before
@@ -97,11 +97,11 @@ _SLACK = 1.01
 _STALL_SECONDS = 0.02
 """After this time without progress, `on_stall` is called."""
 
-_SMALLEST_BUFFER = 1 << 12
-_MOST_UNUSED_BYTES = 256 << 20
+_MIN_BUFFER_BYTES = 1 << 12
+_MAX_UNUSED_BYTES = 256 << 20
 
 
-def tag_of(kind: MessageKind) -> int:
+def find_tag(kind: MessageKind) -> int:
     """The tag of messages of a kind."""
     return _TAGS[kind]
 
@@ -119,7 +119,7 @@ class Transfer:
     label: str
 
 
-class Link:
+class Messenger:
     """Starts messages and polls them. Used by the thread that drives the exchange.
 
     Args:
@@ -136,8 +136,8 @@ class Link:
         # Also those of an exchange that failed: a transport may still write to their buffers.
         self._under_way: dict[int, Transfer] = {}
         self._num_outstanding = [0] * collective.world_size
-        self._heard = [0.0] * collective.world_size
-        self._pause = _SHORTEST_PAUSE
+        self._last_heard = [0.0] * collective.world_size
+        self._pause = _MIN_PAUSE
         self._moved = 0.0
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
@@ -160,7 +160,7 @@ class Link:
         work = self.collective.send(buffer, peer, _TAGS[kind], **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
         self.counters.num_messages_sent += 1
-        return self._started(Transfer(work, buffer, peer, kind, True, 0, label))
+        return self._register(Transfer(work, buffer, peer, kind, True, 0, label))
 
     def receive(
         self,
@@ -174,7 +174,7 @@ class Link:
         """Starts filling an array; in a device's memory, after what is on the stream."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
-        return self._started(Transfer(work, buffer, peer, kind, False, 0, label))
+        return self._register(Transfer(work, buffer, peer, kind, False, 0, label))
 
     @contextmanager
     def span(self, name: str, peer: int) -> Iterator[None]:
@@ -205,7 +205,7 @@ class Link:
         transfer.work.wait()
         del self._under_way[id(transfer)]
         self._num_outstanding[transfer.peer] -= 1
-        self._heard[transfer.peer] = time.monotonic()
+        self._last_heard[transfer.peer] = time.monotonic()
         if not transfer.is_sent:
             self.counters.wire_bytes_received.add(transfer.kind, transfer.buffer.nbytes)
         if self.trace is not None:
@@ -221,7 +221,7 @@ class Link:
         """How long this rank has waited for a rank; 0 where it waits for nothing of it."""
         if self._num_outstanding[peer] <= 0:
             return 0.0
-        return time.monotonic() - self._heard[peer]
+        return time.monotonic() - self._last_heard[peer]
 
     def pause(self, executor: SerialExecutor, *, has_progressed: bool) -> None:
         """Waits between two polls: not at all after progress, then longer and longer.
@@ -231,7 +231,7 @@ class Link:
         """
         now = time.monotonic()
         if has_progressed:
-            self._pause = _SHORTEST_PAUSE
+            self._pause = _MIN_PAUSE
             self._moved = now
             return
         if executor.is_idle and now - self._moved < _SPIN_SECONDS:
@@ -241,11 +241,11 @@ class Link:
             self.on_stall()
             self._check_deadline()
         executor.pause(self._pause)
-        self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
+        self._pause = min(self._pause * 1.5, _MAX_PAUSE)
 
-    def _started(self, transfer: Transfer) -> Transfer:
+    def _register(self, transfer: Transfer) -> Transfer:
         if not self._num_outstanding[transfer.peer]:
-            self._heard[transfer.peer] = time.monotonic()
+            self._last_heard[transfer.peer] = time.monotonic()
         self._num_outstanding[transfer.peer] += 1
         self._under_way[id(transfer)] = transfer
         if self.trace is not None:
@@ -257,9 +257,9 @@ class Link:
         if not waiting:
             return
         # The rank that has been silent the longest: others may be waiting for it themselves.
-        peer = min(waiting, key=lambda each: self._heard[each])
+        peer = min(waiting, key=lambda each: self._last_heard[each])
         deadline = self.collective.deadline_seconds
-        if time.monotonic() - self._heard[peer] <= deadline * _SLACK:
+        if time.monotonic() - self._last_heard[peer] <= deadline * _SLACK:
             return
         context = self.collective.context
         where = f" of table {context.table!r}" if context.table is not None else ""
@@ -280,13 +280,13 @@ def pass_messages(collective: Collective, count: int) -> None:
 
     The time that it takes is what messages cost the threads of an exchange.
     """
-    link = Link(collective, ExchangeCounters())
-    link.begin("calibration", None, None)
+    messenger = Messenger(collective, ExchangeCounters())
+    messenger.begin("calibration", None, None)
     outgoing, incoming = np.zeros(64, np.uint8), np.empty(64, np.uint8)
     for _ in range(count):
-        coming = link.receive(MessageKind.KEYS, incoming, collective.rank)
-        going = link.send(MessageKind.KEYS, outgoing, collective.rank)
-        while not (link.is_done(coming) and link.is_done(going)):
+        coming = messenger.receive(MessageKind.KEYS, incoming, collective.rank)
+        going = messenger.send(MessageKind.KEYS, outgoing, collective.rank)
+        while not (messenger.is_done(coming) and messenger.is_done(going)):
             pass
 
 
@@ -294,7 +294,7 @@ def _nothing() -> None:
     return
 
 
-def _fresh(num_bytes: int) -> Bytes:
+def _allocate(num_bytes: int) -> Bytes:
     return np.empty(num_bytes, np.uint8)
 
 
@@ -305,7 +305,7 @@ class Buffers:
         make: allocates a buffer of that many bytes.
     """
 
-    def __init__(self, make: Callable[[int], Bytes] = _fresh) -> None:
+    def __init__(self, make: Callable[[int], Bytes] = _allocate) -> None:
         self._make = make
         self._kept_bytes = 0
         # Rounded size -> buffers of that size.
@@ -313,7 +313,7 @@ class Buffers:
 
     def take(self, num_bytes: int) -> Bytes:
         """A buffer of `num_bytes` with any content; its memory begins on a multiple of 16."""
-        size = max(_SMALLEST_BUFFER, 1 << (max(1, num_bytes) - 1).bit_length())
+        size = max(_MIN_BUFFER_BYTES, 1 << (max(1, num_bytes) - 1).bit_length())
         kept = self._kept.get(size)
         if kept:
             self._kept_bytes -= size
@@ -324,7 +324,7 @@ class Buffers:
         """Takes back a buffer of `take`; the caller must not use it any more."""
         whole = buffer.base
         assert isinstance(whole, np.ndarray)
-        if self._kept_bytes + whole.nbytes > _MOST_UNUSED_BYTES:
+        if self._kept_bytes + whole.nbytes > _MAX_UNUSED_BYTES:
             return
         self._kept_bytes += whole.nbytes
         self._kept.setdefault(whole.nbytes, []).append(whole)
