@@ -93,7 +93,7 @@ def _torch_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
 def _tensorflow_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
     import tensorflow as tf
 
-    from sparring_tf.program.library import operators, load_reader
+    from sparring_tf.program.library import load_reader, operators
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     library, (ops, _) = load_reader(), operators()

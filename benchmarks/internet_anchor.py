@@ -29,10 +29,13 @@ import numpy.typing as npt
 from sparring import StepContainer, StorageChoice, make_plugin_manager, update_rows
 from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, Storage, TableConfig
-from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, measure_storage_costs
+from sparring_plan.planning.calibration.storage_timings import (
+    MeasuredStorage,
+    measure_storage_costs,
+)
 from sparring_plan.planning.costs.storage_bytes import estimate_bytes
 from sparring_plan.planning.inputs import Calibration, PlanInputs, StepCosts, TableSpec, read_inputs
-from sparring_plan.simulation.sheet import with_ranks, make_simulated_plan
+from sparring_plan.simulation.sheet import make_simulated_plan, with_ranks
 
 __all__ = ["Anchor", "measure_anchor"]
 

@@ -23,11 +23,15 @@ from sparring import ExchangeOptions, StepContainer, make_plugin_manager
 from sparring.adapter import EnvironmentRendezvous
 from sparring.contracts import Collective, EnvironmentOptions, TableConfig
 from sparring_plan import Plan
-from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, measure_step_costs, make_step
+from sparring_plan.planning.calibration.step_timings import (
+    NUM_BATCHES,
+    make_step,
+    measure_step_costs,
+)
 from sparring_plan.planning.calibration.storage_timings import (
     MeasuredStorage,
-    pool_ns_per_byte,
     measure_storage_costs,
+    pool_ns_per_byte,
 )
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts
 from sparring_plan.simulation.calibration import calibrate
@@ -158,7 +162,9 @@ def _calibration(given: dict[str, Any]) -> Calibration:
         chunks_in_flight=given["chunks_in_flight"],
     )
     measured = Calibration(
-        name="measured", storages={"hkv": measure_storage_costs(storage, manager)}, exchange=exchange
+        name="measured",
+        storages={"hkv": measure_storage_costs(storage, manager)},
+        exchange=exchange,
     )
     steps = measure_step_costs(measured, found.message_seconds, manager)
     return measured.model_copy(update={"exchange": exchange.model_copy(update={"steps": steps})})

@@ -12,21 +12,21 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.exchange.messenger import Messenger, MessageKind
 from sparring.exchange.messages import (
     Codec,
     OwnedGradients,
-    PullResult,
     PullRequest,
+    PullResult,
     PushRequest,
     find_into,
     find_rows,
     gradient_bytes,
     pack_gradients,
-    unpack_reply,
     reply_bytes,
+    unpack_reply,
     write_failure,
 )
+from sparring.exchange.messenger import MessageKind, Messenger
 from sparring.exchange.push import GradientSums
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.ring import RingExchange

@@ -32,8 +32,8 @@ from sparring import (
     StepContainer,
     StorageChoice,
     TableDescription,
-    scan_rows,
     open_snapshot,
+    scan_rows,
 )
 from sparring.contracts import ScanChunk, TableConfig
 

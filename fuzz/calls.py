@@ -46,7 +46,13 @@ def main(arguments: Sequence[str]) -> int:
 def make_target() -> CallsTarget:
     """Imports the instrumented modules, and starts a server."""
     from sparring.contracts import TableConfig
-    from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+    from sparring_serve import (
+        LookupServer,
+        ServerConfig,
+        ServingConfig,
+        ShardPosition,
+        ShardReplicas,
+    )
     from sparring_serve.testing import MemoryTables
 
     with tempfile.TemporaryDirectory() as folder:

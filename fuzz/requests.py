@@ -58,7 +58,9 @@ def make_target() -> Callable[[bytes], None]:
     # Of both shards, so that one refuses keys that are of the other.
     shards = ShardReplicas((("a:1",), ("b:1",)))
     services = [
-        LookupService(tables, ShardPosition(shards, shard), Limits(most_ids=4096, most_bytes=1 << 20))
+        LookupService(
+            tables, ShardPosition(shards, shard), Limits(most_ids=4096, most_bytes=1 << 20)
+        )
         for shard in (0, 1)
     ]
     kinds = [

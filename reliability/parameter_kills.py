@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reliability.report import Report
-from sparring import list_snapshots, scan_rows, open_snapshot
+from sparring import list_snapshots, open_snapshot, scan_rows
 from sparring.errors import SparringError
 from sparring_cli import verify_snapshot
 from sparring_serve import ParameterClient, ShardReplicas

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, SparringError
-from sparring_serve import LookupReply, LookupClient, ReplicasFailedError, RowStatus
+from sparring_serve import LookupClient, LookupReply, ReplicasFailedError, RowStatus
 
 __all__ = ["NUM_KEYS", "TABLE", "Watch", "rows_of", "wrong_rows"]
 

@@ -26,7 +26,7 @@ from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from sparring import SaveOptions, StepContainer, StorageChoice
 from sparring.contracts import TableConfig
-from sparring_serve import ShardPosition, ServingConfig, ShardReplicas
+from sparring_serve import ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.refresher import Refresher

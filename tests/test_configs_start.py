@@ -219,8 +219,7 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     config = load_config(ROOT / "configs/gpu.yaml")
     method = BUILTIN_METHODS[config.optimizer.sparse.name]()
     tables = [
-        each.with_state(method.state_width(each.dim), method.name)
-        for each in config.list_tables()
+        each.with_state(method.state_width(each.dim), method.name) for each in config.list_tables()
     ]
     options = config.storage.options["tiers"][0]["options"]
     budget, pinned = options["device_memory_bytes"], 0

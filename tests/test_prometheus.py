@@ -20,9 +20,9 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
 )
 from sparring_serve.testing import MemoryTables

@@ -47,9 +47,7 @@ def test_with_a_gpu_that_the_packages_cannot_use_nothing_passes(
 def test_without_a_gpu_it_says_once_what_did_not_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        program, "find_gpu", lambda python: program.Found(False, "no driver here")
-    )
+    monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(False, "no driver here"))
     assert program.main(["--no-build", "--allow-no-gpu"]) == 0
     out = capsys.readouterr().out
     assert out.strip() == "not run: short, much longer\n  because no driver here"

@@ -3,7 +3,8 @@
     python tools/check_prose.py             # the rate of each habit, and whether it is within its budget
     python tools/check_prose.py what        # the lines of the habits whose names contain the word
 
-Three kinds of prose are measured on their own: Markdown pages, docstrings and comments, and string literals of
+Three kinds of prose are measured on their own: Markdown pages, docstrings and comments, and string
+literals of
 at least four words (errors, log messages, help texts). A budget is a rate per 100,000 words, at which
 well-edited projects of the field use the same words. Budgets may only decrease.
 """
@@ -145,9 +146,12 @@ def _prose(path: Path) -> Iterator[tuple[str, str]]:
 
 def _docstrings(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.value.value
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value.value
 
 
 def _comments(source: str) -> Iterator[str]:

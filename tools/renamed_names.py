@@ -1,10 +1,10 @@
-"""Applies the table of renamed names, `renamed_names.tsv`, to source trees.
+"""Applies the table of renamed names, `renamed_names.tsv`, to a source tree.
 
-    python tools/renamed_names.py --check                     # problems of the table, with the repository as it is
-    python tools/renamed_names.py --root TREE                 # renames everything in a checkout
-    python tools/renamed_names.py --public PLUGIN/src ...     # renames the public names in a plugin
+    python tools/renamed_names.py --check          # lists problems of the table
+    python tools/renamed_names.py --root TREE      # renames everything in a checkout
 
-A line of the table contains the old name, the new name, path patterns (empty: the whole repository) and a mode:
+A line of the table contains the old name, the new name, path patterns (none: the whole repository), and
+a mode:
 
 - ``word``: whole words in every text file.
 - ``name``: names in Python files, and strings and Markdown code that consist of exactly this word.
@@ -28,10 +28,16 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("renamed_names.tsv")
 SUFFIXES = {
-    ".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".cc", ".h", ".cu", ".cuh", ".cpp", ".proto",
-    ".txt", ".html", ".js", ".css", ".sh", ".ipynb", ".cmake", ".supp", ".json",
+    ".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".cc", ".h", ".cu", ".cuh",
+    ".cpp", ".proto", ".txt", ".html", ".js", ".css", ".sh", ".ipynb", ".cmake", ".supp", ".json",
 }  # fmt: skip
-KEPT = ("tools/renamed_names*", "tools/moved_names.py", "docs/reference/versions.md", "*/fixtures/*", "*/third_party/*")
+KEPT = (
+    "tools/renamed_names*",
+    "tools/moved_names.py",
+    "docs/reference/versions.md",
+    "*/fixtures/*",
+    "*/third_party/*",
+)
 """Files that contain old names on purpose, or stored data."""
 
 
@@ -148,7 +154,7 @@ def rename_tree(root: Path, renames: list[Rename]) -> None:
 
 
 def check_table(root: Path, renames: list[Rename]) -> list[str]:
-    """Returns the problems: names that are renamed twice, or to a name that the repository contains already."""
+    """Returns the problems: names that are renamed twice, or to a name that the repository contains."""
     problems = []
     texts = {name: (root / name).read_text() for name in list_files(root)}
     words = {name: Counter(re.findall(r"\w+", text)) for name, text in texts.items()}

@@ -17,7 +17,7 @@ from sparring import StepContainer
 from sparring.contracts import Collective, Reduction, TableSharding
 from sparring.errors import UnsupportedError
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import make_batch, join_pieces, collect_pieces
+from sparring_testing.processes.sharded_jobs import collect_pieces, join_pieces, make_batch
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.layers.embedding_bag import EmbeddingBag

@@ -41,7 +41,7 @@ from sparring_tf import (
     export_program,
     load_program,
 )
-from sparring_tf.program.library import operators, load_reader
+from sparring_tf.program.library import load_reader, operators
 
 EXAMPLE = Path(__file__).parents[1] / "examples/run_saved_model.cc"
 

@@ -12,7 +12,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed; see nox -
 import keras
 
 from sparring import StepContainer
-from sparring.contracts import PlanResult, PlanRequest, ShardingPlan
+from sparring.contracts import PlanRequest, PlanResult, ShardingPlan
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_tf import EmbeddingBag, EmbeddingCollection, FeatureConfig, Optimizer, TableConfig
 from sparring_tf.optim import planned_job as planned

@@ -425,10 +425,14 @@ CHECKS: dict[str, Check] = {
     ),
     "EmbeddingShardingPlanner.collective_plan.pg": differs(sent_to, None, "mine"),
     "HeuristicalStorageReservation.parameter_multiplier": differs(
-        lambda v: tr.HeuristicalStorageReservation(0.1, v).available_bytes(10_000, Model()), 6.0, 2.0
+        lambda v: tr.HeuristicalStorageReservation(0.1, v).available_bytes(10_000, Model()),
+        6.0,
+        2.0,
     ),
     "HeuristicalStorageReservation.dense_tensor_estimate": differs(
-        lambda v: tr.HeuristicalStorageReservation(0.1, 6.0, v).available_bytes(10_000, Model()), None, 9
+        lambda v: tr.HeuristicalStorageReservation(0.1, 6.0, v).available_bytes(10_000, Model()),
+        None,
+        9,
     ),
     **{
         f"Topology.{name}": differs(lambda v, name=name: topology(**{name: v}), *values)

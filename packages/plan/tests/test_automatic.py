@@ -134,7 +134,9 @@ def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
     assert {name: made.sharding.sharding_of(name).kind for name in made.sharding.tables} == {  # type: ignore[union-attr]
         "pinned": "table_wise"
     }
-    assert made.assumptions[-1].startswith("tables are row_wise, as with this the tables do not fit")
+    assert made.assumptions[-1].startswith(
+        "tables are row_wise, as with this the tables do not fit"
+    )
 
 
 def test_memory_is_a_share_of_the_machine_where_no_one_says(
@@ -167,7 +169,12 @@ def test_owners_pool_where_modules_can() -> None:
     def transfer(supports_pooling: bool) -> str:
         long = (FeatureWorkload("sum", 60.0),)
         bags = TableWorkload(
-            TableConfig("seen", 64), long, 10**7, "adagrad", ("table_wise",), supports_pooling=supports_pooling
+            TableConfig("seen", 64),
+            long,
+            10**7,
+            "adagrad",
+            ("table_wise",),
+            supports_pooling=supports_pooling,
         )
         made = automatic.plan_from_request(request(bags, memory_bytes=64 * GIB, far_gbit=1))
         sharding = made.sharding.sharding_of("seen")

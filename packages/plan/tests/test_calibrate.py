@@ -16,10 +16,13 @@ from sparring_cli import read_document
 from sparring_cli.application import main
 from sparring_plan.planning.calibration import calibrate, step_timings, storage_timings
 from sparring_plan.planning.calibration.calibrate import write_calibration
-from sparring_plan.planning.calibration.storage_timings import MeasuredStorage, measure_storage_costs
+from sparring_plan.planning.calibration.storage_timings import (
+    MeasuredStorage,
+    measure_storage_costs,
+)
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
-from sparring_plan.planning.planner import make_plan, make_placement
+from sparring_plan.planning.planner import make_placement, make_plan
 from sparring_plan.simulation.plan_step import simulate_plan
 
 INPUTS = """
@@ -231,7 +234,10 @@ def test_costs_of_steps_make_the_simulation_take_what_was_measured(
         costs = before.model_copy(update={"exchange": exchange})
         return [
             simulate_plan(
-                make_placement(plan, compute_option_costs(inputs, costs)), inputs, costs, has_one_core=True
+                make_placement(plan, compute_option_costs(inputs, costs)),
+                inputs,
+                costs,
+                has_one_core=True,
             ).seconds
             for inputs, plan in asked
         ]

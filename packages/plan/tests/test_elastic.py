@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparring import StepContainer, StorageChoice, Uniform, make_plugin_manager
-from sparring.adapter import automatic_plan, parse_hyper, resolve_method, describe_workload
+from sparring.adapter import automatic_plan, describe_workload, parse_hyper, resolve_method
 from sparring.contracts import (
     Collective,
     FeatureWorkload,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from sparring import ExchangeOptions, LocalGroup, StepContainer
-from sparring.adapter import BagLookup, parse_hyper, look_up_bags, resolve_method
+from sparring.adapter import BagLookup, look_up_bags, parse_hyper, resolve_method
 from sparring.contracts import Collective, MethodChoice, TableConfig
 from sparring_cli import read_document
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import make_plan, make_placement
+from sparring_plan.planning.planner import make_placement, make_plan
 from sparring_plan.simulation.traffic import compute_traffic
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 

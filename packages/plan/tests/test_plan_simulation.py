@@ -24,7 +24,7 @@ from sparring_plan.planning.inputs import (
     StepCosts,
     read_inputs,
 )
-from sparring_plan.planning.planner import make_plan, make_placement
+from sparring_plan.planning.planner import make_placement, make_plan
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.report.page import render_report, write_report
 from sparring_plan.simulation import plan_step, ranking
@@ -33,7 +33,7 @@ from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, 
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
 from sparring_plan.simulation.ranking import list_neighbors, rank_again
 from sparring_plan.simulation.replay import simulate
-from sparring_plan.simulation.sheet import with_ranks, simulate_sheet
+from sparring_plan.simulation.sheet import simulate_sheet, with_ranks
 from sparring_plan.simulation.traffic import compute_traffic
 
 ROOT = Path(__file__).resolve().parents[3]

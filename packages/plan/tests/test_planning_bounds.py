@@ -15,9 +15,9 @@ from sparring_plan.planning.inputs import Calibration
 from sparring_plan.planning.search import bound as bound_module
 from sparring_plan.planning.search.bound import (
     compute_aggregate_bound,
-    highs,
     compute_linear_bound,
     compute_threshold_bound,
+    highs,
 )
 from sparring_plan.planning.search.exact import prove
 from sparring_plan.planning.search.placement import place_all

@@ -125,7 +125,9 @@ def test_misses_are_of_distinct_keys_and_none_where_all_rows_fit() -> None:
 def test_a_larger_tier_costs_less_time_and_more_memory(calibration: Calibration) -> None:
     table = {"dim": 32, "method": "adam", "rows": 2_000_000, "features": {"f": {"ids": 10}}}
     stacks = [{"tiers": [{"hkv": budget}, "rocksdb"]} for budget in ("5 %", "50 %")]
-    options = compute_option_costs(inputs_of(table, storages=[*stacks, "hkv", "rocksdb"]), calibration)
+    options = compute_option_costs(
+        inputs_of(table, storages=[*stacks, "hkv", "rocksdb"]), calibration
+    )
     seconds = compute_of(options)
     small, large = "hkv 5 % + rocksdb", "hkv 50 % + rocksdb"
     assert seconds["hkv"] < seconds[large] < seconds[small] < seconds["rocksdb"]
@@ -147,9 +149,9 @@ def test_iops_latency_and_methods_are_counted(calibration: Calibration) -> None:
     def seconds(**changes: Any) -> float:
         costs = calibration.model_dump(exclude_none=True)
         costs["storages"] = {"rocksdb": {**costs["storages"]["rocksdb"], **changes}}
-        return compute_of(compute_option_costs(inputs_of(table), Calibration.model_validate(costs)))[
-            "rocksdb"
-        ]
+        return compute_of(
+            compute_option_costs(inputs_of(table), Calibration.model_validate(costs))
+        )["rocksdb"]
 
     usual = seconds()
     assert seconds(iops=1e9) == usual
@@ -179,7 +181,9 @@ def test_rows_that_leave_a_tier_are_written_below(calibration: Calibration) -> N
 
     def seconds(write_ns: float) -> float:
         costs["storages"]["rocksdb"]["write_ns"] = write_ns
-        found = compute_option_costs(inputs_of(table, storages=stack), Calibration.model_validate(costs))
+        found = compute_option_costs(
+            inputs_of(table, storages=stack), Calibration.model_validate(costs)
+        )
         return compute_of(found)["hkv 5 % + rocksdb"]
 
     assert seconds(40_000) > 1.5 * seconds(0)

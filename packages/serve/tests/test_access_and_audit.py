@@ -21,8 +21,8 @@ from sparring_serve import (
     ServingConfig,
     open_parameter_server,
 )
-from sparring_serve.status import StatusError, Status
 from sparring_serve.security import check_local
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
     SERVICE,

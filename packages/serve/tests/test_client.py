@@ -22,14 +22,14 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupService,
-    ShardPosition,
     ReplicasFailedError,
+    ShardPosition,
     ShardReplicas,
     StaleRowsError,
     VersionGoneError,
 )
-from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.replicas import ReplicaOrder
+from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.limits import Limits
 from sparring_serve.testing import FaultyTransport, MemoryTables, TransportClock

@@ -18,12 +18,12 @@ from sparring_serve.wire.messages import PullReply, PullRequest, RowDtype, Table
 from sparring_serve.wire.open_inference import InferRequest, InferTensor, TensorContents
 from sparring_serve.wire.rows import (
     as_bytes,
+    encode_rows,
     pack_found,
-    read_ids,
     read_found,
+    read_ids,
     read_rows,
     row_bytes,
-    encode_rows,
 )
 
 MESSAGES = sorted(

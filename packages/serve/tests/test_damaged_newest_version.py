@@ -18,9 +18,9 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
 )
 from sparring_serve.tables import packed as packed_tables_module

@@ -14,7 +14,7 @@ import pytest
 
 from sparring.adapter import initial_rows
 from sparring.contracts import TableConfig, partition
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -15,8 +15,8 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupService,
-    ShardPosition,
     RowStatus,
+    ShardPosition,
     ShardReplicas,
     read_serving_config,
 )
@@ -45,7 +45,9 @@ class Cluster:
         self.now = 1000.0
         self.transport = FaultyTransport(
             {
-                name: LookupService(each, ShardPosition(self.shards, number), clock=lambda: self.now)
+                name: LookupService(
+                    each, ShardPosition(self.shards, number), clock=lambda: self.now
+                )
                 for number, (name, each) in enumerate(self.tables.items())
             }
         )

@@ -20,9 +20,9 @@ from sparring_serve import (
     LookupClient,
     LookupServer,
     ParameterClient,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     open_parameter_server,
 )

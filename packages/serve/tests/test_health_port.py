@@ -10,7 +10,14 @@ import pytest
 
 from sparring import TableConfig
 from sparring.errors import StorageIOError
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas, TlsFiles
+from sparring_serve import (
+    LookupServer,
+    ServerConfig,
+    ServingConfig,
+    ShardPosition,
+    ShardReplicas,
+    TlsFiles,
+)
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE

@@ -9,13 +9,13 @@ import pytest
 
 from sparring_serve import LookupService
 from sparring_serve.inference import infer, model_metadata, model_ready
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.open_inference import (
-    InferReply,
     InferParameter,
     InferParameterEntry,
+    InferReply,
     InferRequest,
     InferTensor,
     ModelMetadata,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparring.contracts import TableConfig
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")

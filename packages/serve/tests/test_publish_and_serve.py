@@ -33,11 +33,11 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ReplicasFailedError,
     RowStatus,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
 )
 from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS
@@ -226,7 +226,10 @@ def test_shards_map_their_partitions_alone(run: Run) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
-    with serve(run, ShardPosition(shards, 0)) as first, serve(run, ShardPosition(shards, 1)) as second:
+    with (
+        serve(run, ShardPosition(shards, 0)) as first,
+        serve(run, ShardPosition(shards, 1)) as second,
+    ):
         with LookupClient([[first.address], [second.address]], LONG) as client:
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
         with (

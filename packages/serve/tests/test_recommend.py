@@ -18,11 +18,11 @@ from sparring_serve import (
     LookupClient,
     LookupServer,
     LookupService,
-    ShardPosition,
     Recommendations,
     ReplicasFailedError,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     VersionGoneError,
 )

@@ -11,8 +11,8 @@ from sparring.contracts import partition
 from sparring_serve import LookupService, ShardReplicas, read_serving_config
 from sparring_serve.metrics import HELP
 from sparring_serve.reference import reference_tables
-from sparring_serve.status import Status
 from sparring_serve.server.grpc_methods import Methods, make_method_table
+from sparring_serve.status import Status
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference/lookup-service.md").read_text()

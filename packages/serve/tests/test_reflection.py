@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparring.errors import PluginError
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.server.reflection import PROTO_FILES, _described, read_proto
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire import messages, open_inference

@@ -18,9 +18,9 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
 )
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest

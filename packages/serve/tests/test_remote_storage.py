@@ -16,7 +16,7 @@ from sparring.errors import (
     UnknownTableError,
     UnsupportedError,
 )
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 ITEM = TableConfig("item", 4, seed=3)

@@ -14,16 +14,16 @@ import pytest
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError
 from sparring_serve import (
-    LookupReply,
     AsyncLookupClient,
     ClientConfig,
     LookupClient,
+    LookupReply,
     LookupServer,
     ParameterClient,
-    ShardPosition,
     ReplicasFailedError,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     open_parameter_server,
 )

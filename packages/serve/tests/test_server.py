@@ -24,10 +24,10 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ReplicasFailedError,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     TlsFiles,
 )

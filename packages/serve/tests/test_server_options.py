@@ -15,9 +15,9 @@ from sparring.contracts import TableConfig
 from sparring_serve import (
     LookupServer,
     ParametersConfig,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     open_parameter_server,
 )

@@ -16,7 +16,7 @@ from sparring.contracts import TableConfig, partition
 from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.inference import infer
 from sparring_serve.limits import Admission, Limits
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.recent_ids import RecentIds
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode

@@ -17,9 +17,9 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ShardPosition,
     ServerConfig,
     ServingConfig,
+    ShardPosition,
     ShardReplicas,
     open_parameter_server,
 )

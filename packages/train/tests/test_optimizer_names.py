@@ -9,7 +9,11 @@ import pytest
 from sparring import PluginManager, make_plugin_manager
 from sparring.contracts import NativeMethod
 from sparring.errors import ConfigError
-from sparring_train.optimizer_names import find_update_method, find_native_class, list_optimizer_classes
+from sparring_train.optimizer_names import (
+    find_native_class,
+    find_update_method,
+    list_optimizer_classes,
+)
 
 
 class Base:

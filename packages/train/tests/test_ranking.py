@@ -11,7 +11,12 @@ import pytest
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from sparring.errors import InvalidArgumentError
-from sparring_train.quality.rankings import Jagged, RankingMeans, grouped_auc, compute_ranking_metrics
+from sparring_train.quality.rankings import (
+    Jagged,
+    RankingMeans,
+    compute_ranking_metrics,
+    grouped_auc,
+)
 
 NUM_QUERIES, NUM_ITEMS = 60, 40
 KEYS = np.random.default_rng(5).permutation(10_000)[:NUM_ITEMS] - 5_000

@@ -28,7 +28,7 @@ from sparring.contracts import (
     WorkContext,
 )
 from sparring.errors import PeerFailure
-from sparring_tcp.receiving import Mailboxes, PendingReceive, CompletedSend
+from sparring_tcp.receiving import CompletedSend, Mailboxes, PendingReceive
 
 _HEADER = struct.Struct("<qq")
 
@@ -97,13 +97,17 @@ class TcpCollective(Collective):
             if failure is None:
                 self._write(destination, buffer, tag)
         except OSError as error:
-            failure = self.mailboxes.record_failure(destination, _connection_failure(destination, error))
+            failure = self.mailboxes.record_failure(
+                destination, _connection_failure(destination, error)
+            )
         if failure is not None:
             raise self.fail(destination, failure, self.context)
         return CompletedSend()
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
-        receiving = PendingReceive(self.mailboxes, self.fail, self.ask, buffer, source, self.context)
+        receiving = PendingReceive(
+            self.mailboxes, self.fail, self.ask, buffer, source, self.context
+        )
         self.mailboxes.post(source, tag, receiving)
         return receiving
 

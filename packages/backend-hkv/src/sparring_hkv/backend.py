@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from sparring.contracts import Capabilities, EvictedRows, Keys, NativeStorage, Rows, Scores, TableConfig
+from sparring.contracts import (
+    Capabilities,
+    EvictedRows,
+    Keys,
+    NativeStorage,
+    Rows,
+    Scores,
+    TableConfig,
+)
 from sparring.errors import PluginError
 from sparring_hkv.options import HkvOptions
 

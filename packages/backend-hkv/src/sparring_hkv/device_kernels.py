@@ -15,9 +15,9 @@ from sparring.contracts import (
     Dedup,
     DeviceArray,
     EvictedRows,
+    EvictionResult,
     Initializer,
     KernelSet,
-    EvictionResult,
     Pooling,
     Rounding,
     Route,
@@ -246,7 +246,9 @@ class DeviceKernels(KernelSet):
             sums = self.pool_backward(
                 self._concatenate([each.gradient for each in alike]),
                 inverse - first_key if first_key else inverse,
-                self._concatenate_offsets([each.offsets for each in alike], found.offsets[first:end]),
+                self._concatenate_offsets(
+                    [each.offsets for each in alike], found.offsets[first:end]
+                ),
                 found.key_offsets[end] - first_key,
                 mode=alike[0].mode,
                 weights=None
@@ -264,7 +266,9 @@ class DeviceKernels(KernelSet):
     def _concatenate(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
         return arrays[0] if len(arrays) == 1 else self.arrays.concatenate(arrays)
 
-    def _concatenate_offsets(self, offsets: Sequence[DeviceArray], begins: Sequence[int]) -> DeviceArray:
+    def _concatenate_offsets(
+        self, offsets: Sequence[DeviceArray], begins: Sequence[int]
+    ) -> DeviceArray:
         """Offsets of bags whose ids come behind one another, from 0."""
         if len(offsets) == 1:
             return offsets[0]

@@ -122,7 +122,9 @@ def _conversion_command(found: TableConfig, asked: TableConfig, options: RedisOp
     return " ".join(words)
 
 
-def _check_description(data: bytes | None, table: TableConfig, num_buckets: int | None, place: str) -> int:
+def _check_description(
+    data: bytes | None, table: TableConfig, num_buckets: int | None, place: str
+) -> int:
     try:
         found = json.loads(data or b"")
         version, rows, buckets = found["format"], found["rows"], found["num_buckets"]

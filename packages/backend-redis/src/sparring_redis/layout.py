@@ -141,7 +141,9 @@ class Layout:
 
     def memory_command(self, bucket: int) -> Command:
         """Asks Redis for its estimate of a bucket's memory."""
-        return Command(self._slots[bucket], encode_command(["MEMORY", "USAGE", self._names[bucket]]))
+        return Command(
+            self._slots[bucket], encode_command(["MEMORY", "USAGE", self._names[bucket]])
+        )
 
     def _commands(
         self, word: bytes, fields: npt.NDArray[Any], groups: BucketGroups, *, words_per_key: int

@@ -139,7 +139,9 @@ class RedisServerOptions(Options):
         else:
             host = self.host or "127.0.0.1"
             url = f"redis://{f'[{host}]' if ':' in host else host}:{self.port or 6379}"
-        return parse_location(url, self.mode, service=self.service, database=self.database, tls=self.tls)
+        return parse_location(
+            url, self.mode, service=self.service, database=self.database, tls=self.tls
+        )
 
     def password(self) -> str | None:
         """The password, read now.

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sparring_cli.context import CommandContext, get_command_context
     from sparring_cli.documents.document import Document, DocumentModel, read_document
     from sparring_cli.documents.explanations import explain_error
+    from sparring_cli.documents.locations import Locations
     from sparring_cli.documents.overrides import apply_override
     from sparring_cli.documents.paths import resolve_path, with_paths
-    from sparring_cli.documents.locations import Locations
     from sparring_cli.documents.problems import (
         ConfigPath,
         Location,
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         DATA_LIMITS,
         Limits,
         ParsedText,
-        parse_yaml,
         make_locator,
+        parse_yaml,
         read_text,
     )
-    from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, known_keys, find_path, find_shape
+    from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, find_path, find_shape, known_keys
     from sparring_cli.documents.writer import as_yaml
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
     from sparring_cli.machine import Machine, inspect_machine, list_installed_versions
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         MetricSample,
     )
     from sparring_cli.output import make_console, print_error, print_json, print_warning
-    from sparring_cli.snapshots.export import read_embedding_parts, export_tables
+    from sparring_cli.snapshots.export import export_tables, read_embedding_parts
     from sparring_cli.snapshots.table_import import import_table
     from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
 

@@ -149,7 +149,9 @@ class MpiCollective(Collective):
             elif now >= limit:
                 self._fail(self._inquiry.verdict(peer, self._others()))
             elif self._inquiry.is_due(limit, now):
-                self._send_notices(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others())
+                self._send_notices(
+                    Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._others()
+                )
         if self._failure is None:
             return None
         return self._note(peer, self._failure, context)

@@ -3,8 +3,8 @@ from sparring.collective.local import LocalGroup as LocalGroup
 from sparring.contracts.checkpoint import EMBEDDING_PARTS as EMBEDDING_PARTS
 from sparring.contracts.checkpoint import LoadResult as LoadResult
 from sparring.contracts.checkpoint import Retention as Retention
-from sparring.contracts.checkpoint import SaveResult as SaveResult
 from sparring.contracts.checkpoint import SaveOptions as SaveOptions
+from sparring.contracts.checkpoint import SaveResult as SaveResult
 from sparring.contracts.checkpoint import State as State
 from sparring.contracts.ranks.exchange_options import ExchangeOptions as ExchangeOptions
 from sparring.contracts.storage.results import Columns as Columns
@@ -38,8 +38,8 @@ from sparring.snapshot.reader import Snapshot as Snapshot
 from sparring.snapshot.reader import open_snapshot as open_snapshot
 from sparring.snapshot.retention import latest_snapshot as latest_snapshot
 from sparring.snapshot.retention import list_snapshots as list_snapshots
-from sparring.snapshot.retention import retain as retain
 from sparring.snapshot.retention import list_unreadable_snapshots as list_unreadable_snapshots
+from sparring.snapshot.retention import retain as retain
 from sparring.snapshot.writer import SnapshotWriter as SnapshotWriter
 from sparring.storage.open import open_storage as open_storage
 from sparring.storage.update import update_rows as update_rows

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring.adapter.optimizer_equivalence import is_rounding_difference, is_equal_up_to_rounding
+from sparring.adapter.optimizer_equivalence import is_equal_up_to_rounding, is_rounding_difference
 from sparring.contracts.tables.hyperparameters import MomentumHyper, SgdHyper
 from sparring.updates.builtin import Momentum, Sgd
 
@@ -40,9 +40,13 @@ def test_a_method_stands_in_for_what_computes_the_same(dtype: str) -> None:
     assert not is_equal_up_to_rounding(Sgd(), lambda _: hyper, descended(0.1001), none, 5)
     # Other hyper-parameters in a later step only.
     changed = {3: SgdHyper(lr=0.2)}
-    assert not is_equal_up_to_rounding(Sgd(), lambda n: changed.get(n, hyper), descended(0.1), none, 5)
+    assert not is_equal_up_to_rounding(
+        Sgd(), lambda n: changed.get(n, hyper), descended(0.1), none, 5
+    )
 
 
 def test_a_method_with_another_state_does_not_stand_in() -> None:
     hyper = MomentumHyper(lr=0.1)
-    assert not is_equal_up_to_rounding(Momentum(), lambda _: hyper, descended(0.1), np.empty(0, "f4"), 5)
+    assert not is_equal_up_to_rounding(
+        Momentum(), lambda _: hyper, descended(0.1), np.empty(0, "f4"), 5
+    )

@@ -74,9 +74,7 @@ def test_a_part_that_others_may_have_seen_is_not_taken_back(
     is_readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S5, S6: rank 0 may be committing it."""
-    fails_to_put(
-        monkeypatch, LocalRoot(tmp_path / "other"), is_there=True, is_readable=is_readable
-    )
+    fails_to_put(monkeypatch, LocalRoot(tmp_path / "other"), is_there=True, is_readable=is_readable)
     writers = writers_of_two_ranks(str(tmp_path / "a"))
 
     def rank_1() -> None:
@@ -124,7 +122,9 @@ def test_steps_keep_no_rows_for_a_save_that_is_being_given_up(
             # What follows may take seconds: other ranks are told, files removed.
             running = container.saves.running
             budget = running.budget if running is not None else UndoBudget(0)
-            found.append((container.entry("item").write_log.is_active, budget.wait_for_capacity(0.0)))
+            found.append(
+                (container.entry("item").write_log.is_active, budget.wait_for_capacity(0.0))
+            )
             abandon(writer, cause)
 
         def broken(*_: object) -> None:

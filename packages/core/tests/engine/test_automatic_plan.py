@@ -10,13 +10,13 @@ import pytest
 
 from sparring.contracts.descriptors import API_VERSION, PlannerDescriptor
 from sparring.contracts.hookspecs import hookimpl
-from sparring.contracts.planner import FeatureWorkload, PlanResult, PlanRequest, TableWorkload
+from sparring.contracts.planner import FeatureWorkload, PlanRequest, PlanResult, TableWorkload
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Membership
 from sparring.contracts.tables.admission import Bloom, Frequency
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.job.automatic_plan import automatic_plan, resolve_plan, describe_workload
+from sparring.engine.job.automatic_plan import automatic_plan, describe_workload, resolve_plan
 from sparring.engine.job.bootstrap import Job
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, PluginError

@@ -9,7 +9,7 @@ from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.messages import OwnedGradients, PullResult, PullRequest, PushRequest
+from sparring.exchange.messages import OwnedGradients, PullRequest, PullResult, PushRequest
 from sparring.exchange.ring import RingExchange
 
 

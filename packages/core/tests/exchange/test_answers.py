@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparring.errors import PeerFailure
-from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
 from sparring.exchange.messenger import Buffers, MessageKind
+from sparring.exchange.request_replies import IncomingRequest, OutgoingRequest, RequestReplies
 from sparring.runtime.threads import InlineExecutor
 
 
@@ -49,7 +49,9 @@ class ScriptedLink:
 
 
 def made(messenger: Any, in_flight: int) -> RequestReplies:
-    return RequestReplies(messenger, InlineExecutor(), Buffers(), in_flight, MessageKind.KEYS, "find")
+    return RequestReplies(
+        messenger, InlineExecutor(), Buffers(), in_flight, MessageKind.KEYS, "find"
+    )
 
 
 def asked(peer: int, seen: list[str]) -> OutgoingRequest:

@@ -32,7 +32,7 @@ from sparring.errors import (
     StorageIOError,
 )
 from sparring.exchange.headers import exchange_more_counts, send_shutdown_notice
-from sparring.exchange.messenger import ExchangeCounters, Messenger, MessageKind, find_tag
+from sparring.exchange.messenger import ExchangeCounters, MessageKind, Messenger, find_tag
 from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError
 from sparring.updates.resolve import parse_hyper, resolve_method

@@ -47,7 +47,9 @@ def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_
         names = ["item[0:4]"]
         counts = np.full((2, 1), 50, np.int64)
         header = Header(Phase.LOOKUP, 0, settings, compute_digest(names), False, 1)
-        exchange_headers(exchange.session.messenger, HeaderInbox(exchange.session.messenger), header, counts)
+        exchange_headers(
+            exchange.session.messenger, HeaderInbox(exchange.session.messenger), header, counts
+        )
 
     with ThreadPoolExecutor(2) as threads:
         futures = [

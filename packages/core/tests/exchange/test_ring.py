@@ -19,8 +19,8 @@ from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.session import (
-    MIN_CHUNK_ROWS,
     MAX_CHUNK_ROWS,
+    MIN_CHUNK_ROWS,
     compute_chunk_rows,
     measure_chunk_rows,
 )
@@ -234,7 +234,9 @@ def test_no_more_chunks_are_under_way_than_may_be() -> None:
             result = started(transfer)
             kind = transfer.kind.value, transfer.is_sent
             under_way = [
-                each for each in messenger._under_way.values() if (each.kind.value, each.is_sent) == kind
+                each
+                for each in messenger._under_way.values()
+                if (each.kind.value, each.is_sent) == kind
             ]
             most[kind] = max(most[kind], len(under_way))
             return result

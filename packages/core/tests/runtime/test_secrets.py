@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from sparring.runtime.secrets import has_password, is_secret_name, find_secrets
+from sparring.runtime.secrets import find_secrets, has_password, is_secret_name
 
 SECRET = "hunter2hunter2"
 

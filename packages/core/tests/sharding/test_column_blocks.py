@@ -23,7 +23,14 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, make_batch, join_pieces, open_container, collect_pieces, train
+from sparring_testing.processes.sharded_jobs import (
+    DIM,
+    collect_pieces,
+    join_pieces,
+    make_batch,
+    open_container,
+    train,
+)
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
@@ -73,7 +80,12 @@ def test_blocks_of_a_key_live_and_die_together(kind: str, more: Mapping[str, Any
         with open_container(collective, kind, **more) as container:
             rows = train(container, [collective.rank], prefetches=True)
             assert container.num_rows("user") <= len(expected)
-            return collect_pieces(container), rows, container.counters, container.num_not_admitted("user")
+            return (
+                collect_pieces(container),
+                rows,
+                container.counters,
+                container.num_not_admitted("user"),
+            )
 
     held = run_ranks(4, body)
     assert join_pieces([each for each, *_ in held]) == expected

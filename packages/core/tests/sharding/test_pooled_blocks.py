@@ -18,7 +18,14 @@ from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import pool, pool_backward
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, make_batch, join_pieces, open_container, collect_pieces
+from sparring_testing.processes.sharded_jobs import (
+    DIM,
+    KINDS,
+    collect_pieces,
+    join_pieces,
+    make_batch,
+    open_container,
+)
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 STEPS = 5

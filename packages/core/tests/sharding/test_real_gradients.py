@@ -17,7 +17,13 @@ from sparring.engine.lookup.pooled import BagLookup, look_up_bags
 from sparring.kernels.functions import pool_backward
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, join_pieces, open_container, collect_pieces
+from sparring_testing.processes.sharded_jobs import (
+    DIM,
+    KINDS,
+    collect_pieces,
+    join_pieces,
+    open_container,
+)
 
 STEPS, WORLD_SIZE, BAGS, PER_BAG = 50, 3, 6, 4
 CASES = [

@@ -28,7 +28,15 @@ from sparring.snapshot.retention import compact
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
 from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.sharded_jobs import DIM, KINDS, Rows, join_pieces, open_container, collect_pieces, train
+from sparring_testing.processes.sharded_jobs import (
+    DIM,
+    KINDS,
+    Rows,
+    collect_pieces,
+    join_pieces,
+    open_container,
+    train,
+)
 
 MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
 NUM_STEPS = 3
@@ -127,7 +135,9 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_also_after_a_load(
 
     before, after = run_ranks(2, saves), run_ranks(2, loads)
     assert sum(count for _, count in before) > 0
-    assert set(join_pieces([each for each, _ in after])) == set(join_pieces([each for each, _ in before]))
+    assert set(join_pieces([each for each, _ in after])) == set(
+        join_pieces([each for each, _ in before])
+    )
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])

@@ -18,7 +18,7 @@ from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS, clip_gradients, keras_method
-from sparring.updates.resolve import parse_hyper, hypers_by_table, resolve_method
+from sparring.updates.resolve import hypers_by_table, parse_hyper, resolve_method
 from sparring_testing.references.update_references import REFERENCES, clip_gradient
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {

@@ -56,7 +56,9 @@ class Batch:
     """Table → ``(number of keys,)``: those of the rows."""
     shadow_ids: Mapping[str, int | None]
     """Table → under what the engine takes the gradient; None: it takes none."""
-    accumulated: list[weakref.ref[jax.Array]] = field(default_factory=list, repr=False, compare=False)
+    accumulated: list[weakref.ref[jax.Array]] = field(
+        default_factory=list, repr=False, compare=False
+    )
     """Gradients that were handed in and still exist."""
 
     def check_is_new(self, table: str, gradient: Any) -> None:
@@ -87,7 +89,8 @@ def embeddings(rows: Rows, positions: Positions) -> jax.Array:
     """
     if positions.bags is not None:
         raise InvalidArgumentError(
-            f"embeddings: a feature of table {positions.table!r} has bags, whose ids are padded; use pooled"
+            f"embeddings: a feature of table {positions.table!r} has bags, whose ids are padded; "
+            f"use pooled"
         )
     return rows[positions.table][positions.inverse]
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparring.adapter import set_method_states, collect_open_storages, hypers_by_table, set_learning_rate
+from sparring.adapter import (
+    collect_open_storages,
+    hypers_by_table,
+    set_learning_rate,
+    set_method_states,
+)
 from sparring.contracts import MethodChoice, UpdateMethod
 from sparring_jax.tables import Tables
 
@@ -41,7 +46,9 @@ class FusedUpdater:
         self._follows = {name for name in tables.table_names if "lr" not in by_table.get(name, {})}
         self._hypers = dict(hypers_by_table(method, tables.table_names, given, by_table))
         self._idle = dict.fromkeys(tables.table_names, 0)
-        set_method_states(self._container.state, method, self._hypers, collect_open_storages([tables]))
+        set_method_states(
+            self._container.state, method, self._hypers, collect_open_storages([tables])
+        )
 
     def step(self) -> None:
         """Applies the gradients since the last step."""

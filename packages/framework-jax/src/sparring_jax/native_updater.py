@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from sparring.adapter import TableState, TableUpdate, set_states, collect_open_storages
+from sparring.adapter import TableState, TableUpdate, collect_open_storages, set_states
 from sparring.errors import InvalidArgumentError
 from sparring_jax.optax_rows import OptaxRows
 from sparring_jax.tables import Tables
@@ -44,7 +44,9 @@ class NativeUpdater:
             )
             for table, rows in self._rows.items()
         }
-        set_states(container.state, states, collect_open_storages([tables]), "this optimizer of optax")
+        set_states(
+            container.state, states, collect_open_storages([tables]), "this optimizer of optax"
+        )
         self._scalars = {table: rows.fresh_scalars for table, rows in self._rows.items()}
 
     def step(self) -> None:

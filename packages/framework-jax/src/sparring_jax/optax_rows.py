@@ -88,7 +88,9 @@ class OptaxRows:
         self._step = jax.jit(self._apply_step)
         self.why_coupled = self._check_independence()
         """Why columns of a row cannot be stepped apart; empty: they can."""
-        self.state_method = name or self._explain_paths([leaves[each][0] for each in self._row_leaves])
+        self.state_method = name or self._explain_paths(
+            [leaves[each][0] for each in self._row_leaves]
+        )
         """Name of its state in snapshots."""
 
     def initial_row(self, dim: int) -> Rows:

@@ -102,7 +102,8 @@ def _match_state(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
             )
             theirs, ours = next(pair for pair in pairs if pair[0] != pair[1])
             raise InvalidArgumentError(
-                f"part {name!r} of this snapshot has {_describe_leaf(theirs)} where {_describe_leaf(ours)} was given; "
+                f"part {name!r} of this snapshot has {_describe_leaf(theirs)} where "
+                f"{_describe_leaf(ours)} was given; "
                 "make it as it was",
                 name=name,
             )

@@ -20,7 +20,7 @@ from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_jax.batch import Batch, Positions
 from sparring_jax.dense_ranks import average_gradients, broadcast
-from sparring_jax.ids import validate_lengths, validate_ids
+from sparring_jax.ids import validate_ids, validate_lengths
 from sparring_jax.inference import infer
 from sparring_jax.padded_sizes import PaddedSizes
 from sparring_jax.saved_state import STATE_NAME, Part, check_state, gather_state, restore_state

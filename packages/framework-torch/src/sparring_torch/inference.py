@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sparring import StepContainer, make_plugin_manager, open_storage
-from sparring.adapter import StorageLike, TableDeclaration, make_declaration, format_suggestion
+from sparring.adapter import StorageLike, TableDeclaration, format_suggestion, make_declaration
 from sparring.contracts import Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
@@ -133,7 +133,9 @@ def quantize_embeddings(
     return quantized
 
 
-def _make_inference_module(module: nn.Module, storage_of: StorageOf, *, is_in_place: bool) -> nn.Module:
+def _make_inference_module(
+    module: nn.Module, storage_of: StorageOf, *, is_in_place: bool
+) -> nn.Module:
     """`module`, or a copy of it, whose tables are read from other storages."""
     container = StepContainer()
     agents = {

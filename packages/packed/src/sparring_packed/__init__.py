@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         open,  # noqa: A004 - it is read as sparring_packed.open
     )
     from sparring_packed.top_k_search import TopK, TopKSearch, top_k
-    from sparring_packed.warm_up import WarmUpResult, WarmUp
+    from sparring_packed.warm_up import WarmUp, WarmUpResult
     from sparring_packed.writer import WriteOptions, WriteResult, write
 
 _HOMES = {

@@ -12,11 +12,11 @@ from sparring_packed.top_k_search import (
     Jagged,
     Metric,
     TopK,
+    normalize_vectors,
     validate_exclusion,
     validate_keys,
     validate_metric,
     validate_queries,
-    normalize_vectors,
 )
 
 __all__ = ["FaissIndex"]

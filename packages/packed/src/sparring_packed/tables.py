@@ -30,7 +30,7 @@ from sparring_packed import library as native
 from sparring_packed.filters import read_filter
 from sparring_packed.mirror import Mirror
 from sparring_packed.top_k_search import BLOCK_ROWS, Jagged, Metric, TopK, TopKSearch
-from sparring_packed.warm_up import WarmUpResult, WarmUp, warm
+from sparring_packed.warm_up import WarmUp, WarmUpResult, warm
 
 __all__ = ["PackedTable", "PackedTables", "PackedVersion", "PullResult", "open"]
 

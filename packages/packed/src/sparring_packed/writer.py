@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import Snapshot, TableConfig, TableDescription, scan_rows, open_snapshot
+from sparring import Snapshot, TableConfig, TableDescription, open_snapshot, scan_rows
 from sparring.adapter import BloomFilter, locate, scan_own_rows
 from sparring.contracts import Initializer, Keys, partition
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError

@@ -12,7 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 from sparring.contracts import ByteCount
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
-from sparring_plan.kubernetes.serving import ServingSize, compute_served_bytes, make_serving_resources
+from sparring_plan.kubernetes.serving import (
+    ServingSize,
+    compute_served_bytes,
+    make_serving_resources,
+)
 from sparring_plan.kubernetes.training import make_training_resources
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import read_plan
@@ -89,7 +93,9 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         text, summary = _training(paths, overrides, options, command)
     else:
         size = ServingSize(
-            compute_served_bytes(paths[0]) if bytes_ is None else _byte_count(bytes_), shards, replicas
+            compute_served_bytes(paths[0]) if bytes_ is None else _byte_count(bytes_),
+            shards,
+            replicas,
         )
         text = make_serving_resources(paths[0], size, overrides, options=options, command=command)
         memory = format_quantity(size.memory_bytes)

@@ -16,7 +16,12 @@ from sparring_plan.planning.costs.sketch import read_column_ids, sketch_ids
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
-from sparring_plan.planning.planner import list_alternatives, check_plan, compute_pin_costs, make_plan
+from sparring_plan.planning.planner import (
+    check_plan,
+    compute_pin_costs,
+    list_alternatives,
+    make_plan,
+)
 from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]

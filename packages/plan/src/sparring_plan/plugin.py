@@ -10,7 +10,7 @@ from sparring.contracts import API_VERSION, CommandDescriptor, PlannerDescriptor
 if TYPE_CHECKING:
     import typer
 
-    from sparring.contracts import PlanResult, PlanRequest, ShardingPlan
+    from sparring.contracts import PlanRequest, PlanResult, ShardingPlan
 
 
 @hookimpl

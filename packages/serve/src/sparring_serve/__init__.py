@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from sparring_serve.hookspecs import EvaluatorDescriptor, MetricValue
     from sparring_serve.metrics import ServingMetrics
     from sparring_serve.parameters.client import AsyncParameterClient, ParameterClient
-    from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.push_steps import (
-        PushResult,
         PushFailedError,
+        PushResult,
         ServiceSnapshot,
         TablePush,
     )
+    from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.server import open_parameter_server
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, ShardPosition

@@ -26,8 +26,8 @@ from sparring_serve.tables.contract import (
     TableShape,
     Version,
     VersionGoneError,
-    in_order_of_ids,
     describe_initial_values,
+    in_order_of_ids,
 )
 from sparring_serve.wire.messages import Missing, RowDtype
 from sparring_tiered import CachedStorage, NotesBase, open_change_log

@@ -18,9 +18,9 @@ from sparring.contracts import (
     Initializer,
     LocalPath,
     UpdateMethod,
+    find_passwords,
     parse_admission,
     parse_initializer,
-    find_passwords,
 )
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_cli import DocumentModel

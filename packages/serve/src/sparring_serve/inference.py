@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring_serve.status import StatusError, Status
-from sparring_serve.service import LookupService, parse_ids, decode_request
+from sparring_serve.service import LookupService, decode_request, parse_ids
+from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import Ids
 from sparring_serve.wire.fields import Buffer, MessageError, decode, encode
 from sparring_serve.wire.messages import Missing, RowDtype
@@ -50,7 +50,9 @@ def infer(
     table, code, num_ids, num_found = "", "OK", 0, 0
     try:
         if remaining_seconds <= 0:
-            raise StatusError(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+            raise StatusError(
+                Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began"
+            )
         service.check_request_bytes(content)
         request = _request(content)
         ids, shape = _input(request)

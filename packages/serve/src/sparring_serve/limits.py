@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 
 __all__ = ["Admission", "Limits"]
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 from sparring_packed import TopK, TopKSearch
-from sparring_serve.status import StatusError, Status
-from sparring_serve.service import LookupService, parse_ids, decode_request, version_message
+from sparring_serve.service import LookupService, decode_request, parse_ids, version_message
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import Buffer, encode
 from sparring_serve.wire.messages import RecommendReply, RecommendRequest, VersionMessage
 from sparring_serve.wire.rows import as_bytes

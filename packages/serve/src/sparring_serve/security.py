@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from sparring.errors import ConfigError
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 
 __all__ = ["ROLES", "WatchedFile", "Tokens", "check_local", "read_token"]
 

@@ -16,8 +16,8 @@ from sparring.contracts import partition
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
-from sparring_serve.status import StatusError, Status
 from sparring_serve.release import release
+from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
@@ -44,7 +44,7 @@ from sparring_serve.wire.messages import (
     TableRows,
     VersionMessage,
 )
-from sparring_serve.wire.rows import as_bytes, pack_found, read_ids, row_bytes, encode_rows
+from sparring_serve.wire.rows import as_bytes, encode_rows, pack_found, read_ids, row_bytes
 
 __all__ = ["LookupService", "ShardPosition", "parse_ids", "decode_request", "version_message"]
 
@@ -297,7 +297,9 @@ class LookupService:
                 reason="deadline",
             )
         if remaining_seconds <= 0:
-            raise StatusError(Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began")
+            raise StatusError(
+                Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began"
+            )
 
     def check_request_bytes(self, content: Buffer) -> None:
         """Refuses a request that is too long."""
@@ -358,7 +360,8 @@ class LookupService:
                 raise StatusError(
                     Status.FAILED_PRECONDITION,
                     f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this "
-                    f"is shard {self.position.shard + 1} of {self.position.shards.num_shards} with partitions "
+                    f"is shard {self.position.shard + 1} of {self.position.shards.num_shards} with "
+                    f"partitions "
                     f"{begin} to {end - 1}; ask by the shard map that is sent along",
                     reason="foreign_partition",
                     shard_map=self.position.shards.to_bytes(),

@@ -27,7 +27,7 @@ class Status(Enum):
     INTERNAL = "INTERNAL"
 
 
-class StatusError(SparringError):  # noqa: N818 - an answer, more than an error
+class StatusError(SparringError):
     """A call is answered with a status and this message.
 
     Args:

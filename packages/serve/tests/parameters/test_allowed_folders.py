@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparring import list_snapshots
 from sparring_serve.parameters.allowed_folders import snapshot_url
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PartRequest, SnapshotRequest
 

@@ -24,7 +24,7 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.client.transport import Send
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PushRequest, TableGradients, Wait
 

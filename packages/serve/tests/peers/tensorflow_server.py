@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparring.contracts import TableConfig
-from sparring_serve import LookupServer, ShardPosition, ServerConfig, ServingConfig, ShardReplicas
+from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
 from sparring_serve.testing import MemoryTables
 
 

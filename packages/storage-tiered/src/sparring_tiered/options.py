@@ -174,7 +174,11 @@ def build_backend_options(
         is_rows = bounds[0] == "capacity"
         result[bounds[0]] = max(1, budget // (row_bytes + _KEY_BYTES)) if is_rows else budget
     is_last = place == len(options.tiers) - 1
-    if not is_last and "policy" in fields and any(name in result for name in _list_bounds(descriptor)):
+    if (
+        not is_last
+        and "policy" in fields
+        and any(name in result for name in _list_bounds(descriptor))
+    ):
         policy = result.setdefault("policy", "lru")
         if policy == "none":
             raise _TierError(

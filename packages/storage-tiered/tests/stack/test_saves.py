@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, Uniform, scan_rows, open_snapshot
+from sparring import StepContainer, Uniform, open_snapshot, scan_rows
 from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError

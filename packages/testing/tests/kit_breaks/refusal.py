@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.storage.capabilities import Capabilities
-from sparring.contracts.storage.results import Columns, EvictedRows, FindResult, Rows, ScanChunk, Scores
+from sparring.contracts.storage.results import (
+    Columns,
+    EvictedRows,
+    FindResult,
+    Rows,
+    ScanChunk,
+    Scores,
+)
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring.storage.memory import MemoryOptions, MemoryStorage

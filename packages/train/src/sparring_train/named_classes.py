@@ -58,7 +58,8 @@ def find_class(
             ]
             raise _refusal(
                 setting,
-                f"{name} cannot be found: {module_name} has no {path!r}; {format_suggestion(part, known)}",
+                f"{name} cannot be found: {module_name} has no {path!r}; "
+                f"{format_suggestion(part, known)}",
             )
         found = getattr(found, part)
     expected = "a class" if base is None else f"a class derived from {find_class_name(base)}"

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from sparring import PluginManager
-from sparring.adapter import resolve_method, format_suggestion
+from sparring.adapter import format_suggestion, resolve_method
 from sparring.contracts import UpdateMethod
 from sparring.errors import ConfigError, PluginError
 from sparring_train.named_classes import find_class
@@ -32,7 +32,9 @@ def list_optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str,
     }
 
 
-def find_native_class(name: str, module: ModuleType, base: type[_Native], setting: str) -> type[_Native]:
+def find_native_class(
+    name: str, module: ModuleType, base: type[_Native], setting: str
+) -> type[_Native]:
     """The class that a configuration names.
 
     Args:
@@ -49,7 +51,8 @@ def find_native_class(name: str, module: ModuleType, base: type[_Native], settin
     known, short = list_optimizer_classes(module, base), name.lower()
     if short not in known:
         raise ConfigError(
-            f"{setting}: {module.__name__} has no optimizer {name!r}; {format_suggestion(short, known)}, or "
+            f"{setting}: {module.__name__} has no optimizer {name!r}; "
+            f"{format_suggestion(short, known)}, or "
             "name a class as package.module:Class",
             setting=setting,
         )

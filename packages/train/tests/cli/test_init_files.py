@@ -16,9 +16,9 @@ from pyarrow import parquet
 
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.table import summary as looking
 from sparring_train.data.table import sample as sampling
 from sparring_train.data.table import sample_csv
+from sparring_train.data.table import summary as looking
 
 
 @pytest.fixture(autouse=True)

@@ -274,9 +274,7 @@ class Runs:
         self.ratings(f"snapshots.url={folder}", "model.dim=31", steps, *overrides)
         found = self.snapshot(folder)
         return {
-            name: np.concatenate(
-                [chunk.rows[:, : table.dim] for chunk in scan_rows(found, name)]
-            )
+            name: np.concatenate([chunk.rows[:, : table.dim] for chunk in scan_rows(found, name)])
             for name, table in found.tables.items()
         }
 

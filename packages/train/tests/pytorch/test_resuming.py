@@ -24,8 +24,8 @@ from sparring import (
     StepContainer,
     list_snapshots,
     make_plugin_manager,
-    scan_rows,
     open_snapshot,
+    scan_rows,
 )
 from sparring.adapter import restore
 from sparring.contracts import Storage

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, make_plugin_manager, scan_rows, open_snapshot
+from sparring import list_snapshots, make_plugin_manager, open_snapshot, scan_rows
 from sparring.errors import DataError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type

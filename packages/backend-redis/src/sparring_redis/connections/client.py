@@ -29,7 +29,12 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring_redis.connections.connection import RedisConnection
 from sparring_redis.connections.deadline import Deadline
 from sparring_redis.connections.location import Address
-from sparring_redis.connections.refusals import RETRYABLE_CODES, RejectedError, has_error_code, is_permanent
+from sparring_redis.connections.refusals import (
+    RETRYABLE_CODES,
+    RejectedError,
+    has_error_code,
+    is_permanent,
+)
 from sparring_redis.connections.server import Server
 from sparring_redis.connections.topology import Topology
 
@@ -228,7 +233,8 @@ class Client:
                 operation=call.operation,
             )
         return StorageIOError(
-            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were refused, "
+            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were "
+            f"refused, "
             f"the first with: {refusals[0]}; mend that on the server, or the user's "
             f"permissions.{self._describe_outcome(call)}",
             operation=call.operation,
@@ -247,7 +253,8 @@ class Client:
         details = {"operation": call.operation, "deadline_seconds": call.deadline.seconds}
         if call.may_have_run or _is_timeout(call.failure):
             return DeadlineError(
-                f"{self._describe_call(call)}: no complete answer within {seconds} (last: {call.failure}); "
+                f"{self._describe_call(call)}: no complete answer within {seconds} (last: "
+                f"{call.failure}); "
                 "see whether the server is stopped, overloaded or far away, or raise "
                 f"deadline_seconds.{self._describe_outcome(call)}",
                 **details,

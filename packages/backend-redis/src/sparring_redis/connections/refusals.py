@@ -8,9 +8,24 @@ from contextlib import contextmanager
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-__all__ = ["RETRYABLE_CODES", "RejectedError", "has_error_code", "is_permanent", "raise_lasting_errors"]
+__all__ = [
+    "RETRYABLE_CODES",
+    "RejectedError",
+    "has_error_code",
+    "is_permanent",
+    "raise_lasting_errors",
+]
 
-RETRYABLE_CODES = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY")
+RETRYABLE_CODES = (
+    "MOVED",
+    "ASK",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "BUSY",
+)
 """The server says so before it has run anything, and may answer otherwise the next time."""
 
 

@@ -161,7 +161,9 @@ class _Directory:
             who = f"{self._access.what} at {address}"
             try:
                 with (
-                    _open_connection(address, self._access, self._part(deadline, addresses)) as connection,
+                    _open_connection(
+                        address, self._access, self._part(deadline, addresses)
+                    ) as connection,
                     raise_lasting_errors(who, self._advice),
                 ):
                     answer = question(connection)
@@ -192,7 +194,9 @@ class _Directory:
 
 
 @contextmanager
-def _open_connection(address: Address, access: Access, deadline: Deadline) -> Iterator[RedisConnection]:
+def _open_connection(
+    address: Address, access: Access, deadline: Deadline
+) -> Iterator[RedisConnection]:
     """A connection for one question."""
     connection = RedisConnection(address, access, deadline)
     try:

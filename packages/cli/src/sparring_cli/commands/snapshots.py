@@ -9,7 +9,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparring import Snapshot, latest_snapshot, list_snapshots, open_snapshot, list_unreadable_snapshots
+from sparring import (
+    Snapshot,
+    latest_snapshot,
+    list_snapshots,
+    list_unreadable_snapshots,
+    open_snapshot,
+)
 from sparring.adapter import compact
 from sparring.errors import SnapshotError
 from sparring_cli.output import make_console, print_error, print_json, print_warning
@@ -142,7 +148,9 @@ def import_embeddings(
     """Write embeddings from elsewhere as a snapshot with one table, which container.load reads."""
     made = import_table(source, into, table, kind=kind, ids=ids, dtype=dtype)
     rows = sum(entry.num_keys for entry in made.files(table, "rows"))
-    typer.echo(f"{made.url}: {_count(rows, 'row')} of table {table!r}, {_bytes(_count_own_bytes(made))}")
+    typer.echo(
+        f"{made.url}: {_count(rows, 'row')} of table {table!r}, {_bytes(_count_own_bytes(made))}"
+    )
 
 
 def compact_chain(

@@ -11,7 +11,7 @@ from sparring_cli.documents.explanations import explain_error
 from sparring_cli.documents.overrides import apply_override
 from sparring_cli.documents.paths import resolve_path, with_paths
 from sparring_cli.documents.problems import ConfigPath, Problem, raise_problems
-from sparring_cli.documents.reader import DATA_LIMITS, parse_yaml, make_locator, read_text
+from sparring_cli.documents.reader import DATA_LIMITS, make_locator, parse_yaml, read_text
 
 __all__ = ["Document", "DocumentModel", "read_document"]
 

@@ -12,7 +12,7 @@ from sparring.adapter import find_closest_name
 from sparring.contracts import SECRET_IN_CONFIG
 from sparring_cli.documents.locations import Locations
 from sparring_cli.documents.problems import ConfigPath, Problem, describe_value, format_path
-from sparring_cli.documents.schema import UNKNOWN_KEY, known_keys, find_path
+from sparring_cli.documents.schema import UNKNOWN_KEY, find_path, known_keys
 
 __all__ = ["explain_error"]
 

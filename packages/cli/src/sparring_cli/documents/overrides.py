@@ -7,7 +7,13 @@ from typing import Any
 
 from sparring.adapter import may_show_secret
 from sparring_cli.documents.locations import Locations
-from sparring_cli.documents.problems import ConfigPath, Location, Problem, describe_value, format_path
+from sparring_cli.documents.problems import (
+    ConfigPath,
+    Location,
+    Problem,
+    describe_value,
+    format_path,
+)
 from sparring_cli.documents.reader import CONFIG_LIMITS, Limits, parse_yaml
 
 __all__ = ["apply_override"]
@@ -52,7 +58,8 @@ def apply_override(
             return [
                 Problem(
                     location,
-                    f"{format_path(path)} cannot have a key {part!r}; override {format_path(path)} itself",
+                    f"{format_path(path)} cannot have a key {part!r}; override {format_path(path)} "
+                    f"itself",
                     path,
                     found=describe_value(target),
                     expected="a mapping or a list",

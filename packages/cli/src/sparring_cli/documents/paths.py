@@ -63,7 +63,8 @@ def _changed(value: Any, is_marked: bool, change: Callable[[_Key, str], str], at
         return items if any(items[key] is not value[key] for key in items) else value
     if isinstance(value, (list, tuple)):
         parts = [
-            _changed(each, is_marked, change, (*at, location)) for location, each in enumerate(value)
+            _changed(each, is_marked, change, (*at, location))
+            for location, each in enumerate(value)
         ]
         is_same = all(new is old for new, old in zip(parts, value, strict=True))
         return value if is_same else type(value)(parts)

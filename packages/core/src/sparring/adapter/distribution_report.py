@@ -72,7 +72,8 @@ class DistributionReport:
         """
         if self.unsupported:
             raise UnsupportedError(
-                f"distribute: {len(self.unsupported)} of {len(self.modules)} parts are refused, and nothing "
+                f"distribute: {len(self.unsupported)} of {len(self.modules)} parts are refused, and "
+                f"nothing "
                 f"was changed\n{DistributionReport(self.unsupported)}",
                 report=self,
             )

@@ -11,8 +11,8 @@ from sparring.contracts.descriptors import RendezvousDescriptor as RendezvousDes
 from sparring.contracts.descriptors import ShardingKindDescriptor as ShardingKindDescriptor
 from sparring.contracts.descriptors import StorageDescriptor as StorageDescriptor
 from sparring.contracts.descriptors import UpdateMethodDescriptor as UpdateMethodDescriptor
-from sparring.contracts.device.kernel_set import KernelSet as KernelSet
 from sparring.contracts.device.kernel_set import EvictionResult as EvictionResult
+from sparring.contracts.device.kernel_set import KernelSet as KernelSet
 from sparring.contracts.device.kernel_set import StorageChange as StorageChange
 from sparring.contracts.device.kernel_set import StorageKernels as StorageKernels
 from sparring.contracts.device.kernel_set import StorageLookup as StorageLookup
@@ -35,8 +35,8 @@ from sparring.contracts.options import Options as Options
 from sparring.contracts.options import WholeNumber as WholeNumber
 from sparring.contracts.options import is_path as is_path
 from sparring.contracts.planner import FeatureWorkload as FeatureWorkload
-from sparring.contracts.planner import PlanResult as PlanResult
 from sparring.contracts.planner import PlanRequest as PlanRequest
+from sparring.contracts.planner import PlanResult as PlanResult
 from sparring.contracts.planner import TableWorkload as TableWorkload
 from sparring.contracts.ranks.collective import NUM_TAGS as NUM_TAGS
 from sparring.contracts.ranks.collective import Array as Array

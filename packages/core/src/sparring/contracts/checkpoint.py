@@ -118,7 +118,8 @@ class SaveOptions:
     token: Annotated[
         str | None,
         Field(
-            description="Of ranks that meet in no collective (`Rendezvous.is_independent`): 1 to 64 letters, "
+            description="Of ranks that meet in no collective (`Rendezvous.is_independent`): 1 to "
+            "64 letters, "
             "digits, `_` or `-`, the same on all ranks of this save, and of no other save; others give "
             "none."
         ),

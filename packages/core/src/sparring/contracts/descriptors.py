@@ -16,7 +16,7 @@ from sparring.contracts.options import NoOptions, Options
 if TYPE_CHECKING:
     from sparring.contracts.device.kernel_set import KernelSet
     from sparring.contracts.device.kernels import ArraySource
-    from sparring.contracts.planner import PlanResult, PlanRequest
+    from sparring.contracts.planner import PlanRequest, PlanResult
     from sparring.contracts.ranks.collective import BufferView, Collective
     from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan
     from sparring.contracts.ranks.rendezvous import Membership, Rendezvous

@@ -39,10 +39,10 @@ class TableWorkload:
         rows: the most that its storage may hold, where a user said so; None: unknown.
         method: the update method or native optimizer, ``adagrad``; None: unknown.
         kinds: sharding kinds that it may have; empty: any.
-        supports_replication: every rank may keep all rows: the storage evicts none, each rank has one, and it
-            was not given open for a part of the rows.
-        supports_column_split: ranks may keep blocks of its columns: the update method is known and moves each
-            element without the others of its row, and storage and admission agree on keys.
+        supports_replication: every rank may keep all rows: the storage evicts none, each rank has one,
+            and it was not given open for a part of the rows.
+        supports_column_split: ranks may keep blocks of its columns: the update method is known and
+            moves each element without the others of its row, and storage and admission agree on keys.
         is_in_memory: rows are in the memory of the rank's machine.
         supports_pooling: owners may pool its bags: all lookups are of bags, and their modules can.
     """

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.collective.local import LocalGroup
-from sparring.contracts.checkpoint import LoadResult, SaveResult, SaveOptions, State
+from sparring.contracts.checkpoint import LoadResult, SaveOptions, SaveResult, State
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions

@@ -274,7 +274,9 @@ class ResourceManager:
             self.num_gradients += 1
             self._hold(table, _Held(sources, None))
 
-    def accumulate_sources(self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None) -> None:
+    def accumulate_sources(
+        self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None
+    ) -> None:
         """Takes the gradient of a batch that was registered by `register_direct`.
 
         Args:

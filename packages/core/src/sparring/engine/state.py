@@ -58,7 +58,9 @@ def find_membership(collective: Collective, rendezvous: Rendezvous) -> Membershi
             f"container: the rendezvous knows {num_ranks} ranks, which need a collective of {expected}, "
             f"found one of {found}; both must come from one job"
         )
-    return rendezvous.membership() if rendezvous.is_independent else Membership(collective.rank, found)
+    return (
+        rendezvous.membership() if rendezvous.is_independent else Membership(collective.rank, found)
+    )
 
 
 class NonFinite(Enum):

@@ -18,23 +18,21 @@ from sparring.contracts.ranks.exchange_options import WireDtype
 from sparring.contracts.storage.results import Rows
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
 from sparring.exchange.bags import (
     STATUS_BYTES,
-    RequestedBags,
     BagRequest,
-    ServedBags,
     OwnerBags,
+    RequestedBags,
+    ServedBags,
     bag_bytes,
+    compute_lengths,
     find_embeddings,
     gradient_bytes,
-    compute_lengths,
+    group_tables,
     pack_bags,
     pool_bytes,
-    group_tables,
     unpack_bags,
 )
-from sparring.exchange.messenger import Buffers, MessageKind
 from sparring.exchange.messages import (
     FAILED,
     KEY_BYTES,
@@ -43,6 +41,8 @@ from sparring.exchange.messages import (
     make_storage_failure,
     write_failure,
 )
+from sparring.exchange.messenger import Buffers, MessageKind
+from sparring.exchange.request_replies import IncomingRequest, OutgoingRequest, RequestReplies
 from sparring.exchange.session import ExchangeSession
 from sparring.runtime.threads import SerialExecutor
 
@@ -274,7 +274,9 @@ class PullRound:
                 at, to = at + size, to + room
             reply[to:] = 0
 
-        return IncomingRequest(peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure)
+        return IncomingRequest(
+            peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure
+        )
 
 
 class PushRound:
@@ -393,11 +395,15 @@ class WeightRound:
         return self.outputs
 
     def _take_own(self) -> None:
-        for position, (each, gradient) in enumerate(zip(self.requested, self.gradients, strict=True)):
+        for position, (each, gradient) in enumerate(
+            zip(self.requested, self.gradients, strict=True)
+        ):
             part = each.parts[self.shared.session.rank]
             if gradient is not None and len(part.bags):
                 kept = self.shared.kept[self.shared.session.rank][each.number]
-                self.outputs[position][part.positions] = kept.weight_gradient(_gather_bags(gradient, part))
+                self.outputs[position][part.positions] = kept.weight_gradient(
+                    _gather_bags(gradient, part)
+                )
 
     def _question(self, peer: int, label: str, group: list[int]) -> OutgoingRequest:
         parts = [self.requested[table].parts[peer] for table in group]
@@ -453,7 +459,9 @@ class WeightRound:
                 at, to = at + size, to + room
             reply[to:] = 0
 
-        return IncomingRequest(peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure)
+        return IncomingRequest(
+            peer, label, sum(sizes), serve, sum(reply_sizes) + STATUS_BYTES, write_failure
+        )
 
 
 def scale_gradient(requested: RequestedBags, gradient: Rows) -> Rows:

@@ -36,7 +36,7 @@ from sparring import _native
 from sparring.contracts.storage.results import Columns, Keys, Rows
 from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
-from sparring.exchange.messages import KEY_BYTES, Codec, find_rows, align_bytes
+from sparring.exchange.messages import KEY_BYTES, Codec, align_bytes, find_rows
 from sparring.kernels.cpu import HOST
 from sparring.kernels.functions import decode
 
@@ -181,7 +181,9 @@ class PooledBags:
     """None where no gradient will come."""
 
 
-def split_by_owner(request: BagRequest, owners: npt.NDArray[np.int32], world_size: int) -> list[OwnerBags]:
+def split_by_owner(
+    request: BagRequest, owners: npt.NDArray[np.int32], world_size: int
+) -> list[OwnerBags]:
     """The part of each rank, in the order of ranks.
 
     Args:

@@ -24,8 +24,8 @@ import numpy as np
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import PeerFailure
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
+from sparring.exchange.messages import FAILED, PullRequest, PullResult, make_storage_failure
 from sparring.exchange.messenger import MessageKind
-from sparring.exchange.messages import FAILED, PullResult, PullRequest, make_storage_failure
 from sparring.exchange.routing import (
     Counts,
     HopTransfers,
@@ -160,7 +160,9 @@ class DevicePull:
             self._requested_keys[peer] = [
                 arrays.empty((int(count),), "int64") for count in self.served_counts[peer]
             ]
-            self._keys.append(stager.receive(self._requested_keys[peer], MessageKind.KEYS, peer, "keys"))
+            self._keys.append(
+                stager.receive(self._requested_keys[peer], MessageKind.KEYS, peer, "keys")
+            )
         for peer, message in packed.items():
             stager.send(message, MessageKind.KEYS, peer, "keys")
             self._keys.append(message)

@@ -22,8 +22,8 @@ from functools import partial
 
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.exchange.device_stager import DeviceStager, StagedArrays
-from sparring.exchange.messenger import MessageKind
 from sparring.exchange.messages import OwnedGradients, PushRequest
+from sparring.exchange.messenger import MessageKind
 from sparring.exchange.routing import Chunk, Counts, HopTransfers, RoutedKeys, hop_transfers
 from sparring.runtime.streams import StreamTask
 from sparring.runtime.threads import Job, SerialExecutor

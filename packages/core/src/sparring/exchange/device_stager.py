@@ -19,8 +19,8 @@ import numpy.typing as npt
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
 from sparring.exchange.messages import align_bytes
+from sparring.exchange.messenger import Buffers, MessageKind, Messenger, Transfer
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.streams import Stream, StreamTask
 from sparring.runtime.threads import InlineExecutor
@@ -183,7 +183,9 @@ class DeviceStager(Closable):
         if not self.is_direct:
             staged.buffer = self._buffers.take(_staged_bytes(arrays))
         for buffer in self._list_messages(staged):
-            coming = self.messenger.receive(kind, buffer, peer, label, stream=self._stream(self.placing))
+            coming = self.messenger.receive(
+                kind, buffer, peer, label, stream=self._stream(self.placing)
+            )
             staged.transfers.append(coming)
         return staged
 

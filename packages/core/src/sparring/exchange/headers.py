@@ -28,7 +28,7 @@ import numpy.typing as npt
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.ranks.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
-from sparring.exchange.messenger import Messenger, MessageKind, find_tag
+from sparring.exchange.messenger import MessageKind, Messenger, find_tag
 
 __all__ = [
     "Header",
@@ -176,7 +176,9 @@ class HeaderInbox:
                 continue
             if peer not in self._coming:
                 buffer = np.empty(HEADER_BYTES // 8, np.int64)
-                work = self._messenger.collective.receive(buffer, peer, find_tag(MessageKind.HEADERS))
+                work = self._messenger.collective.receive(
+                    buffer, peer, find_tag(MessageKind.HEADERS)
+                )
                 self._coming[peer] = work, buffer
             work, buffer = self._coming[peer]
             if not work.done():
@@ -246,7 +248,9 @@ def make_peer_failure(collective: Collective, peer: int, theirs: Header) -> Peer
     )
 
 
-def exchange_headers(messenger: Messenger, inbox: HeaderInbox, mine: Header, counts: Counts) -> Headers:
+def exchange_headers(
+    messenger: Messenger, inbox: HeaderInbox, mine: Header, counts: Counts
+) -> Headers:
     """Tells all ranks where this one is, and learns where they are.
 
     Args:
@@ -377,7 +381,9 @@ def raise_on_all(
     )
 
 
-def _out_of_step_failure(collective: Collective, mine: Header, peer: int, theirs: Header) -> PeerFailure:
+def _out_of_step_failure(
+    collective: Collective, mine: Header, peer: int, theirs: Header
+) -> PeerFailure:
     is_training = mine.phase in (Phase.LOOKUP, Phase.PUSH, Phase.BACKWARD)
     if theirs.phase is Phase.ENDED or (theirs.phase is Phase.READ and is_training):
         return make_peer_failure(collective, peer, theirs)

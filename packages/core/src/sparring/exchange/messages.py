@@ -254,7 +254,9 @@ class OwnedGradients:
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Bytes of the message that answers a chunk of keys."""
-    return sum(align_bytes(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices)
+    return sum(
+        align_bytes(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices
+    )
 
 
 def find_rows(
@@ -350,7 +352,8 @@ def unpack_reply(
 def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Bytes of a message of gradients and their keys."""
     return sum(
-        align_bytes(part.count * (KEY_BYTES + codecs[part.table].row_bytes)) for part in chunk.slices
+        align_bytes(part.count * (KEY_BYTES + codecs[part.table].row_bytes))
+        for part in chunk.slices
     )
 
 

@@ -33,13 +33,13 @@ from sparring.exchange.bag_rounds import (
     scale_gradient,
 )
 from sparring.exchange.bags import (
-    RequestedBags,
     BagRequest,
-    ServedBags,
     OwnerBags,
     PooledBags,
-    split_by_owner,
+    RequestedBags,
+    ServedBags,
     compute_lengths,
+    split_by_owner,
 )
 from sparring.exchange.headers import Phase
 from sparring.exchange.messenger import Buffers
@@ -134,7 +134,12 @@ class OwnerPooling:
                 self.has_lookups = True
             pools = PullRound(self._shared, requests, parts, coming, first).run(mine)
         return [
-            PooledBags(out, None if first is None else _make_requested_bags(first + position, request, by_owner))
+            PooledBags(
+                out,
+                None
+                if first is None
+                else _make_requested_bags(first + position, request, by_owner),
+            )
             for position, (out, request, by_owner) in enumerate(
                 zip(pools, requests, parts, strict=True)
             )
@@ -208,7 +213,9 @@ def _describe(request: BagRequest) -> str:
     return f"{request.table.name}, pooled by owners{weights}{trained}"
 
 
-def _make_requested_bags(number: int, request: BagRequest, parts: Sequence[OwnerBags]) -> RequestedBags:
+def _make_requested_bags(
+    number: int, request: BagRequest, parts: Sequence[OwnerBags]
+) -> RequestedBags:
     shares = None
     if request.is_mean:
         shares = np.ones(1, request.table.computing_dtype) / compute_lengths(request)

@@ -27,17 +27,17 @@ import numpy.typing as npt
 from sparring import _native
 from sparring.contracts.storage.results import Keys
 from sparring.errors import PeerFailure
-from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
-    PullResult,
     PullRequest,
+    PullResult,
     find_into,
     find_rows,
-    unpack_reply,
     reply_bytes,
+    unpack_reply,
     write_failure,
 )
+from sparring.exchange.messenger import Buffers, MessageKind, Messenger, Transfer
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.routing import ChunkTransfer, RoutedKeys, chunk_transfers
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
@@ -316,7 +316,9 @@ class RingPull:
         self._error = self._error or job.error
         if self.messenger.trace is not None:
             details = {"of": label}
-            self.messenger.trace.add("find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id)
+            self.messenger.trace.add(
+                "find", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
+            )
 
     def _send(self, served: _Incoming, job: Job) -> None:
         planned = served.planned

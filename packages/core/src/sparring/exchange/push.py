@@ -21,20 +21,26 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.storage.results import Columns, Keys, Rows
-from sparring.exchange.request_replies import RequestReplies, OutgoingRequest, IncomingRequest
-from sparring.exchange.messenger import Buffers, Messenger, MessageKind
 from sparring.exchange.messages import (
     KEY_BYTES,
     Codec,
     OwnedGradients,
     PullResult,
     PushRequest,
+    align_bytes,
     find_rows,
     gradient_bytes,
     pack_gradients,
-    align_bytes,
 )
-from sparring.exchange.routing import Chunk, ChunkTransfer, RoutedKeys, chunk_transfers, whole_stream
+from sparring.exchange.messenger import Buffers, MessageKind, Messenger
+from sparring.exchange.request_replies import IncomingRequest, OutgoingRequest, RequestReplies
+from sparring.exchange.routing import (
+    Chunk,
+    ChunkTransfer,
+    RoutedKeys,
+    chunk_transfers,
+    whole_stream,
+)
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 from sparring.runtime.trace import Trace
 
@@ -332,7 +338,9 @@ def push_to_replicas(
     chunk, mine = chunks[rank], messages[rank]
     if chunk is not None and mine is not None:
         pack_gradients(mine, chunk, 0, _to_one_owner(requests), requests, codecs)
-        transfers += [messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers]
+        transfers += [
+            messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers
+        ]
     for transfer in transfers:
         messenger.wait(transfer)
     sums = GradientSums(requests, codecs)

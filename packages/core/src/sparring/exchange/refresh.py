@@ -16,17 +16,17 @@ import numpy.typing as npt
 
 from sparring import _native
 from sparring.contracts.storage.results import Keys, Rows
-from sparring.exchange.messenger import Messenger, MessageKind, Transfer
 from sparring.exchange.messages import (
     Codec,
-    PullResult,
     PullRequest,
+    PullResult,
     find_into,
     find_rows,
-    unpack_reply,
     reply_bytes,
+    unpack_reply,
     write_failure,
 )
+from sparring.exchange.messenger import MessageKind, Messenger, Transfer
 from sparring.exchange.routing import RoutedKeys, whole_stream
 
 __all__ = ["ChangedKeys", "PullRecord", "RefreshResult", "StaleRows", "refresh", "refresh_own"]
@@ -209,7 +209,9 @@ def refresh(
         requests, results, own, compact.offsets, strict=True
     ):
         try:
-            found = find_rows(request.storage, request.table, request.keys[positions], request.columns)
+            found = find_rows(
+                request.storage, request.table, request.keys[positions], request.columns
+            )
         except BaseException as failure:
             error = error or failure
             continue

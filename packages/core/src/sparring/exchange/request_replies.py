@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import PeerFailure
-from sparring.exchange.messenger import Buffers, Messenger, MessageKind, Transfer
+from sparring.exchange.messenger import Buffers, MessageKind, Messenger, Transfer
 from sparring.runtime.threads import Job, SerialExecutor
 
 __all__ = ["RequestReplies", "OutgoingRequest", "IncomingRequest"]
@@ -163,7 +163,9 @@ class RequestReplies:
             coming = None
             if question.reply_bytes:
                 reply = self.buffers.take(question.reply_bytes)
-                coming = self.messenger.receive(MessageKind.ROWS, reply, question.peer, question.label)
+                coming = self.messenger.receive(
+                    MessageKind.ROWS, reply, question.peer, question.label
+                )
             message = self.buffers.take(question.num_bytes)
             question.pack(message)
             going = self.messenger.send(self.kind, message, question.peer, question.label)

@@ -39,15 +39,15 @@ from sparring.exchange.device_pull import DevicePull
 from sparring.exchange.device_push import DevicePush
 from sparring.exchange.device_stager import DeviceStager
 from sparring.exchange.headers import Phase, Settings
-from sparring.exchange.messenger import Buffers
 from sparring.exchange.messages import (
     Codec,
     OwnedGradients,
-    PullResult,
     PullRequest,
+    PullResult,
     PushRequest,
     find_rows,
 )
+from sparring.exchange.messenger import Buffers
 from sparring.exchange.pooled import OwnerPooling
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import RingPush, push_to_replicas

@@ -227,7 +227,10 @@ def hop_transfers(
     """
     transfers = []
     for hop, (out, into) in enumerate(zip(outgoing, incoming, strict=True), start=1):
-        going, coming = list(split_into_chunks(out, chunk_rows)), list(split_into_chunks(into, chunk_rows))
+        going, coming = (
+            list(split_into_chunks(out, chunk_rows)),
+            list(split_into_chunks(into, chunk_rows)),
+        )
         for number in range(max(len(going), len(coming))):
             transfers.append(
                 HopTransfers(

@@ -28,15 +28,21 @@ from sparring.exchange.headers import (
     compute_digest,
     exchange_headers,
     exchange_more_counts,
+    format_steps,
     make_peer_failure,
     raise_on_all,
     send_shutdown_notice,
-    format_steps,
 )
-from sparring.exchange.messenger import ExchangeCounters, Messenger
 from sparring.exchange.messages import Codec
+from sparring.exchange.messenger import ExchangeCounters, Messenger
 
-__all__ = ["ExchangeSession", "MIN_CHUNK_ROWS", "MAX_CHUNK_ROWS", "compute_chunk_rows", "measure_chunk_rows"]
+__all__ = [
+    "ExchangeSession",
+    "MIN_CHUNK_ROWS",
+    "MAX_CHUNK_ROWS",
+    "compute_chunk_rows",
+    "measure_chunk_rows",
+]
 
 _GRACE = 0.06
 """Share of the deadline that a rank waits longer for another rank to report the root cause."""

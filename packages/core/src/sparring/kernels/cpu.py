@@ -12,8 +12,8 @@ import numpy as np
 
 from sparring import _native
 from sparring.contracts.device.kernel_set import (
-    KernelSet,
     EvictionResult,
+    KernelSet,
     StorageChange,
     StorageLookup,
     StorageUpdate,

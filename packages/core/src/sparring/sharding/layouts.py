@@ -119,7 +119,8 @@ class Layouts:
         if unknown:
             raise InvalidArgumentError(
                 f"sharding plan: it names table {unknown[0]!r}, which was not declared: "
-                f"{format_suggestion(unknown[0], declared)}. Declare all tables of the plan before the first "
+                f"{format_suggestion(unknown[0], declared)}. Declare all tables of the plan before "
+                f"the first "
                 "row is written, or correct the plan",
                 table=unknown[0],
             )

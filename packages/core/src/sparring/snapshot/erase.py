@@ -29,7 +29,7 @@ from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import NUM_PARTITIONS
 from sparring.snapshot.place.place import writing
 from sparring.snapshot.reader import Snapshot, open_root, open_snapshot
-from sparring.snapshot.retention import list_snapshots, rewrite, list_unreadable_snapshots
+from sparring.snapshot.retention import list_snapshots, list_unreadable_snapshots, rewrite
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = ["ERASURE", "ErasedSnapshots", "RemoveKeysFromState", "erase_from_snapshots"]
@@ -120,7 +120,9 @@ def erase_from_snapshots(
     return result
 
 
-def _contains_any(snapshot: Snapshot, table: str, keys: Keys, state_without: RemoveKeysFromState) -> bool:
+def _contains_any(
+    snapshot: Snapshot, table: str, keys: Keys, state_without: RemoveKeysFromState
+) -> bool:
     """Whether a file of its own has one of the keys."""
     partitions = np.zeros(NUM_PARTITIONS, np.bool_)
     partitions[partition(keys)] = True

@@ -144,7 +144,12 @@ class Snapshot:
     """
 
     def __init__(
-        self, place: SnapshotRoot, name: str, manifest: Manifest, manifest_hash: str, base: Snapshot | None
+        self,
+        place: SnapshotRoot,
+        name: str,
+        manifest: Manifest,
+        manifest_hash: str,
+        base: Snapshot | None,
     ) -> None:
         self.place = place
         """The folder that holds it."""

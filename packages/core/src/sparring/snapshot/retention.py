@@ -144,7 +144,9 @@ def _names_of_chain(snapshot: Snapshot) -> set[str]:
     return {each.name for each in snapshot.chain}
 
 
-def _list_readable(place: SnapshotRoot, others: dict[str, SnapshotError] | None = None) -> list[Snapshot]:
+def _list_readable(
+    place: SnapshotRoot, others: dict[str, SnapshotError] | None = None
+) -> list[Snapshot]:
     """The committed snapshots in their order; why some cannot be read goes into `others`."""
     try:
         with reading(place.url, "the folder"):

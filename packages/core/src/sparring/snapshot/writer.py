@@ -28,12 +28,12 @@ from sparring.runtime.threads import Threads
 from sparring.snapshot.commit import (
     POLL_SECONDS,
     Attempt,
-    read_base_entry,
     check_name,
-    check_step_and_rank,
     check_state_name,
-    resolve_token,
+    check_step_and_rank,
     part_name,
+    read_base_entry,
+    resolve_token,
 )
 from sparring.snapshot.format.data_file import DataFile, write_state_file
 from sparring.snapshot.format.manifest import (

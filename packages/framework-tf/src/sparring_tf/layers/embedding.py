@@ -10,7 +10,7 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import resolve_dims, resolve_padding_id, reject_options
+from sparring_tf.layers.keras_names import reject_options, resolve_dims, resolve_padding_id
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.table_configs import TableConfig, declaration
 from sparring_tf.layers.table_layer import TableLayer

@@ -9,7 +9,7 @@ import keras
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import resolve_dims, reject_options
+from sparring_tf.layers.keras_names import reject_options, resolve_dims
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import TableConfig, check_combiner, declaration

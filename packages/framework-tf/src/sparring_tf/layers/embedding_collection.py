@@ -14,8 +14,8 @@ from sparring.errors import InvalidArgumentError
 from sparring_tf.layers.layer_configs import (
     feature_to_dict,
     storage_to_dict,
-    table_to_dict,
     table_from_dict,
+    table_to_dict,
 )
 from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig, check_combiner, declaration

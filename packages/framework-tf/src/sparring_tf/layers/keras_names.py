@@ -12,7 +12,13 @@ import sparring
 from sparring.contracts import Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["check_attribute", "resolve_dims", "convert_initializer", "resolve_padding_id", "reject_options"]
+__all__ = [
+    "check_attribute",
+    "resolve_dims",
+    "convert_initializer",
+    "resolve_padding_id",
+    "reject_options",
+]
 
 _REMEDIES = {
     "embeddings_regularizer": (

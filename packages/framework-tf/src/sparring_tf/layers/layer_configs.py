@@ -11,7 +11,13 @@ from sparring.contracts import Initializer, Storage, parse_admission
 from sparring.errors import UnsupportedError
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
 
-__all__ = ["feature_to_dict", "options_to_dict", "storage_to_dict", "table_to_dict", "table_from_dict"]
+__all__ = [
+    "feature_to_dict",
+    "options_to_dict",
+    "storage_to_dict",
+    "table_to_dict",
+    "table_from_dict",
+]
 
 
 def storage_to_dict(storage: StorageLike | None, table: str) -> Any:

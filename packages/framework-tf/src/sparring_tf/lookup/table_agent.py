@@ -11,7 +11,7 @@ from sparring import StepContainer
 from sparring.adapter import TableDeclaration, TableGroup
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.lookup_numbers import LookupNumber
-from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, record_change, get_version
+from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, get_version, record_change
 
 __all__ = ["TableAgent"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.adapter import set_method_states, hypers_by_table, set_learning_rate
+from sparring.adapter import hypers_by_table, set_learning_rate, set_method_states
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]

@@ -51,7 +51,9 @@ class KerasShadow:
             raise make_unsupported_error(self.name, reason) from error
         for slot in slots:
             if slot.size and not (slot == slot.flat[0]).all():
-                raise make_unsupported_error(self.name, "its state of an untouched row is not one number")
+                raise make_unsupported_error(
+                    self.name, "its state of an untouched row is not one number"
+                )
         self.initial_state = np.concatenate(
             [slot.reshape(-1) for slot in slots] or [np.empty(0)]
         ).astype(dtype)
@@ -105,7 +107,9 @@ class KerasShadow:
         scalars = [each for each in kept if not tuple(each.shape)]
         if len(slots) + len(scalars) < len(kept):
             shapes = sorted({tuple(each.shape) for each in kept} - {(1, dim), ()})
-            raise make_unsupported_error(self.name, f"it keeps state of shape {shapes[0]} for a row of {dim}")
+            raise make_unsupported_error(
+                self.name, f"it keeps state of shape {shapes[0]} for a row of {dim}"
+            )
         self._optimizer, self._scalars = optimizer, tuple(scalars)
         self._slots = tuple(each.value for each in slots)
         for each in slots:
@@ -147,7 +151,9 @@ class KerasShadow:
             optimizer.build([keras.Variable(start((1, dim)), dtype=dtype, name="rows")])
             states.append([each.numpy() for each in optimizer.variables])
         if not all(map(np.array_equal, *states)):
-            raise make_unsupported_error(self.name, "its state of a new row depends on the values of the row")
+            raise make_unsupported_error(
+                self.name, "its state of a new row depends on the values of the row"
+            )
 
     def _check_independence(self, dim: int, dtype: str) -> None:
         """Rows that are stepped together must move as rows stepped apart."""
@@ -179,7 +185,9 @@ class KerasShadow:
         for scalar, value in zip(self._scalars, before, strict=True):
             scalar.assign(value)
         if not np.isfinite(together).all() or not np.isfinite(apart).all():
-            raise make_unsupported_error(self.name, "a step over gathered rows gives NaN or infinity")
+            raise make_unsupported_error(
+                self.name, "a step over gathered rows gives NaN or infinity"
+            )
         if np.abs(together - apart).max() > _TOLERANCE[dtype] * max(1, np.abs(apart).max()):
             raise make_unsupported_error(
                 self.name, "rows that are stepped together move differently from rows stepped apart"

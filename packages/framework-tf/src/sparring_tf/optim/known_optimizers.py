@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sparring.adapter import parse_hyper, keras_method, is_equal_up_to_rounding
+from sparring.adapter import is_equal_up_to_rounding, keras_method, parse_hyper
 from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError
 from sparring_tf.optim.keras_shadow import KerasShadow
@@ -166,5 +166,7 @@ def _check_rounding(known: KnownOptimizer, shadow: KerasShadow, dim: int, dtype:
     def step(rows: Rows, gradients: Rows, number: int) -> Rows:
         return shadow.step(rows, gradients, _RATE, number)
 
-    if shadow.scalars or not is_equal_up_to_rounding(known.method, hyper_of, step, shadow.initial_state, dim):
+    if shadow.scalars or not is_equal_up_to_rounding(
+        known.method, hyper_of, step, shadow.initial_state, dim
+    ):
         raise UnknownFormError("this release of Keras rounds otherwise")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparring import StepContainer, join_job, make_plugin_manager
-from sparring.adapter import AUTO, PlanLike, resolve_plan, describe_workload
+from sparring.adapter import AUTO, PlanLike, describe_workload, resolve_plan
 from sparring.contracts import FeatureWorkload, TableWorkload
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.table_agent import TableAgent

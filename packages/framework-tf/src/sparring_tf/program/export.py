@@ -16,7 +16,7 @@ from tensorflow.python.saved_model import loader_impl
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.program.bundle import PROGRAM, SIGNATURE
-from sparring_tf.program.library import load_operators, import_packed, load_reader
+from sparring_tf.program.library import import_packed, load_operators, load_reader
 from sparring_tf.program.lookups import trace_for
 from sparring_tf.saving.anchors import trained_table
 

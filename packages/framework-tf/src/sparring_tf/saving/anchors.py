@@ -41,8 +41,8 @@ from sparring_tf.saving.saved_rows import (
     TableRows,
     check_ranks,
     check_rows,
-    parse_description,
     gather_rows,
+    parse_description,
     restore_rows,
 )
 from sparring_tf.saving.sidecar import begin_save

@@ -9,7 +9,7 @@ import keras
 
 from sparring.adapter import Coordinator
 from sparring.errors import UnsupportedError
-from sparring_tf.lookup.row_versions import RowVersion, set_version, get_version
+from sparring_tf.lookup.row_versions import RowVersion, get_version, set_version
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.anchors import TrainedTable, trained_table
 from sparring_tf.saving.saved_rows import TableRows, gather_rows, replace_rows

@@ -19,7 +19,13 @@ from sparring import StepContainer
 from sparring.errors import DataError
 from sparring_tf.saving import saved_rows
 from sparring_tf.saving.keras_files import find_keras_file
-from sparring_tf.saving.saved_rows import ARRAYS, TableRows, check_ranks, parse_description, gather_rows
+from sparring_tf.saving.saved_rows import (
+    ARRAYS,
+    TableRows,
+    check_ranks,
+    gather_rows,
+    parse_description,
+)
 from sparring_tf.saving.sidecar import begin_save, get_prepared_save
 
 __all__ = ["load_rows", "save_rows"]

@@ -20,7 +20,7 @@ from sparring.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from sparring_tf.saving.sidecar import SidecarRows, parse_sidecar_rows, open_sidecar
+from sparring_tf.saving.sidecar import SidecarRows, open_sidecar, parse_sidecar_rows
 
 __all__ = [
     "SIDECAR",

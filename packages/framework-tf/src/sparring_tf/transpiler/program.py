@@ -15,9 +15,9 @@ from sparring.adapter import (
     PlanLike,
     StorageLike,
     check_choices,
-    fill_service,
     choose_service_storage,
     explain_missing_weight,
+    fill_service,
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
@@ -84,7 +84,9 @@ def distribute(
         values = np.asarray(keras.ops.convert_to_numpy(layer.embeddings))
         is_known = values.dtype in (np.float16, np.float32, np.float64)
         weights.append((layer.name, values if is_known else values.astype(np.float32)))
-        made[id(layer)] = _create_table_layer(layer, storage, explain_missing_weight(path, layer.name))
+        made[id(layer)] = _create_table_layer(
+            layer, storage, explain_missing_weight(path, layer.name)
+        )
     rebuilder = _Rebuilder(lambda layer: made.get(id(layer), layer))
     new = rebuilder.rebuild(model)
     steps = optimizer.gradient_accumulation_steps

@@ -87,7 +87,9 @@ def scan(
     if is_served and not reason:
         reason = find_service_obstacle(single_steps(optimizer))
     if reason:
-        reports.append(ModuleReport("optimizer", type(optimizer).__name__, Outcome.UNSUPPORTED, reason))
+        reports.append(
+            ModuleReport("optimizer", type(optimizer).__name__, Outcome.UNSUPPORTED, reason)
+        )
     if not (found or has_tables or any(each.outcome is Outcome.UNSUPPORTED for each in reports)):
         reason = "it has no embeddings; there is nothing to distribute"
         reports.append(ModuleReport("model", type(model).__name__, Outcome.UNSUPPORTED, reason))

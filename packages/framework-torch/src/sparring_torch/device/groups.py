@@ -18,7 +18,13 @@ from torch import Tensor
 from sparring_torch.jagged.ids import to_device_ids
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["DeviceGroup", "build_bag_groups", "single_id_offsets", "build_id_groups", "split_by_feature"]
+__all__ = [
+    "DeviceGroup",
+    "build_bag_groups",
+    "single_id_offsets",
+    "build_id_groups",
+    "split_by_feature",
+]
 
 Features = Sequence[tuple[str, str]]
 
@@ -149,7 +155,10 @@ def _ids(batch: KeyedJaggedTensor) -> Tensor:
         return values.detach().contiguous()
     # Ids that are not exact are named with their feature.
     return torch.cat(
-        [to_device_ids(part.values(), f"feature {name!r}") for name, part in batch.to_dict().items()]
+        [
+            to_device_ids(part.values(), f"feature {name!r}")
+            for name, part in batch.to_dict().items()
+        ]
     )
 
 

@@ -29,9 +29,9 @@ from sparring.adapter import (
     DeviceGradients,
     Lookup,
     ResourceManager,
+    failure_reports,
     look_up,
     pulls_on_device,
-    failure_reports,
 )
 from sparring.contracts import Dedup, KernelSet, StorageLookup
 from sparring.errors import InvalidArgumentError

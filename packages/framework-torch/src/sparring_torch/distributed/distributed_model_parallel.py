@@ -115,7 +115,9 @@ class DistributedModelParallel(nn.Module):
                 "plan of its own; give it the plan: StepContainer(plan=…)"
             )
         manager = plugin_manager or make_plugin_manager()
-        self.container = container or _join_container(module, manager, exchange, deadline_seconds, plan)
+        self.container = container or _join_container(
+            module, manager, exchange, deadline_seconds, plan
+        )
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
@@ -214,7 +216,9 @@ class DistributedModelParallel(nn.Module):
         self._release()
         if self.sharded is not None:
             own = dict(self.module.named_parameters(remove_duplicate=False))
-            state_dict = {name: shard_like(each, own.get(name)) for name, each in state_dict.items()}
+            state_dict = {
+                name: shard_like(each, own.get(name)) for name, each in state_dict.items()
+            }
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def named_parameters(
@@ -268,7 +272,9 @@ def _join_container(
             rendezvous=job.rendezvous,
             exchange=exchange,
             plugin_manager=manager,
-            plan=resolve_plan(plan, lambda: list_workloads(list_table_modules(module)), job, manager),
+            plan=resolve_plan(
+                plan, lambda: list_workloads(list_table_modules(module)), job, manager
+            ),
         )
     except BaseException:
         job.close()  # the plan was refused

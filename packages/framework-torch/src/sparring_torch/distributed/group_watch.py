@@ -133,7 +133,9 @@ class GroupWatch:
                     failure = self._inquiry.verdict(peer, asked)
                 self.fail(failure)
             elif is_due:
-                self._send_notice(Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._list_live_peers())
+                self._send_notice(
+                    Notice(NoticeKind.QUESTION, round=self._inquiry.round), self._list_live_peers()
+                )
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
@@ -214,7 +216,9 @@ class GroupWatch:
             with self._lock:
                 self._inquiry.note(peer, notice)
             return
-        self._send_notice(Notice(NoticeKind.ANSWER, self._find_awaited_rank(), notice.round), [peer])
+        self._send_notice(
+            Notice(NoticeKind.ANSWER, self._find_awaited_rank(), notice.round), [peer]
+        )
 
     def _find_awaited_rank(self) -> int:
         waiting, (looked_at, at) = self._waiting, self._last_poll

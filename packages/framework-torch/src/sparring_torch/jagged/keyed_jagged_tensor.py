@@ -116,7 +116,9 @@ class KeyedJaggedTensor(JaggedParts):
         )
         self._offsets: Tensor | None = None
         self._inverse = (
-            None if inverse_indices is None else keyed_parts.arrange_inverse(names, *inverse_indices)
+            None
+            if inverse_indices is None
+            else keyed_parts.arrange_inverse(names, *inverse_indices)
         )
         if self._strides is None:
             self._stride = keyed_parts.find_shared_stride(len(names), self._lengths.numel(), stride)
@@ -229,7 +231,9 @@ class KeyedJaggedTensor(JaggedParts):
             )
         keys = [name for part in kjt_list for name in part._keys]
         each = [[stride] for part in kjt_list for stride in part.stride_per_key()]
-        inverse = keyed_parts.concatenate_parts([part._inverse for part in kjt_list], "inverse_indices")
+        inverse = keyed_parts.concatenate_parts(
+            [part._inverse for part in kjt_list], "inverse_indices"
+        )
         return KeyedJaggedTensor(
             keys,
             torch.cat([part.values() for part in kjt_list]),

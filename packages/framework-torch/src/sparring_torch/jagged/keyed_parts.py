@@ -162,7 +162,9 @@ def _batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> 
     stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
     if strides is not None:
         stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
-    return kind._from_valid(keys, values, weights, lengths, stride, strides=strides, inverse=inverse)
+    return kind._from_valid(
+        keys, values, weights, lengths, stride, strides=strides, inverse=inverse
+    )
 
 
 def register_batch(kind: Any) -> None:

@@ -149,7 +149,8 @@ class KeyedTensor:
                 holders.setdefault(name, []).append(tensor)
         return [
             torch.cat(
-                [_find_holder(holders, name)[name] for name in group], dim=keyed_tensors[0].key_dim()
+                [_find_holder(holders, name)[name] for name in group],
+                dim=keyed_tensors[0].key_dim(),
             )
             for group in groups
         ]

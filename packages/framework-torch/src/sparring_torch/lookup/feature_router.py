@@ -107,7 +107,9 @@ class FeatureRouter:
         """
         *known, num_features = positions
         names = dict(zip(known, self.names, strict=True))
-        keys = [names.get(position, f"{self._unknown}{position}") for position in range(num_features)]
+        keys = [
+            names.get(position, f"{self._unknown}{position}") for position in range(num_features)
+        ]
         stride = len(lengths) // len(keys)
         return KeyedJaggedTensor._from_valid(keys, ids, weights, lengths, stride)
 
@@ -117,7 +119,8 @@ class FeatureRouter:
             if self._rejects_unknown and name not in self._known:
                 raise InvalidArgumentError(
                     f"feature {name!r} of the batch has no table in this {self._owner}; "
-                    f"{format_suggestion(name, sorted(self._known))}. Leave it out with permute(), name it "
+                    f"{format_suggestion(name, sorted(self._known))}. Leave it out with permute(), "
+                    f"name it "
                     "in a table's feature_names, or give unknown_features='ignore'",
                     feature=name,
                 )

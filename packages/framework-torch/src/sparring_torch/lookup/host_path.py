@@ -26,20 +26,20 @@ from torch import Tensor
 from sparring import StepContainer
 from sparring.adapter import Lookup, ResourceManager, dedup
 from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
-from sparring_torch.lookup.owner_pooling import is_pooled_by_owners, split_plan, pool_by_owners
+from sparring_torch.lookup.owner_pooling import is_pooled_by_owners, pool_by_owners, split_plan
 from sparring_torch.lookup.shadow_pooling import (
     Features,
     Plan,
     Shadow,
     compute_bag_gradients,
-    gather_ids,
     compute_id_gradients,
+    compute_weight_gradients,
+    gather_ids,
     join_parts,
     plan_bags,
     plan_ids,
     pool_bags,
     pool_parts,
-    compute_weight_gradients,
 )
 
 __all__ = ["HostPath", "PrefetchedLookups"]
@@ -135,7 +135,9 @@ class HostPath:
         if prefetched is None:
             outputs = batch.gather()
         else:
-            outputs = [each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))]
+            outputs = [
+                each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))
+            ]
         held = DirectBatch(self._resources, self._tables, batch.gradients)
         return with_gradient(held, outputs)
 
@@ -162,7 +164,13 @@ class HostPath:
             if isinstance(looked_up, Bags):
                 assert self._dtype is not None
                 weights = looked_up.numpy_weights(self._dtype)
-                bags = looked_up.ids, looked_up.offsets, looked_up.positions, looked_up.num_bags, weights
+                bags = (
+                    looked_up.ids,
+                    looked_up.offsets,
+                    looked_up.positions,
+                    looked_up.num_bags,
+                    weights,
+                )
                 batch = self._collection.plan_bags(*bags, finds_rows=False)
                 parts = [torch.cat(list(parts), dim=1)]
             else:
@@ -187,7 +195,9 @@ class HostPath:
             parts: as of `take_gradient`.
         """
         plan = self.plan(bags)
-        return compute_weight_gradients(plan, bags, parts, self.look_up(plan.requests, is_training=False))
+        return compute_weight_gradients(
+            plan, bags, parts, self.look_up(plan.requests, is_training=False)
+        )
 
     # -- prefetched lookups
 

@@ -166,7 +166,9 @@ class RowGradients:
         self._container = container
         self._resources = container.resources
         self._anchor_of_table = {
-            name: position for position in reversed(range(len(anchors))) for name in tables[position]
+            name: position
+            for position in reversed(range(len(anchors)))
+            for name in tables[position]
         }
         self.parameters = [_Norm(requires_grad=True) for _ in anchors]
         """One for each anchor: gradient scalers find them in the optimizer's `param_groups`."""
@@ -229,7 +231,11 @@ class RowGradients:
         ]
         for entry, each in self._resources.summed.items():
             name = self._container.entry(entry).table_name
-            if name in self._anchor_of_table and factors and factors[self._anchor_of_table[name]] != 1.0:
+            if (
+                name in self._anchor_of_table
+                and factors
+                and factors[self._anchor_of_table[name]] != 1.0
+            ):
                 each.gradients *= factors[self._anchor_of_table[name]]
         self.forget()
 

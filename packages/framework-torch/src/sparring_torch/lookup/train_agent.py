@@ -192,7 +192,9 @@ class TrainAgent(CopiedTables):
         except Exception as error:
             self.raise_on_all_ranks(error, is_training=True)
 
-    def raising_on_all_ranks(self, path: DevicePath, *, is_training: bool) -> AbstractContextManager[None]:
+    def raising_on_all_ranks(
+        self, path: DevicePath, *, is_training: bool
+    ) -> AbstractContextManager[None]:
         """Raises on all ranks an error of the block, which precedes a lookup on the device."""
         return path.raising_on_all_ranks(self.container, self.table_names, is_training=is_training)
 

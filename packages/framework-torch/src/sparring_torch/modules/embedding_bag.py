@@ -15,12 +15,12 @@ from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.groups import DeviceGroup
 from sparring_torch.device.memory import memory_errors
-from sparring_torch.jagged.ids import flat_ids, to_device_ids, to_tensor, to_integer_ids
+from sparring_torch.jagged.ids import flat_ids, to_device_ids, to_integer_ids, to_tensor
 from sparring_torch.jagged.jaggedness import lengths_to_offsets, offsets_to_lengths
 from sparring_torch.lookup.batch_lookup import Bags
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.single_table import SingleTable, explain_torch_arguments
-from sparring_torch.modules.table_configs import EmbeddingConfig, declare_table, choose_storage
+from sparring_torch.modules.table_configs import EmbeddingConfig, choose_storage, declare_table
 from sparring_torch.modules.table_module import untraced
 from sparring_torch.state.table_names import find_free_table_name
 

@@ -21,9 +21,9 @@ from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_configs import (
     EmbeddingBagConfig,
     PoolingType,
+    choose_storage,
     declare_table,
     feature_outputs,
-    choose_storage,
     table_features,
 )
 from sparring_torch.modules.table_module import TableModule

@@ -20,9 +20,9 @@ from sparring_torch.lookup.feature_router import FeatureRouter
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_configs import (
     EmbeddingConfig,
+    choose_storage,
     declare_table,
     feature_outputs,
-    choose_storage,
     table_features,
 )
 from sparring_torch.modules.table_module import TableModule, untraced
@@ -108,7 +108,9 @@ class EmbeddingCollection(TableModule):
         positions, strides = self._router.positions(features), features.stride_per_key()
         features = features.with_even_stride()
         counts = features.length_per_key()
-        sizes = [counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)]
+        sizes = [
+            counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)
+        ]
         # One operator for all features, although they differ in dim: each element is a row.
         flat = torch.ops.sparring.pooled_lookup(
             features.values(),
@@ -148,7 +150,9 @@ class EmbeddingCollection(TableModule):
         except Exception as error:
             self.agent.raise_on_all_ranks(error, is_training=is_training)
         device, stride = features.device(), features.stride()
-        parts = self.agent.host.gather(_split_ids(bags, len(features.keys())), is_training=is_training)
+        parts = self.agent.host.gather(
+            _split_ids(bags, len(features.keys())), is_training=is_training
+        )
         lengths = torch.from_numpy(bags.offsets).diff().to(device)
         result: dict[str, JaggedTensor] = {}
         for name, position, part in zip(self._names, bags.positions, parts, strict=True):
@@ -195,11 +199,15 @@ class EmbeddingCollection(TableModule):
         features = self._router.batch(ids, lengths, weights, positions)
         positions = positions[:-1]
         counts = features.length_per_key()
-        sizes = [counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)]
+        sizes = [
+            counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)
+        ]
         parts = self._build_output(torch.split(gradient, sizes))
         path = self.agent.path_of_gradient(features.values())
         if path is None:
-            self.agent.host.take_gradient(self.parse_input(features), [part.cpu() for part in parts])
+            self.agent.host.take_gradient(
+                self.parse_input(features), [part.cpu() for part in parts]
+            )
             return
         groups = build_id_groups(self.agent.features, features, positions)
         joined = [torch.cat([parts[each] for each in group.members]) for group in groups]

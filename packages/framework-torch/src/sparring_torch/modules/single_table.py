@@ -97,7 +97,9 @@ class SingleTable(TableModule):
                 f"{tuple(given.shape)}",
                 shape=tuple(given.shape),
             )
-        positions = torch.arange(len(given)) if ids is None else to_tensor(ids, "from_pretrained: ids")
+        positions = (
+            torch.arange(len(given)) if ids is None else to_tensor(ids, "from_pretrained: ids")
+        )
         if positions.shape != (len(given),) or positions.is_floating_point():
             raise InvalidArgumentError(
                 f"from_pretrained: ids must be whole numbers, one for each of {len(given)} "

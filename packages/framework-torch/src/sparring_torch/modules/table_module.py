@@ -90,7 +90,8 @@ class TableModule(LookupModule, RowsInState):
             (table,) = names
         if table not in names:
             raise InvalidArgumentError(
-                f"read_embeddings: found table {table!r}; {format_suggestion(table, names)}", table=table
+                f"read_embeddings: found table {table!r}; {format_suggestion(table, names)}",
+                table=table,
             )
         container, keys, own_error = self.agent.container, np.empty(0, np.int64), None
         try:

@@ -34,5 +34,11 @@ def list_workloads(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
         )
         supports_pooling = each.device == "cpu" and all(of.pooling for of in found_in)
         supports_column_split = workload.supports_column_split and each.device == "cpu"
-        workloads.append(replace(workload, supports_pooling=supports_pooling, supports_column_split=supports_column_split))
+        workloads.append(
+            replace(
+                workload,
+                supports_pooling=supports_pooling,
+                supports_column_split=supports_column_split,
+            )
+        )
     return workloads

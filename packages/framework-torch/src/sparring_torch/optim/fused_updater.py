@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparring import StepContainer
-from sparring.adapter import set_method_states, parse_hyper, hypers_by_table, method_state
+from sparring.adapter import hypers_by_table, method_state, parse_hyper, set_method_states
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from sparring.adapter import parse_hyper, resolve_method, is_equal_up_to_rounding
+from sparring.adapter import is_equal_up_to_rounding, parse_hyper, resolve_method
 from sparring.contracts import HyperParameters, UpdateMethod
 from sparring.errors import InvalidArgumentError
 from sparring_torch.optim.block_step import step_in_blocks, unhooked_step
@@ -223,7 +223,9 @@ def _check_rounding(
         raise UnknownFormError("this build of torch rounds otherwise")
 
 
-def without_fused(optimizer_class: type[Optimizer], hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+def without_fused(
+    optimizer_class: type[Optimizer], hyperparameters: Mapping[str, Any]
+) -> dict[str, Any]:
     """Hyper-parameters without torch's ``fused=True``, whose kernels take rows to lie without gaps.
 
     Rows of tables have gaps between them, and the classes that are known here do the same without.

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from sparring import StepContainer
-from sparring.adapter import TableState, TableUpdate, set_states, find_storage_device, format_suggestion
+from sparring.adapter import (
+    TableState,
+    TableUpdate,
+    find_storage_device,
+    format_suggestion,
+    set_states,
+)
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_torch.device.kernels import tensor_device
@@ -66,7 +72,9 @@ class NativeUpdater:
         self._container = container
         optimizer_class = over_rows(optimizer_class)
         hyperparameters = without_fused(optimizer_class, hyperparameters)
-        by_table = {name: without_fused(optimizer_class, dict(own)) for name, own in by_table.items()}
+        by_table = {
+            name: without_fused(optimizer_class, dict(own)) for name, own in by_table.items()
+        }
         groups = _groups(tables, hyperparameters, by_table)
         layouts: dict[str, RowState] = {}
         self._known: list[KnownOptimizer | str] = []

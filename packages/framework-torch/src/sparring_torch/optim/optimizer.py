@@ -13,10 +13,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from sparring.adapter import (
     collect_open_storages,
+    format_suggestion,
     join_container,
     non_finite_policy,
     resolve_method,
-    format_suggestion,
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError

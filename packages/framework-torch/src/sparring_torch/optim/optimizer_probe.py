@@ -122,10 +122,14 @@ def _find_state(
         is_tensor = isinstance(value, Tensor)
         if is_tensor and value.shape == parameter.shape:
             if value.dtype != dtype:
-                raise _make_error(optimizer_class, f"state {name!r} is {value.dtype}, but rows are {dtype}")
+                raise _make_error(
+                    optimizer_class, f"state {name!r} is {value.dtype}, but rows are {dtype}"
+                )
             filling = value.reshape(-1)
             if not bool((filling == filling[0]).all()):
-                raise _make_error(optimizer_class, f"state {name!r} of an untouched row is not one number")
+                raise _make_error(
+                    optimizer_class, f"state {name!r} of an untouched row is not one number"
+                )
             names.append(name)
             initial.append(float(filling[0]))
         elif not is_tensor or value.dim() == 0:
@@ -149,7 +153,11 @@ class _Trial:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._optimizer_class, self._hyperparameters, self._dtype = optimizer_class, hyperparameters, dtype
+        self._optimizer_class, self._hyperparameters, self._dtype = (
+            optimizer_class,
+            hyperparameters,
+            dtype,
+        )
         self._device = device
         generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")

@@ -178,6 +178,18 @@ def _pooled(node: Node, handle: str) -> _BoundLookup:
     means = [int(mode == "mean") for _, mode in module.agent.features]
     return _BoundLookup(
         torch.ops.sparring_program.pooled_lookup.default,
-        (handle, names, dims, means, *_padding(module), form, ids, bags, weights, positions, num_bags),
+        (
+            handle,
+            names,
+            dims,
+            means,
+            *_padding(module),
+            form,
+            ids,
+            bags,
+            weights,
+            positions,
+            num_bags,
+        ),
         module.agent.output_dtype,
     )

@@ -25,10 +25,10 @@ from sparring_torch.state.packed_rows import (
     PackedTable,
     RowsTensor,
     gather_table,
-    set_state,
     has_same_rows,
     pack,
     restore_table,
+    set_state,
     unpack,
 )
 

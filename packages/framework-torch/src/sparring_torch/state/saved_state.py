@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sparring import State
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.state.sharded_tensors import shard_state, unshard
 from sparring_torch.state.rows_in_state import without_rows
+from sparring_torch.state.sharded_tensors import shard_state, unshard
 
 __all__ = ["gather_random_state", "gather_state", "restore_random_state", "restore_state"]
 

@@ -72,7 +72,9 @@ class _InBackward:
         """The optimizer, made now if it was not."""
         if self._made is None:
             modules = [module for each in self._modules if (module := each()) is not None]
-            self._made = InBackwardOptimizer(modules, self._optimizer_class, **self._hyperparameters)
+            self._made = InBackwardOptimizer(
+                modules, self._optimizer_class, **self._hyperparameters
+            )
         return self._made
 
     def prepare(self) -> None:

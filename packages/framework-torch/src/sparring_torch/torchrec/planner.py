@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from sparring import make_plugin_manager
-from sparring.adapter import request_plan, format_suggestion
+from sparring.adapter import format_suggestion, request_plan
 from sparring.contracts import (
     EnvironmentOptions,
     FeatureWorkload,
-    PlanResult,
     Membership,
     PlanRequest,
+    PlanResult,
     TableSharding,
     TableWorkload,
     read_membership,
@@ -397,7 +397,9 @@ def _with_constraints(
     return replace(workload, features=features, kinds=kinds or workload.kinds)
 
 
-def _collect_per_feature(given: Sequence[float], count: int, table: str, name: str) -> Sequence[float]:
+def _collect_per_feature(
+    given: Sequence[float], count: int, table: str, name: str
+) -> Sequence[float]:
     """One number for each feature."""
     if len(given) not in (1, count):
         raise InvalidArgumentError(

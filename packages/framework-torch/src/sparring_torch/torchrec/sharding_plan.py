@@ -109,7 +109,10 @@ class ParameterSharding:
     def sharding(self) -> TableSharding:
         """As the engine takes it."""
         return TableSharding(
-            find_sharding_kind(self.sharding_type), tuple(self.ranks or ()), self.transfer, self.columns
+            find_sharding_kind(self.sharding_type),
+            tuple(self.ranks or ()),
+            self.transfer,
+            self.columns,
         )
 
     @staticmethod

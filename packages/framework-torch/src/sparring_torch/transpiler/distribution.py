@@ -17,8 +17,8 @@ from sparring.adapter import (
     PlanLike,
     StorageLike,
     check_choices,
-    fill_service,
     choose_service_storage,
+    fill_service,
     write_rows,
 )
 from sparring.errors import InvalidArgumentError
@@ -206,7 +206,10 @@ class Distribution:
         for each in self.scan.found:
             module = self._made[id(each.module)]
             replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
-            module.replaced, module.explain_missing_weight = replaced, replaced.explain_missing_weight
+            module.replaced, module.explain_missing_weight = (
+                replaced,
+                replaced.explain_missing_weight,
+            )
 
     def _taken(self) -> set[int]:
         """The `id` of each weight that is in a table now."""

@@ -120,7 +120,9 @@ def find_optimizer_rejection(
         needed = _MOVES_MET_ROWS.get(optimizer_class)
         found = [name for name in needed or () if group.get(name)]
         if needed is None or found:
-            what = optimizer_class.__name__ + "".join(f" with {name}={group[name]}" for name in found)
+            what = optimizer_class.__name__ + "".join(
+                f" with {name}={group[name]}" for name in found
+            )
             return (
                 f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows "
                 "of tables change when a batch meets them. Give embeddings SGD without momentum, Adagrad "

@@ -43,7 +43,9 @@ class ReplacedModule:
     def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
         self.kind, self.module, self.paths = kind, module, paths
         self.tables: list[ReplacedTable] = []
-        self.explain_missing_weight = explain_missing_weight(paths[0], kind.table_names(module, table))
+        self.explain_missing_weight = explain_missing_weight(
+            paths[0], kind.table_names(module, table)
+        )
         for name, weight, skipped in kind.rows(module, table):
             row = None if skipped is None else weight.data[skipped].clone()
             empty = weight.data.new_empty(0, weight.shape[1])

@@ -220,7 +220,9 @@ class _Scanner:
         for place in sorted(trained):
             assert self.owner is not None
             optimizer = self._optimizers[self.owner]
-            reason = find_optimizer_rejection(optimizer, place, is_lazy=is_lazy, is_served=self._is_served)
+            reason = find_optimizer_rejection(
+                optimizer, place, is_lazy=is_lazy, is_served=self._is_served
+            )
             if reason:
                 self._reject_optimizer(optimizer, reason)
                 break

@@ -19,7 +19,9 @@ def to_update_method(
 ) -> KnownOptimizer | str:
     """The update methods for an optimizer of torch; or why there is none."""
     layout = probe(optimizer_class, hyperparameters, torch.float32)
-    return find_known_optimizer(optimizer_class, hyperparameters, {(torch.float32, torch.device("cpu")): layout})
+    return find_known_optimizer(
+        optimizer_class, hyperparameters, {(torch.float32, torch.device("cpu")): layout}
+    )
 
 
 def find_form(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:

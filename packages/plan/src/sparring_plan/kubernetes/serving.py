@@ -138,7 +138,8 @@ def make_serving_resources(
         "snapshots": json.dumps(served if is_remote else posixpath.join(_VOLUME, served)),
         "memory": format_quantity(size.memory_bytes),
         "ephemeral": f", ephemeral-storage: {copies}" if is_remote else "",
-        "reason": f"{format_quantity(size.shard_bytes)} of a shard, twice while a version is taken, and 512 MiB",
+        "reason": f"{format_quantity(size.shard_bytes)} of a shard, twice while a version is "
+        "taken, and 512 MiB",
         "cache": _CACHE if is_remote else "",
         "store": _STORE if is_remote else "",
         "shards": "\n".join(

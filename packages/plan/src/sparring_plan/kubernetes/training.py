@@ -70,7 +70,9 @@ def make_training_resources(
     if "gpu" in memory:
         limits += f", nvidia.com/gpu: {ranks}"
     disk = memory.get("disk")
-    scratch = "" if disk is None else Template(_SCRATCH).substitute(disk=format_quantity(ranks * disk))
+    scratch = (
+        "" if disk is None else Template(_SCRATCH).substitute(disk=format_quantity(ranks * disk))
+    )
     template = files("sparring_plan.kubernetes").joinpath("train.yaml").read_text(encoding="utf-8")
     return Template(template).substitute(
         name=options.name,

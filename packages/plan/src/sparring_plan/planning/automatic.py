@@ -8,8 +8,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from sparring.adapter import resolve_method, format_suggestion
-from sparring.contracts import PlanResult, PlanRequest, ShardingPlan, TableWorkload
+from sparring.adapter import format_suggestion, resolve_method
+from sparring.contracts import PlanRequest, PlanResult, ShardingPlan, TableWorkload
 from sparring.errors import CapacityError, ConfigError, SparringError
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import (
@@ -58,7 +58,8 @@ def plan_from_request(request: PlanRequest) -> PlanResult:
         chosen = {name: kinds[0] for name, kinds in allowed.items() if "row_wise" not in kinds}
         why = str(error).partition("\n")[0]
         return PlanResult(
-            ShardingPlan(chosen), assumptions=(*assumptions, f"tables are row_wise, as with this {why}")
+            ShardingPlan(chosen),
+            assumptions=(*assumptions, f"tables are row_wise, as with this {why}"),
         )
     return PlanResult(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumptions))
 
@@ -76,14 +77,16 @@ def plan_from_file(path: str, request: PlanRequest) -> ShardingPlan:
             raise plan.make_error(
                 name,
                 "",
-                f"there is no table {name!r}; {format_suggestion(name, known)}. Remove it, or make the plan of "
+                f"there is no table {name!r}; {format_suggestion(name, known)}. Remove it, or make "
+                f"the plan of "
                 "this model's tables: sparring plan make",
             )
     missing = [name for name in known if name not in plan.tables]
     if missing:
         shown = ", ".join(missing[:_MAX_NAMED]) + (", …" if len(missing) > _MAX_NAMED else "")
         raise ConfigError(
-            f"{plan.location('tables')}: the plan lacks {len(missing)} of {len(known)} tables: {shown}; add "
+            f"{plan.location('tables')}: the plan lacks {len(missing)} of {len(known)} tables: "
+            f"{shown}; add "
             "them, or make the plan again with them: sparring plan make"
         )
     if request.world_size and request.world_size != plan.ranks:

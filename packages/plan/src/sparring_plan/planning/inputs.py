@@ -441,7 +441,8 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
         costs = Path(path).parent / inputs.calibration
         if not costs.is_file():
             raise ConfigError(
-                f"{document.location(('calibration',))}: calibration: there is no file {costs}; write one "
+                f"{document.location(('calibration',))}: calibration: there is no file {costs}; "
+                f"write one "
                 "with sparring plan calibrate, or leave calibration out for the default costs"
             )
         calibration = read_document(costs).as_model(Calibration)

@@ -196,7 +196,9 @@ class Plan(DocumentModel):
             try:
                 Layouts(ShardingPlan({name: sharding}), location, lambda: manager).layout(table)
             except (InvalidArgumentError, PluginError) as error:
-                raise self.make_error(name, "ranks" if sharding.ranks else "kind", str(error)) from None
+                raise self.make_error(
+                    name, "ranks" if sharding.ranks else "kind", str(error)
+                ) from None
 
     def _held(self) -> dict[str, Any]:
         held = self.model_dump(exclude_none=True)

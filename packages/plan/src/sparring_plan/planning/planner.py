@@ -11,7 +11,14 @@ import numpy as np
 from sparring.contracts import TableConfig
 from sparring.errors import CapacityError, ConfigError
 from sparring_plan.planning.allowed_kinds import with_kinds
-from sparring_plan.planning.costs.costs import RESOURCES, Floats, Options, Shape, Span, compute_option_costs
+from sparring_plan.planning.costs.costs import (
+    RESOURCES,
+    Floats,
+    Options,
+    Shape,
+    Span,
+    compute_option_costs,
+)
 from sparring_plan.planning.growth import find_first_full_day
 from sparring_plan.planning.inputs import Calibration, PlanInputs, TableSpec
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
@@ -21,7 +28,14 @@ from sparring_plan.planning.search.search import SearchResult, compute_prices, s
 from sparring_plan.planning.suggestions import suggest_changes
 from sparring_plan.simulation.ranking import list_neighbors, rank_again, replay_step
 
-__all__ = ["Alternative", "Pins", "list_alternatives", "check_plan", "compute_pin_costs", "make_plan"]
+__all__ = [
+    "Alternative",
+    "Pins",
+    "list_alternatives",
+    "check_plan",
+    "compute_pin_costs",
+    "make_plan",
+]
 
 _KEY_BYTES = 8
 
@@ -254,7 +268,9 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
     num_nodes = len(np.unique(ranks // options.ranks_per_node))
     if len(ranks) != expected or len(np.unique(ranks)) != expected:
         wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
-        raise plan.make_error(name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}")
+        raise plan.make_error(
+            name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}"
+        )
     if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
         most = options.num_ranks - 1
         raise plan.make_error(

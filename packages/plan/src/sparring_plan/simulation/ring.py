@@ -15,7 +15,15 @@ from sparring.adapter import MessageSizes
 from sparring_plan.simulation.cluster import Group, Message, Phase, Rank
 from sparring_plan.simulation.model import Compute
 
-__all__ = ["MAX_FINDS", "Parts", "PullPhase", "PushPhase", "Stream", "StreamPart", "split_row_parts"]
+__all__ = [
+    "MAX_FINDS",
+    "Parts",
+    "PullPhase",
+    "PushPhase",
+    "Stream",
+    "StreamPart",
+    "split_row_parts",
+]
 
 MAX_FINDS = 2
 """Number of chunks that an owner finds concurrently, as in core; a test compares the two."""

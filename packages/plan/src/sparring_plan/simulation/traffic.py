@@ -188,7 +188,9 @@ class _RowCosts:
         return float(find[0]), float(update[0])
 
 
-def compute_traffic(placement: Placement, inputs: PlanInputs, calibration: Calibration) -> PlanTraffic:
+def compute_traffic(
+    placement: Placement, inputs: PlanInputs, calibration: Calibration
+) -> PlanTraffic:
     """The step of a plan."""
     options, exchange = placement.options, calibration.exchange
     ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)

@@ -11,8 +11,8 @@ import typer
 
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_cli import get_command_context, make_console, print_json, print_warning
-from sparring_serve.publishing.publisher import PublishResult, PublisherOptions, publish_newest
 from sparring_serve.publishing.evaluation import EvaluationCheck
+from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
 
 __all__ = ["add_publish"]
 

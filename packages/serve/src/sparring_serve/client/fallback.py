@@ -14,9 +14,9 @@ from sparring.adapter import initial_rows
 from sparring.contracts import INITIALIZERS, Initializer, TableConfig
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus
-from sparring_serve.client.splitting import Part
 from sparring_serve.client.pull_calls import PullCalls, TableResult
 from sparring_serve.client.row_cache import RowCache
+from sparring_serve.client.splitting import Part
 from sparring_serve.config import ClientConfig
 from sparring_serve.wire.messages import TableMessage
 

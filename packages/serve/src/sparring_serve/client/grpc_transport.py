@@ -15,8 +15,8 @@ import grpc
 from sparring.errors import ConfigError
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
-from sparring_serve.status import SHARD_MAP_METADATA
 from sparring_serve.security import WatchedFile, read_token
+from sparring_serve.status import SHARD_MAP_METADATA
 from sparring_serve.transport_options import CHANNEL_OPTIONS
 from sparring_serve.wire.messages import SERVICE
 

@@ -15,7 +15,12 @@ from sparring.errors import ClosedError, InvalidArgumentError
 from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import check_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
-from sparring_serve.client.recommend_steps import Queries, Recommendations, RecommendQuery, recommend_steps
+from sparring_serve.client.recommend_steps import (
+    Queries,
+    Recommendations,
+    RecommendQuery,
+    recommend_steps,
+)
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import (
     AsyncTransport,
@@ -113,7 +118,9 @@ class Client:
         config = _read_config(path, overrides)
         return cls(config.shard_map, config.client)
 
-    def _recommend_steps(self, wanted: RecommendQuery, deadline_seconds: float) -> Steps[Recommendations]:
+    def _recommend_steps(
+        self, wanted: RecommendQuery, deadline_seconds: float
+    ) -> Steps[Recommendations]:
         return recommend_steps(self._session, wanted, self._session.deadline(deadline_seconds))
 
     def _check_open(self) -> None:
@@ -175,7 +182,9 @@ class LookupClient(Client):
             StaleRowsError: the rows are older than `ClientConfig.max_staleness_seconds`.
             AccessError: the token is missing or wrong.
         """
-        return self._run(self._session.pull_steps(ids, _missing(missing), version, deadline_seconds))
+        return self._run(
+            self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
+        )
 
     def scan(
         self, table: str, *, chunk_rows: int = 8192, deadline_seconds: float | None = None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_serve.client.answer import ReplyVersion
-from sparring_serve.client.arguments import check_text, check_ids, check_whole_number
+from sparring_serve.client.arguments import check_ids, check_text, check_whole_number
 from sparring_serve.client.failures import ReplicasFailedError
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
 from sparring_serve.client.session import MAX_ATTEMPTS, Description, Session, Steps
@@ -76,7 +76,9 @@ class _Part:
     newest: str
 
 
-def recommend_steps(session: Session, wanted: RecommendQuery, deadline: float) -> Steps[Recommendations]:
+def recommend_steps(
+    session: Session, wanted: RecommendQuery, deadline: float
+) -> Steps[Recommendations]:
     """Recommendations; see `LookupClient.recommend`."""
     check_text("table", wanted.table)
     check_text("version", wanted.version)

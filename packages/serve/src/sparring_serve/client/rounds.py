@@ -17,8 +17,8 @@ from sparring.errors import SparringError
 from sparring_serve.client.circuit_breaker import CircuitState
 from sparring_serve.client.failures import (
     REPLICA_FAILURES,
-    make_replicas_error,
     is_replica_failure,
+    make_replicas_error,
     make_status_error,
 )
 from sparring_serve.client.replicas import ReplicaOrder, pauses

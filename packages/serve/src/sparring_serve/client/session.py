@@ -18,15 +18,14 @@ from sparring.adapter import dedup, format_suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
 from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import (
-    check_table_mapping,
-    check_seconds,
-    check_text,
     check_ids,
+    check_seconds,
+    check_table_mapping,
+    check_text,
     check_whole_number,
 )
-from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.fallback import Fallback
-from sparring_serve.client.pull_calls import PullOptions, PullCalls, TableResult
+from sparring_serve.client.pull_calls import PullCalls, PullOptions, TableResult
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import (
     IMPATIENT,
@@ -35,6 +34,7 @@ from sparring_serve.client.rounds import (
     Rounds,
     ShardMapMovedError,
 )
+from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics

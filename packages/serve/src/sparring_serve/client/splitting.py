@@ -95,7 +95,9 @@ def _packed(
                     parts, bytes_left, ids_left = [], limits.most_bytes, limits.most_ids
                     continue
             where = slice(at, at + count)
-            parts.append(Part(number, keys[where], where if positions is None else positions[where]))
+            parts.append(
+                Part(number, keys[where], where if positions is None else positions[where])
+            )
             bytes_left -= count * row_bytes
             ids_left -= count
             at += count

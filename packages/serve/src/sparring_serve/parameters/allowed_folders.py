@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 
 __all__ = ["snapshot_url"]
 

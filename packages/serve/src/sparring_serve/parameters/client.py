@@ -24,7 +24,6 @@ from sparring_serve.client.session import Steps
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.parameters.incarnations import Incarnations
-from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.push_steps import (
     PushResult,
     ServiceSnapshot,
@@ -33,6 +32,7 @@ from sparring_serve.parameters.push_steps import (
     push_steps,
     snapshot_steps,
 )
+from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.unflushed import add_unflushed, discard_unflushed
 from sparring_serve.wire.messages import Wait
 

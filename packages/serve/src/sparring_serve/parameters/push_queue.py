@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring_serve.status import StatusError, Status
+from sparring_serve.status import Status, StatusError
 
 __all__ = ["PushQueue"]
 
@@ -88,7 +88,9 @@ class PushQueue:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise StatusError(Status.UNAVAILABLE, "this server is draining; push again when it is back")
+            raise StatusError(
+                Status.UNAVAILABLE, "this server is draining; push again when it is back"
+            )
 
     def _add(self, work: _Work) -> Future[Any]:
         self._waiting.append(work)

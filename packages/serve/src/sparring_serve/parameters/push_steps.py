@@ -249,7 +249,9 @@ def snapshot_steps(
     if outcome.answer is None:
         if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             raise make_status_error(first, outcome)
-        raise SnapshotError(f"{what}: shard 1 at {first}: {describe_outcome(outcome, seconds)}", url=url)
+        raise SnapshotError(
+            f"{what}: shard 1 at {first}: {describe_outcome(outcome, seconds)}", url=url
+        )
     try:
         answer: SnapshotReply = decode(SnapshotReply, outcome.answer)
     except MessageError as error:
@@ -379,7 +381,8 @@ def _checked(given: Mapping[str, TablePush], description: Description) -> list[_
     for table, each in given.items():
         if table not in methods:
             raise UnknownTableError(
-                f"push: table {table!r} is not served; {format_suggestion(table, dims)}", table=table
+                f"push: table {table!r} is not served; {format_suggestion(table, dims)}",
+                table=table,
             )
         part = _part(table, each, dims[table], methods[table].update_method)
         if (

@@ -27,8 +27,8 @@ from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
-from sparring_serve.status import StatusError, Status
-from sparring_serve.service import LookupService, parse_ids, decode_request
+from sparring_serve.service import LookupService, decode_request, parse_ids
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import Buffer, encode
 from sparring_serve.wire.messages import (
     FlushReply,

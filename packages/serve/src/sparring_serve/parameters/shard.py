@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from sparring import (
     LoadResult,
-    SaveResult,
     SaveOptions,
+    SaveResult,
     Snapshot,
     State,
     StepContainer,
     Storage,
     list_snapshots,
-    open_snapshot,
     list_unreadable_snapshots,
+    open_snapshot,
 )
 from sparring.adapter import IndependentRendezvous, Task
 from sparring.contracts import HyperParameters, MethodChoice, ShardMap
@@ -39,8 +39,8 @@ from sparring_serve.declaration import ParametersConfig
 from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import read_method_steps
-from sparring_serve.status import StatusError, Status
 from sparring_serve.service import ShardPosition
+from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     Ids,
     LookupResult,
@@ -48,8 +48,8 @@ from sparring_serve.tables.contract import (
     TableShape,
     Version,
     VersionGoneError,
-    found_rows,
     describe_initial_values,
+    found_rows,
 )
 from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
 

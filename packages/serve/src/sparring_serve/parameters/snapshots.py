@@ -32,8 +32,8 @@ from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
 from sparring_serve.parameters.shard import ParameterShard
-from sparring_serve.status import StatusError, Status
 from sparring_serve.service import decode_request
+from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
     PartReply,
@@ -108,7 +108,8 @@ class ShardSnapshots:
         if position.shard:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, and the first "
+                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, and "
+                f"the first "
                 f"shard does that for all: ask {position.shards.shards[0][0]}",
                 reason="not_first",
             )
@@ -203,8 +204,10 @@ class ShardSnapshots:
     def _missing(self, shard: int, send: Send, outcome: Outcome, what: str) -> StatusError:
         return StatusError(
             Status.FAILED_PRECONDITION,
-            f"{what}: shard {shard + 1} of {self._shard.position.shards.num_shards} at {send.address} has "
-            f"not done its part: {describe_outcome(outcome, send.timeout_seconds)}; see what is wrong there",
+            f"{what}: shard {shard + 1} of {self._shard.position.shards.num_shards} at "
+            f"{send.address} has "
+            f"not done its part: {describe_outcome(outcome, send.timeout_seconds)}; see what is "
+            f"wrong there",
             reason="shard_missing",
         )
 
@@ -257,7 +260,8 @@ class ShardSnapshots:
         if lost and not accepts_loss:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"save: nothing was changed: shard {position.shard + 1} of {position.shards.num_shards} may "
+                f"save: nothing was changed: shard {position.shard + 1} of "
+                f"{position.shards.num_shards} may "
                 f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load), so that "
                 "all shards have the same pushes, or accept the loss "
                 "(ParameterClient.save(accept_loss=True))",
@@ -329,4 +333,6 @@ def _reject_errors(what: str) -> Iterator[None]:
             Status.DEADLINE_EXCEEDED, f"the {what} took longer than the call; allow more time"
         ) from None
     except SparringError as error:
-        raise StatusError(Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed") from error
+        raise StatusError(
+            Status.FAILED_PRECONDITION, str(error), reason=f"{what}_failed"
+        ) from error

@@ -22,13 +22,13 @@ import grpc
 from sparring.errors import DeadlineError
 from sparring_serve import inference
 from sparring_serve.recommendation import recommend
-from sparring_serve.status import SHARD_MAP_METADATA, StatusError, Status
 from sparring_serve.security import Tokens, check_local
 from sparring_serve.server.audit import AUDITED, AuditLine
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.call_watch import CallWatch
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.service import LookupService, decode_request, version_message
+from sparring_serve.status import SHARD_MAP_METADATA, Status, StatusError
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, DescribeRequest, RefreshReply, RefreshRequest
 from sparring_serve.wire.open_inference import (
@@ -164,9 +164,7 @@ class Methods:
                 Status.NOT_FOUND, f"service {request.service!r} is not known; ask for {SERVICE!r}"
             )
         is_ready = self.service.is_ready
-        return encode(
-            HealthReply(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING)
-        )
+        return encode(HealthReply(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING))
 
     def live(self, content: bytes, context: Any) -> bytes:
         decode_request(NoFields, content)

@@ -188,7 +188,9 @@ def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing)
     return in_order_of_ids(once, FoundRows(result.rows, result.found), table, missing)
 
 
-def in_order_of_ids(once: Dedup, read: FoundRows, table: TableConfig, missing: Missing) -> FoundRows:
+def in_order_of_ids(
+    once: Dedup, read: FoundRows, table: TableConfig, missing: Missing
+) -> FoundRows:
     """The rows of `read`, which are those of distinct keys, for each id of a request.
 
     Args:

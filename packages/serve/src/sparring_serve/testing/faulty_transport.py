@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.recommendation import recommend
-from sparring_serve.status import StatusError
 from sparring_serve.service import LookupService
+from sparring_serve.status import StatusError
 from sparring_serve.wire.fields import encode
 
 __all__ = ["FaultyTransport", "TransportClock"]

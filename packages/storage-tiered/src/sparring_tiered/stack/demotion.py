@@ -148,7 +148,8 @@ class Demotion:
             if not self._has_space(num_rows):
                 name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
                 raise CapacityError(
-                    f"table {name!r}: {num_buffered_rows} rows wait in {self._count_buffered_bytes()} bytes for a "
+                    f"table {name!r}: {num_buffered_rows} rows wait in "
+                    f"{self._count_buffered_bytes()} bytes for a "
                     f"lower tier that fails ({type(error).__name__}: {error}), and {num_rows} more "
                     f"might not fit into buffer_bytes={self._buffer_bytes}. This write "
                     "changed nothing. Mend that tier, or raise buffer_bytes",

@@ -25,8 +25,8 @@ from sparring.contracts import (
     Columns,
     DeviceArray,
     EvictedRows,
-    Keys,
     EvictionResult,
+    Keys,
     Storage,
     StorageChange,
     StorageKernels,
@@ -102,7 +102,9 @@ class DeviceFirstTier:
         left = self._finish_update(access, on_host, change.num_new, change.evicted, seconds)
         return StorageChange(change.num_new, left)
 
-    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> EvictionResult:
+    def upsert(
+        self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray
+    ) -> EvictionResult:
         """`KernelSet.upsert_storage`."""
         stack = self._stack
         access = NativeFirstTier(stack, self._demotion)

@@ -85,7 +85,9 @@ def open_storages(
         return tiers
 
 
-def _warn_unused_tiers(table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]) -> None:
+def _warn_unused_tiers(
+    table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]
+) -> None:
     """Logs a warning if an unbounded tier keeps rows from reaching the tiers below it."""
     if options.write == "through":
         return

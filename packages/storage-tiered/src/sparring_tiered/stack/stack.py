@@ -29,7 +29,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts import Columns, EvictedRows, Keys, ProcessGuard, Rows, TableConfig, closed_error
+from sparring.contracts import (
+    Columns,
+    EvictedRows,
+    Keys,
+    ProcessGuard,
+    Rows,
+    TableConfig,
+    closed_error,
+)
 from sparring_tiered.stack.composition import are_in
 from sparring_tiered.stack.lock import ReaderWriterLock
 from sparring_tiered.stack.promotion import PromotionBuffer
@@ -163,7 +171,9 @@ class Stack:
         for tier in self.tiers:
             is_gone &= ~tier.write_buffer.contains(evicted.keys)
         if is_gone.any():
-            gone = EvictedRows(evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone])
+            gone = EvictedRows(
+                evicted.keys[is_gone], evicted.rows[is_gone], evicted.scores[is_gone]
+            )
             self._gone.append(gone)
             self.add_rows(-len(gone))
 

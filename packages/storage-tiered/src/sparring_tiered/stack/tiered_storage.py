@@ -28,7 +28,7 @@ from sparring.contracts import (
     write_note,
 )
 from sparring_tiered.options import TieredOptions
-from sparring_tiered.stack.composition import combine_capabilities, check_tiers, list_keys
+from sparring_tiered.stack.composition import check_tiers, combine_capabilities, list_keys
 from sparring_tiered.stack.demotion import Demotion
 from sparring_tiered.stack.device_first_tier import DeviceFirstTier
 from sparring_tiered.stack.first_tier import NativeFirstTier

@@ -59,9 +59,7 @@ def take_step(container: StepContainer) -> None:
     container.apply_methods({TABLE.name: choice})
 
 
-def check_interrupted_load(
-    backend: str, options: Mapping[str, Any], url: str
-) -> None:
+def check_interrupted_load(backend: str, options: Mapping[str, Any], url: str) -> None:
     """Kills a process in a load: training goes on after a load or a clear, and not before.
 
     Args:

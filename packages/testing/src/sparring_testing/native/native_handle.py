@@ -12,12 +12,12 @@ from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
     assert_contains_rows,
-    read_contents,
     distinct_keys,
+    make_table,
     random_rows,
+    read_contents,
     require,
     row_bytes,
-    make_table,
 )
 
 __all__ = ["NativeHandleTests"]

@@ -13,12 +13,12 @@ from sparring_testing.native.storage_abi import Handles, StorageAbi
 from sparring_testing.references.ledger import require_capacity
 from sparring_testing.references.samples import (
     MakeStorage,
-    read_contents,
     distinct_keys,
+    make_table,
     random_rows,
+    read_contents,
     require,
     row_bytes,
-    make_table,
 )
 
 __all__ = ["RowHandleTests"]

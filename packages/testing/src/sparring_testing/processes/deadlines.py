@@ -14,7 +14,9 @@ DEADLINES = (0.7, 3.0, 12.0)
 things may be late by a second, which is little of the longest."""
 
 
-def check_with_deadlines(check: Callable[[float], None], deadlines: tuple[float, ...] | None = None) -> None:
+def check_with_deadlines(
+    check: Callable[[float], None], deadlines: tuple[float, ...] | None = None
+) -> None:
     """Checks with one deadline after the other until it passes; what is always broken fails with each.
 
     Each that was missed is a warning. What may be broken now and then is better checked afterwards,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparring.contracts import EvictedRows, Keys, Rows, Storage
-from sparring_testing.references.samples import read_contents, distinct_keys, random_rows, row_bytes
+from sparring_testing.references.samples import distinct_keys, random_rows, read_contents, row_bytes
 
 __all__ = ["Ledger", "require_capacity", "fill"]
 

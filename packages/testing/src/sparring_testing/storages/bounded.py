@@ -7,13 +7,13 @@ import pytest
 
 from sparring.contracts import Keys, Rows, Storage
 from sparring.errors import CapacityError
-from sparring_testing.references.ledger import Ledger, require_capacity, fill
+from sparring_testing.references.ledger import Ledger, fill, require_capacity
 from sparring_testing.references.samples import (
     Row,
     assert_contains_rows,
-    read_contents,
     distinct_keys,
     random_rows,
+    read_contents,
     require,
 )
 

@@ -12,11 +12,11 @@ from sparring.errors import UnsupportedError
 from sparring_testing.references.samples import (
     MakeStorage,
     Row,
-    read_contents,
     distinct_keys,
-    random_rows,
-    require,
     make_table,
+    random_rows,
+    read_contents,
+    require,
 )
 
 __all__ = ["CapabilityTests", "Estimate"]

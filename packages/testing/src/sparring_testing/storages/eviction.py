@@ -13,8 +13,14 @@ import pytest
 
 from sparring.contracts import EvictedRows, Storage
 from sparring.errors import InvalidArgumentError
-from sparring_testing.references.ledger import Ledger, require_capacity, fill
-from sparring_testing.references.samples import Row, read_contents, distinct_keys, random_rows, require
+from sparring_testing.references.ledger import Ledger, fill, require_capacity
+from sparring_testing.references.samples import (
+    Row,
+    distinct_keys,
+    random_rows,
+    read_contents,
+    require,
+)
 
 __all__ = ["EvictionTests"]
 

@@ -21,9 +21,9 @@ from sparring.errors import CapacityError
 from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
+    make_table,
     read_contents,
     row_bytes,
-    make_table,
 )
 from sparring_testing.storages.lifecycle import ReopenStorage
 from sparring_testing.storages.policies import OpenBounded

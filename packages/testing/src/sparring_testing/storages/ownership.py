@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from sparring.contracts import Storage
-from sparring_testing.references.samples import assert_contains_rows, read_contents, distinct_keys, random_rows
+from sparring_testing.references.samples import (
+    assert_contains_rows,
+    distinct_keys,
+    random_rows,
+    read_contents,
+)
 
 __all__ = ["OwnershipTests"]
 

@@ -13,8 +13,8 @@ import pytest
 
 from sparring.contracts import EvictedRows, Keys, Storage
 from sparring.errors import UnsupportedError
-from sparring_testing.references.ledger import require_capacity, fill
-from sparring_testing.references.samples import read_contents, distinct_keys, random_rows, require
+from sparring_testing.references.ledger import fill, require_capacity
+from sparring_testing.references.samples import distinct_keys, random_rows, read_contents, require
 
 __all__ = ["OpenBounded", "PolicyTests"]
 

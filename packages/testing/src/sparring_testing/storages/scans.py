@@ -11,11 +11,11 @@ from sparring.contracts import Columns, Storage
 from sparring.errors import InvalidArgumentError
 from sparring_testing.references.samples import (
     MakeStorage,
-    read_contents,
     distinct_keys,
-    random_rows,
-    row_bytes,
     make_table,
+    random_rows,
+    read_contents,
+    row_bytes,
 )
 
 __all__ = ["ScanTests"]

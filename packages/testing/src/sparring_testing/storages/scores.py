@@ -8,7 +8,7 @@ import pytest
 
 from sparring.contracts import Keys, Storage
 from sparring.errors import InvalidArgumentError
-from sparring_testing.references.samples import read_contents, distinct_keys, random_rows
+from sparring_testing.references.samples import distinct_keys, random_rows, read_contents
 
 __all__ = ["ScoreTests"]
 

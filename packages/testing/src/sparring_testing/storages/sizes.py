@@ -10,9 +10,9 @@ from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     MakeStorage,
     assert_contains_rows,
-    read_contents,
-    random_rows,
     make_table,
+    random_rows,
+    read_contents,
 )
 
 __all__ = ["SizeTests"]

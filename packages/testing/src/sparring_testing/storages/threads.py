@@ -15,12 +15,12 @@ import numpy.typing as npt
 from sparring.contracts import Keys, Rows, Storage
 from sparring_testing.references.samples import (
     MakeStorage,
-    read_contents,
     distinct_keys,
+    make_table,
     random_rows,
+    read_contents,
     require,
     row_bytes,
-    make_table,
 )
 
 __all__ = ["ThreadTests"]

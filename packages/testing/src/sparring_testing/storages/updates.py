@@ -10,7 +10,12 @@ import pytest
 from sparring import update_rows
 from sparring.adapter import BUILTIN_METHODS, MemoryStorage, parse_hyper
 from sparring.contracts import MethodChoice, Storage, TableConfig
-from sparring_testing.references.samples import EXTREME_KEYS, MakeStorage, read_contents, distinct_keys
+from sparring_testing.references.samples import (
+    EXTREME_KEYS,
+    MakeStorage,
+    distinct_keys,
+    read_contents,
+)
 
 __all__ = ["UpdateTests"]
 

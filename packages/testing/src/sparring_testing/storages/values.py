@@ -12,11 +12,11 @@ from sparring_testing.references.samples import (
     EXTREME_KEYS,
     MakeStorage,
     assert_contains_rows,
-    read_contents,
     distinct_keys,
-    random_rows,
-    row_bytes,
     make_table,
+    random_rows,
+    read_contents,
+    row_bytes,
 )
 
 __all__ = ["ValueTests"]

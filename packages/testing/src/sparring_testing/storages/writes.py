@@ -8,11 +8,11 @@ from sparring.contracts import Storage
 from sparring_testing.references.samples import (
     MakeStorage,
     assert_contains_rows,
-    read_contents,
     distinct_keys,
-    random_rows,
-    row_bytes,
     make_table,
+    random_rows,
+    read_contents,
+    row_bytes,
 )
 
 __all__ = ["WritingTests"]

@@ -35,7 +35,7 @@ from sparring_train.config.run import RunConfig
 from sparring_train.run.same_run import ORIGINS, RUN
 from sparring_train.run.saved_run import read_run_config
 from sparring_train.run.snapshot_rows import parse_candidate_keys
-from sparring_train.run.storages import open_run_storages, format_storage
+from sparring_train.run.storages import format_storage, open_run_storages
 
 __all__ = ["add_erase"]
 
@@ -129,7 +129,9 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     with _audit_log(table, len(set(listed.values())), target) as audit:
         erased: set[int] = set()
         storages, traces = _erase_from_storages(run, table, wanted, ranks, manager, erased)
-        rewritten = [_erase_from_folder(folder, table, wanted, traces, erased) for folder in folders]
+        rewritten = [
+            _erase_from_folder(folder, table, wanted, traces, erased) for folder in folders
+        ]
         strings = [_erase_from_dictionary(folder, wanted, features, erased) for folder in folders]
         places = [*_list_files(known), *folders, *(search or [])]
         files = _find_files_with(listed, meant, places, folders)

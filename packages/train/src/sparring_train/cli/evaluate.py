@@ -54,7 +54,10 @@ def evaluate(
 ) -> None:
     """Print the metrics of a saved model on the test examples of its run."""
     found = open_newest_snapshot(snapshot)
-    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (_, model):
+    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
+        _,
+        model,
+    ):
         metrics, undefined = evaluate_model(model), model.source.explain_undefined
     if as_json:
         told = {"snapshot": found.url, "step": found.step, "metrics": metrics}
@@ -94,7 +97,10 @@ def predict(
             f"--output {output}: must end in .csv or .parquet, which says how it is written"
         )
     found = open_newest_snapshot(snapshot)
-    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (config, model):
+    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
+        config,
+        model,
+    ):
         if config.model.loss == "ranking":
             raise InvalidArgumentError(
                 f"{found.url}: its model ranks items and predicts no number; ask it for the best items: "

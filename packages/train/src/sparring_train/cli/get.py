@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import PluginManager, Snapshot, latest_snapshot, scan_rows, open_snapshot
+from sparring import PluginManager, Snapshot, latest_snapshot, open_snapshot, scan_rows
 from sparring.contracts import TableConfig, partition
 from sparring.errors import SnapshotError
-from sparring_cli import get_command_context, read_embedding_parts, print_json
+from sparring_cli import get_command_context, print_json, read_embedding_parts
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
 from sparring_train.run.snapshot_rows import parse_candidate_keys
-from sparring_train.run.storages import open_run_storages, format_storage
+from sparring_train.run.storages import format_storage, open_run_storages
 
 __all__ = ["add_get", "open_newest_snapshot"]
 

@@ -14,15 +14,15 @@ from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel, choose_label
 from sparring_train.cli.init_ranking import (
     RankingKind,
-    has_user_and_item,
     choose_ranked_columns,
+    has_user_and_item,
     ranking_lines,
 )
 from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 from sparring_train.data.table.sample import ReadingOptions
+from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 
 __all__ = ["add_init"]
@@ -134,7 +134,10 @@ def _configuration(
         used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
         used |= set() if found.time is None else {found.time.name}
         left = [each.name for each in columns if each.name not in used]
-        return [*_head(path, summary, unsure), *ranking_lines(path, summary, found, weight, left)], unsure
+        return [
+            *_head(path, summary, unsure),
+            *ranking_lines(path, summary, found, weight, left),
+        ], unsure
     lines = [*_head(path, summary, unsure), *_data(path, summary, columns, label, weight)]
     return [*lines, *_model(columns, label, path)], unsure
 
@@ -150,7 +153,11 @@ def _head(path: str, summary: TableSummary, unsure: Sequence[str]) -> Iterator[s
 
 
 def _data(
-    path: str, summary: TableSummary, columns: Sequence[ColumnSummary], label: ChosenLabel, weight: str | None
+    path: str,
+    summary: TableSummary,
+    columns: Sequence[ColumnSummary],
+    label: ChosenLabel,
+    weight: str | None,
 ) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     numbers = [each for each in columns if each.role == "numeric"]

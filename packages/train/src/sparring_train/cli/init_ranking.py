@@ -17,7 +17,13 @@ from sparring_train.cli.init_words import quote_yaml_name
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, split_column_name
 
-__all__ = ["RankedColumns", "RankingKind", "has_user_and_item", "choose_ranked_columns", "ranking_lines"]
+__all__ = [
+    "RankedColumns",
+    "RankingKind",
+    "has_user_and_item",
+    "choose_ranked_columns",
+    "ranking_lines",
+]
 
 RankingKind = Literal["two_towers", "sequence"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sparring_train.cli.init_words import quote_yaml_name
 from sparring_train.config.sections.table import is_table_name
-from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.data.table.sample import Sample
+from sparring_train.data.table.summary import ColumnSummary, TableSummary
 
 if TYPE_CHECKING:
     from sparring_train.cli.init_label import ChosenLabel
@@ -24,7 +24,9 @@ def label_lines(label: ChosenLabel) -> Iterator[str]:
     """Lines of `data` for the label."""
     yield f"  label: {quote_yaml_name(label.name)}"
     if label.values:
-        pairs = ", ".join(f"{quote_yaml_name(text)}: {each:g}" for text, each in label.values.items())
+        pairs = ", ".join(
+            f"{quote_yaml_name(text)}: {each:g}" for text, each in label.values.items()
+        )
         yield f"  label_values: {{{pairs}}}"
 
 
@@ -57,7 +59,9 @@ def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
         texts = ", ".join(json.dumps(each) for each in sample.missing_values)
         yield f"  missing_values: [{texts}]"
     yield "  categorical:            # columns of ids: each has a table of embeddings"
-    yield from (f"    - {quote_yaml_name(each.name)}  # {format_column_words(each)}" for each in ids)
+    yield from (
+        f"    - {quote_yaml_name(each.name)}  # {format_column_words(each)}" for each in ids
+    )
     if any(each.is_list for each in ids):
         names = ", ".join(quote_yaml_name(each.name) for each in ids if each.is_list)
         yield f"  lists: [{names}]       # any number of ids in a row"
@@ -67,7 +71,9 @@ def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
     if tables := _table_names(ids):
         names = ", ".join(f"{quote_yaml_name(name)}: {table}" for name, table in tables.items())
         yield f"  share_tables: {{{names}}}  # names of tables have letters of ASCII, digits and _ . -"
-    if types := ", ".join(f"{quote_yaml_name(each.name)}: {each.type}" for each in ids if each.type):
+    if types := ", ".join(
+        f"{quote_yaml_name(each.name)}: {each.type}" for each in ids if each.type
+    ):
         yield f"  types: {{{types}}}    # the first rows do not show it"
 
 

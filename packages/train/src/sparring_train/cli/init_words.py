@@ -110,7 +110,8 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
             indent = "  "
         if inner and begin != end:
             block = parse_yaml(
-                "\n".join(written[begin:end]), lambda line, column: Location(line, column, "the file")
+                "\n".join(written[begin:end]),
+                lambda line, column: Location(line, column, "the file"),
             )
             value = {"it": block.value[name]}
         target = f"it.{inner}" if inner else "it"
@@ -143,7 +144,9 @@ def _flow(value: Any) -> str:
     """A value as YAML has it in one line."""
     if isinstance(value, dict):
         return (
-            "{" + ", ".join(f"{quote_yaml_name(key)}: {_flow(each)}" for key, each in value.items()) + "}"
+            "{"
+            + ", ".join(f"{quote_yaml_name(key)}: {_flow(each)}" for key, each in value.items())
+            + "}"
         )
     if isinstance(value, list):
         return "[" + ", ".join(map(_flow, value)) + "]"

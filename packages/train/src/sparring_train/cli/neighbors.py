@@ -16,7 +16,7 @@ from sparring_train.recommend.item_index import IndexOption, chooses_faiss
 from sparring_train.recommend.names_of_ids import names_of_ids
 from sparring_train.run.same_run import RUN
 from sparring_train.run.saved_run import read_run_config
-from sparring_train.run.snapshot_rows import find_embedding, embeddings, find_key
+from sparring_train.run.snapshot_rows import embeddings, find_embedding, find_key
 
 __all__ = ["Best", "add_neighbors", "print_best"]
 

@@ -25,8 +25,8 @@ from sparring_train.recommend.recommendations import (
     RecommendationResult,
     Sides,
     compute_recommendations,
-    read_seen_items,
     find_sides,
+    read_seen_items,
 )
 from sparring_train.run.saved_run import open_run
 from sparring_train.run.snapshot_rows import find_embedding, parse_candidate_keys, read_keys
@@ -87,7 +87,9 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         if new:
             if sides.user is None or user is None:
                 raise InvalidArgumentError("--new needs a user: give --user")
-            items = np.setdiff1d(items, read_seen_items(model, sides, int(asked.ids[sides.user][0])))
+            items = np.setdiff1d(
+                items, read_seen_items(model, sides, int(asked.ids[sides.user][0]))
+            )
         best = compute_recommendations(model, config, sides, asked, items, k, index)
         names = names_of_ids(found, config, _table(config, sides.item), best.keys)
     scores = best.scores.tolist()

@@ -33,7 +33,7 @@ from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import StepResult
 from sparring_train.loop.saved_model import saved_model
 from sparring_train.named_classes import create
-from sparring_train.optimizer_names import find_update_method, find_native_class
+from sparring_train.optimizer_names import find_native_class, find_update_method
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import Progress, TrainResult
 
@@ -294,7 +294,9 @@ def keras_optimizer(name: str, hyperparameters: Mapping[str, Any], setting: str)
     Raises:
         ConfigError: there is no such optimizer, or it does not accept these.
     """
-    native = find_native_class(name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name")
+    native = find_native_class(
+        name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name"
+    )
     given = dict(hyperparameters)
     if "lr" in given:
         given["learning_rate"] = given.pop("lr")

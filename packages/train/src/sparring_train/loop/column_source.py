@@ -15,14 +15,18 @@ from sparring_train.config.run import RunConfig
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
-from sparring_train.loop.ranking_evaluation import HeldOut, RankingEvaluation, drop_incomplete_examples
+from sparring_train.loop.ranking_evaluation import (
+    HeldOut,
+    RankingEvaluation,
+    drop_incomplete_examples,
+)
 from sparring_train.named_classes import create, find_class
 from sparring_train.quality.predictions import (
     LOWER_IS_BETTER,
     BinaryMetrics,
     CombinedMetrics,
-    RegressionMetrics,
     Quality,
+    RegressionMetrics,
 )
 from sparring_train.registered_kinds import data_kinds
 from sparring_train.report.baselines import Baselines

@@ -19,7 +19,7 @@ from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
-from sparring_train.loop.kept_best import BestStepSnapshots, make_best_step, kept_best
+from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
 from sparring_train.loop.run_metrics import metrics_output
 from sparring_train.loop.run_report import RunReport
@@ -337,7 +337,9 @@ class _Run:
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = islice(self._source.batches(epoch), skipped, None)
             # Only with validation is it asked for: a batch is then read ahead.
-            marked = _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
+            marked = (
+                _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
+            )
             for number, (batch, is_end) in enumerate(marked, start=skipped + 1):
                 # A run that was resumed may be beyond a limit that was lowered since.
                 if limit is not None and step >= limit:

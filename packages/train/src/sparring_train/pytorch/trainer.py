@@ -33,7 +33,7 @@ from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import StepResult
 from sparring_train.loop.saved_model import saved_model
 from sparring_train.named_classes import create
-from sparring_train.optimizer_names import find_update_method, find_native_class
+from sparring_train.optimizer_names import find_native_class, find_update_method
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.pipelined_steps import Piece, pipelined_steps
 from sparring_train.run.ranks import Ranks

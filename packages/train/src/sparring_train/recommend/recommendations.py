@@ -16,9 +16,16 @@ from sparring_train.config.sections.model import MatrixFactorizationModel
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 from sparring_train.recommend.item_index import Index, UsedIndex, chooses_faiss
-from sparring_train.recommend.known_columns import KnownColumns, read_items_and_user, known_columns
+from sparring_train.recommend.known_columns import KnownColumns, known_columns, read_items_and_user
 
-__all__ = ["Given", "RecommendationResult", "Sides", "compute_recommendations", "read_seen_items", "find_sides"]
+__all__ = [
+    "Given",
+    "RecommendationResult",
+    "Sides",
+    "compute_recommendations",
+    "read_seen_items",
+    "find_sides",
+]
 
 Ids = npt.NDArray[np.int64]
 _BLOCK = 8192

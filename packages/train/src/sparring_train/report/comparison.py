@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparring_train.report.run_data import RunData
-from sparring_train.report.words import format_bytes, environment, format_metric_name
+from sparring_train.report.words import environment, format_bytes, format_metric_name
 
 __all__ = ["Comparison", "Line", "compare"]
 

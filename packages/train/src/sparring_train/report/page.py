@@ -106,7 +106,8 @@ def _metrics(data: RunData) -> str:
     for each in data.baselines:
         columns[f"Predicting {each.name}"] = partial(_metric, each.metrics)
     lines = [
-        (format_metric_name(name), *(cell(name) for cell in columns.values())) for name in data.metrics
+        (format_metric_name(name), *(cell(name) for cell in columns.values()))
+        for name in data.metrics
     ]
     why = data.undefined_metrics
     remark = f"<p>Undefined: {escape(why)}.</p>" if why else ""
@@ -125,7 +126,13 @@ def _slices(data: RunData) -> str:
         why = data.slices_absence
         return section(title, f"<p>{escape(why)}</p>") if why else ""
     names = list(data.slices[0].metrics)
-    head = ("Feature", "Test samples", "Id met in training", "Samples", *map(format_metric_name, names))
+    head = (
+        "Feature",
+        "Test samples",
+        "Id met in training",
+        "Samples",
+        *map(format_metric_name, names),
+    )
     lines = [
         (
             each.feature,

@@ -13,7 +13,7 @@ from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, SavedModel
-from sparring_train.registered_kinds import trainer_names, find_trainer
+from sparring_train.registered_kinds import find_trainer, trainer_names
 from sparring_train.run.same_run import ORIGINS, RUN
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ __all__ = ["open_run", "read_run_config"]
 _SECTIONS = ("seed", "data", "model", "tables", "optimizer")
 
 
-def read_run_config(snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager) -> RunConfig:
+def read_run_config(
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
+) -> RunConfig:
     """The configuration of the run that saved a snapshot, as far as the snapshot has it.
 
     Args:

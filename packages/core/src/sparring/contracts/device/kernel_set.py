@@ -385,7 +385,9 @@ class DeviceFirstTierAccess(Protocol):
     def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
         """`KernelSet.update_storage`."""
 
-    def upsert(self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray) -> EvictionResult:
+    def upsert(
+        self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray
+    ) -> EvictionResult:
         """`KernelSet.upsert_storage`."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.engine.apply.commit import partial_step_errors, commit_vote
+from sparring.engine.apply.commit import commit_vote, partial_step_errors
 from sparring.engine.apply.gather import (
     GatheredRows,
     TableUpdate,
     Update,
-    gather_rows,
     empty_update,
+    gather_rows,
     num_kept,
 )
 from sparring.engine.apply.gradients import (

@@ -125,7 +125,9 @@ def exchange_gradients(
     if own_error is None:
         try:
             divided = dict.fromkeys(taken.keys() - kernels.keys(), HOST)
-            own = sum_own_gradients(state, taken, {**kernels, **divided}, defers_finite_check=defers_finite_check)
+            own = sum_own_gradients(
+                state, taken, {**kernels, **divided}, defers_finite_check=defers_finite_check
+            )
         except Exception as error:
             own_error = error
     state.counters.rows_skipped_non_finite += own.num_skipped
@@ -234,8 +236,8 @@ def sum_own_gradients(
     """This rank's gradients by key; before anything is rounded to travel.
 
     Args:
-        defers_finite_check: who takes the gradients looks at `SummedByKey.num_bad`, where there is one, which
-            saves a wait here.
+        defers_finite_check: who takes the gradients looks at `SummedByKey.num_bad`, where there is one,
+            which saves a wait here.
     """
     together = _sum_together(taken, kernels)
     defers_finite_check = defers_finite_check and len(together) == len(taken)

@@ -8,7 +8,12 @@ from typing import Any
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.updates import MethodChoice, UpdateRows
-from sparring.engine.apply.commit import partial_step_errors, check_method_capacities, check_capacity, commit_vote
+from sparring.engine.apply.commit import (
+    check_capacity,
+    check_method_capacities,
+    commit_vote,
+    partial_step_errors,
+)
 from sparring.engine.apply.gather import GatheredRows, TableUpdate, gather_rows, num_kept
 from sparring.engine.apply.gradients import (
     check_and_average,
@@ -99,7 +104,9 @@ def _apply_owned(
         if any(entries[name].block is not None for name in tables):
             by_rows = set(tables)
     defers_finite_check = defers_finite_check and _may_defer_finite_check(state, kernels)
-    owned = exchange_gradients(state, taken, own_error, kernels, by_rows, defers_finite_check=defers_finite_check)
+    owned = exchange_gradients(
+        state, taken, own_error, kernels, by_rows, defers_finite_check=defers_finite_check
+    )
     there = {name: each for name, each in owned.items() if each.kernels is not HOST}
     here = {name: each for name, each in owned.items() if each.kernels is HOST}
     step, gathered = None, dict[str, GatheredRows]()

@@ -11,7 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparring.contracts.device.kernel_set import KernelSet, EvictionResult, StorageChange, StorageUpdate
+from sparring.contracts.device.kernel_set import (
+    EvictionResult,
+    KernelSet,
+    StorageChange,
+    StorageUpdate,
+)
 from sparring.contracts.device.kernels import DeviceArray
 from sparring.contracts.storage.results import EvictedRows, Rows
 from sparring.contracts.storage.updates import MethodChoice

@@ -33,7 +33,12 @@ from sparring.snapshot.erase import ERASURE
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
 
-__all__ = ["RESERVED_STATES", "collect_container_states", "state_without_keys", "load_container_states"]
+__all__ = [
+    "RESERVED_STATES",
+    "collect_container_states",
+    "state_without_keys",
+    "load_container_states",
+]
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from sparring import _native
 from sparring.collective.coordinator import Coordinator
-from sparring.contracts.checkpoint import SaveResult, SaveOptions, State
+from sparring.contracts.checkpoint import SaveOptions, SaveResult, State
 from sparring.engine.checkpoint.container_state import RESERVED_STATES, collect_container_states
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.checkpoint.save_manager import SnapshotJob, TableJob, Throttle, give_up
@@ -188,7 +188,8 @@ def _check_apart(state: EngineState, url: str, options: SaveOptions) -> InvalidA
     is_independent = state.collective.world_size < state.membership.world_size
     if is_independent and options.token is None:
         return InvalidArgumentError(
-            f"save of {url}: rank {state.membership.rank} of {state.membership.world_size} meets the others in no "
+            f"save of {url}: rank {state.membership.rank} of {state.membership.world_size} meets "
+            f"the others in no "
             "collective, so it cannot agree with them on a save; give all of them the same "
             "SaveOptions token and step"
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparring import errors
-from sparring.contracts.planner import FeatureWorkload, PlanResult, PlanRequest, TableWorkload
+from sparring.contracts.planner import FeatureWorkload, PlanRequest, PlanResult, TableWorkload
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Membership

@@ -126,6 +126,8 @@ def join_job(
             f"there is none: {error}; start them with mpiexec, or name a collective that is installed"
         ) from error
     joined = group.factory(
-        membership, validate_options("collective", group, dict(collective.options)), deadline_seconds
+        membership,
+        validate_options("collective", group, dict(collective.options)),
+        deadline_seconds,
     )
     return Job(membership, met, joined)

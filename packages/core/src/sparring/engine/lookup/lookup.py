@@ -22,7 +22,7 @@ from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables.column_blocks import fill_new_rows, join_rows
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring.exchange.messages import PullResult, PullRequest
+from sparring.exchange.messages import PullRequest, PullResult
 from sparring.kernels.cpu import HOST
 
 __all__ = [

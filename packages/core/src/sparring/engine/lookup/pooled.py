@@ -23,12 +23,12 @@ from sparring import _native
 from sparring.contracts.storage.results import Keys, Rows
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.lookup.lookup import own_error_first, prepare_reads
-from sparring.engine.lookup.transfer import pools_at_owners, find_transfer
+from sparring.engine.lookup.transfer import find_transfer, pools_at_owners
 from sparring.engine.state import EngineState, NonFinite, Purpose, quiesce
 from sparring.engine.tables.column_blocks import fill_new_rows
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError
-from sparring.exchange.bags import RequestedBags, BagRequest
+from sparring.exchange.bags import BagRequest, RequestedBags
 from sparring.exchange.pooled import Gradients
 from sparring.kernels.cpu import HOST
 

@@ -20,8 +20,8 @@ from sparring.contracts.device.kernels import DeviceArray
 from sparring.engine.lookup.lookup import (
     Lookup,
     PlannedLookup,
-    fill_and_decode,
     complete_lookups,
+    fill_and_decode,
     look_up,
     own_error_first,
     plan_lookups,

@@ -152,9 +152,7 @@ def table_names(tables: Tables, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(tables.entry(name).table_name for name in names))
 
 
-def expand_choices(
-    tables: Tables, choices: Mapping[str, MethodChoice]
-) -> dict[str, MethodChoice]:
+def expand_choices(tables: Tables, choices: Mapping[str, MethodChoice]) -> dict[str, MethodChoice]:
     """The method of each table, and of its blocks.
 
     Raises:

@@ -25,8 +25,8 @@ from sparring.contracts.storage.storage import Storage, interrupted_load, read_n
 from sparring.contracts.tables.admission import parse_admission
 from sparring.contracts.tables.expiry import parse_expiry
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.engine.tables.last_accesses import LastAccesses
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, UnsupportedError
 from sparring.kernels import functions as kernels
@@ -186,7 +186,9 @@ class TableEntry:
                 f"give one that was opened for TableConfig.with_state({config.state_width}{whose})"
             )
         elif storage.capabilities.persistent:
-            command = format_conversion_command(self.choice.backend, self.choice.options, found, config)
+            command = format_conversion_command(
+                self.choice.backend, self.choice.options, found, config
+            )
             remedy = f"keep the embeddings and start their state again in another place: {command}"
         else:
             remedy = (

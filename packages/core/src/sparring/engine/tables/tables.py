@@ -14,11 +14,11 @@ from sparring.contracts.storage.storage import Storage
 from sparring.contracts.storage.tiers import SupportsTiers, TierCounters
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.tables.entry import TableBlock, ColumnBlocksEntry, TableEntry
+from sparring.engine.tables.entry import ColumnBlocksEntry, TableBlock, TableEntry
 from sparring.engine.tables.storage_choice import (
     StorageChoice,
-    check_declaration,
     check_column_blocks,
+    check_declaration,
     check_given,
     check_placement,
 )

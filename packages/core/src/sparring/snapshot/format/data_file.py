@@ -34,7 +34,12 @@ import numpy.typing as npt
 
 from sparring.contracts.storage.results import Keys, Rows, Scores
 from sparring.errors import InvalidArgumentError
-from sparring.snapshot.format.manifest import JSON, STATE_HEADER_BYTES, FileHashes, reject_repeated_keys
+from sparring.snapshot.format.manifest import (
+    JSON,
+    STATE_HEADER_BYTES,
+    FileHashes,
+    reject_repeated_keys,
+)
 from sparring.snapshot.place.place import WriteFile, writing
 
 __all__ = [

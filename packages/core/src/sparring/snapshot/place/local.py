@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes, hash_blocks
-from sparring.snapshot.place.place import SnapshotRoot, ReadFile, ReadFolder, WriteFile, WriteFolder
+from sparring.snapshot.place.place import ReadFile, ReadFolder, SnapshotRoot, WriteFile, WriteFolder
 
 __all__ = ["LocalRoot", "LocalWriteFile"]
 

@@ -19,7 +19,7 @@ from sparring.errors import SnapshotIOError
 from sparring.runtime.file_system import open_file_system
 from sparring.snapshot.format.manifest import MANIFEST_NAME, FileHashes
 from sparring.snapshot.place.local import LocalWriteFile
-from sparring.snapshot.place.place import SnapshotRoot, ReadFile, ReadFolder, WriteFile, WriteFolder
+from sparring.snapshot.place.place import ReadFile, ReadFolder, SnapshotRoot, WriteFile, WriteFolder
 
 __all__ = ["RemoteRoot", "open_remote_root"]
 

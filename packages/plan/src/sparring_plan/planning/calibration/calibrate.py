@@ -26,11 +26,11 @@ from sparring_cli import as_yaml
 from sparring_plan.planning.calibration.step_timings import measure_step_costs
 from sparring_plan.planning.calibration.storage_timings import (
     MeasuredStorage,
-    pool_ns_per_byte,
     measure_storage_costs,
+    pool_ns_per_byte,
 )
 from sparring_plan.planning.inputs import Calibration, ExchangeCosts, MachineCosts, StorageCosts
-from sparring_plan.simulation.calibration import measure_best_seconds, calibrate
+from sparring_plan.simulation.calibration import calibrate, measure_best_seconds
 
 __all__ = ["CalibrateOptions", "CalibrateResult", "measure", "write_calibration"]
 

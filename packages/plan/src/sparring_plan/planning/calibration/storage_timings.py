@@ -60,7 +60,9 @@ def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> Sto
     updates: dict[str, list[tuple[float, float]]] = {method: [] for method in asked.methods}
     for width in WIDTHS:
         for method in asked.methods:
-            times = _time_storage(asked, manager, width, method, is_first=method == asked.methods[0])
+            times = _time_storage(
+                asked, manager, width, method, is_first=method == asked.methods[0]
+            )
             updates[method].append((times.elements, times.update))
             if times.find is not None and times.single is not None:
                 finds.append((4.0 * width, times.find))

@@ -254,7 +254,9 @@ def _no_option(
         if spec.couples_columns:
             why = f"{spec.method} couples columns"
         else:
-            why = f"its {spec.dim} columns do not divide into equal blocks of at least {_MIN_COLUMNS}"
+            why = (
+                f"its {spec.dim} columns do not divide into equal blocks of at least {_MIN_COLUMNS}"
+            )
         return ConfigError(
             f"table {name}: {kinds} would divide its columns, and {why}; add row_wise to kinds"
         )

@@ -122,7 +122,9 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
     return Sketch(ids=int(counts.sum()), distinct=len(keys), bins=bins)
 
 
-def read_column_ids(path: str | Path, columns: Sequence[str], most: int | None = None) -> Iterator[Ids]:
+def read_column_ids(
+    path: str | Path, columns: Sequence[str], most: int | None = None
+) -> Iterator[Ids]:
     """The ids of some columns of a file, in chunks: Parquet (by pyarrow), CSV with a header, or a
     ``.npy`` file, which has no columns. Lists of ids are taken apart; missing values are skipped.
 

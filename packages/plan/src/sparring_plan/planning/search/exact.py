@@ -6,8 +6,8 @@ import numpy as np
 
 from sparring_plan.planning.costs.costs import Ints, Options
 from sparring_plan.planning.search.bound import SAFETY, highs
-from sparring_plan.planning.search.placement import Placement
 from sparring_plan.planning.search.integer_program import IntegerProgram
+from sparring_plan.planning.search.placement import Placement
 
 __all__ = ["prove"]
 

@@ -10,8 +10,8 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Options
 from sparring_plan.planning.search.annealing import anneal
 from sparring_plan.planning.search.bound import (
     Bound,
-    compute_aggregate_bound,
     choose_for_goal,
+    compute_aggregate_bound,
     compute_linear_bound,
     compute_threshold_bound,
 )
@@ -70,7 +70,9 @@ def search(options: Options, pins: Placement | None = None) -> SearchResult | No
         linear = compute_linear_bound(smaller, bound) if len(smaller) <= _MAX_OPTIONS else None
         if linear is not None:
             bound = linear
-            best = _place_choices(smaller, [bound.choice, _order_by_price(smaller, bound)], bound, best)
+            best = _place_choices(
+                smaller, [bound.choice, _order_by_price(smaller, bound)], bound, best
+            )
     if best is None:
         best = _place_choices(smaller, [_smallest(smaller)], bound, None)
     if best is None:
@@ -80,7 +82,9 @@ def search(options: Options, pins: Placement | None = None) -> SearchResult | No
         best = _aim(smaller, replace(bound, seconds=higher), best)
         bound = replace(bound, seconds=higher)
     if _gap(best, bound) > target and len(smaller) <= _MAX_OPTIONS:
-        bound = replace(bound, seconds=compute_threshold_bound(smaller, bound.seconds, best.seconds))
+        bound = replace(
+            bound, seconds=compute_threshold_bound(smaller, bound.seconds, best.seconds)
+        )
     if _gap(best, bound) > target:
         best, bound = _prove_optimum(smaller, best, bound, _FEW_COLUMNS)
     if _gap(best, bound) > target:
@@ -190,7 +194,9 @@ def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
     price = compute_prices(options, bound)
     least = np.minimum.reduceat(price, options.start[:-1])
     capacity_share = options.capacity - options.average_held_memory()
-    offset = (options.fixed + options.average_held()) @ bound.prices - capacity_share @ bound.memory_prices
+    offset = (
+        options.fixed + options.average_held()
+    ) @ bound.prices - capacity_share @ bound.memory_prices
     with_option = least.sum() + offset + price - least[options.table]
     alive = with_option <= best.seconds * (1 + 1e-9)
     alive &= (options.base + options.shard + options.fixed).max(axis=1) <= best.seconds * (1 + 1e-9)

@@ -13,7 +13,7 @@ from sparring import make_plugin_manager
 from sparring.adapter import AUTO, resolve_backends
 from sparring.contracts import Descriptor, StorageDescriptor, is_path
 from sparring.errors import PluginError
-from sparring_cli import ConfigPath, Locations, Problem, format_path, explain_error
+from sparring_cli import ConfigPath, Locations, Problem, explain_error, format_path
 from sparring_train.config.reading.partial import keep_valid_part
 
 if TYPE_CHECKING:
@@ -201,5 +201,7 @@ def _option_problems(
     if not problems and descriptor.check is not None:
         for each in descriptor.check(checked, manager):
             path = (*at, *each.path)
-            problems.append(Problem(places.of_value(path), f"{format_path(path)}: {each.message}", path))
+            problems.append(
+                Problem(places.of_value(path), f"{format_path(path)}: {each.message}", path)
+            )
     return problems

@@ -42,7 +42,9 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
         sparse = optimizer.sparse
         # Classes of frameworks have the state of the method of their name.
         method = short_name(sparse.name)
-        workloads.append(describe_workload(table, choice, [feature], method, sparse.hyperparameters))
+        workloads.append(
+            describe_workload(table, choice, [feature], method, sparse.hyperparameters)
+        )
     return PlanRequest(
         tuple(workloads),
         world_size,

@@ -17,7 +17,7 @@ from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.history import read_histories
 from sparring_train.data.table.labels import LabelRangeCollector
-from sparring_train.data.table.lanes import Lanes, Share, deal_row_groups, assign_lanes
+from sparring_train.data.table.lanes import Lanes, Share, assign_lanes, deal_row_groups
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.split import make_split
 from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, BlockReader, blocks
@@ -155,7 +155,9 @@ class ParquetDataset:
             yield replace(batch, total=int((end - begin).sum()))
         self._flush()
 
-    def _taker(self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part) -> BlockReader:
+    def _taker(
+        self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part
+    ) -> BlockReader:
         block_rows = max(ROWS_SHUFFLED // num_lanes, 1)
         chosen = [self._files.groups[each] for each in groups]
 

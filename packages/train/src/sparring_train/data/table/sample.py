@@ -145,7 +145,9 @@ def _plain(kind: Any) -> Any:
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
-def find_missing_columns(files: Sequence[TableFile], schemas: Sequence[Sequence[str]]) -> dict[str, str]:
+def find_missing_columns(
+    files: Sequence[TableFile], schemas: Sequence[Sequence[str]]
+) -> dict[str, str]:
     """Returns the columns that not every file has, each with the reason."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for names in schemas for name in names):

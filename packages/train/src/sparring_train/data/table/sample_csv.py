@@ -35,9 +35,9 @@ from sparring_train.data.table.sample import (
     Sample,
     SampledFile,
     check_names,
+    count_sample_rows_per_file,
     find_missing_columns,
     make_no_header_error,
-    count_sample_rows_per_file,
 )
 
 __all__ = ["sample_csv"]

@@ -137,7 +137,9 @@ class TableSummary:
                 bad |= sample.wrong[name]
                 row = int(np.argmax(sample.wrong[name]))
                 found = str(sample.texts[name][row])[:60]
-                first.append((row, f"{sample.format_row_position(row)}, column {name!r}: found {found!r}"))
+                first.append(
+                    (row, f"{sample.format_row_position(row)}, column {name!r}: found {found!r}")
+                )
         for name in required:
             if sample.values[name].null_count:
                 is_null = sample.values[name].is_null().to_numpy(zero_copy_only=False)
@@ -145,7 +147,9 @@ class TableSummary:
                 if is_null.any():
                     bad |= is_null
                     row = int(np.argmax(is_null))
-                    first.append((row, f"{sample.format_row_position(row)}, column {name!r} is empty"))
+                    first.append(
+                        (row, f"{sample.format_row_position(row)}, column {name!r} is empty")
+                    )
         self.num_bad = sample.num_broken + int(bad.sum())
         self.first_bad = sample.first_broken or (min(first)[1] if first else None)
 
@@ -243,7 +247,9 @@ def _summarize_text(found: ColumnSummary, array: Any, separators: Sequence[str])
         found.unsure = "nearly every row has another value, like a row number"
 
 
-def _summarize_integers(found: ColumnSummary, array: Any, words: set[str], is_id_name: bool) -> None:
+def _summarize_integers(
+    found: ColumnSummary, array: Any, words: set[str], is_id_name: bool
+) -> None:
     values = array.drop_null().to_numpy(zero_copy_only=False)
     if not len(values):
         return
