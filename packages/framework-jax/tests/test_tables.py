@@ -155,7 +155,7 @@ def test_gradients_that_do_not_fit_are_refused_and_nothing_is_added(tables: Tabl
         optimizer.step(batch)
     optimizer.step()
     assert tables.container.num_rows("user") == 0
-    with pytest.raises(InvalidArgumentError, match="not part of this step"):
+    with pytest.raises(InvalidArgumentError, match="run the forward pass again"):
         tables.accumulate(batch, good)
 
 

@@ -97,5 +97,5 @@ def test_a_container_that_was_given_has_a_plan_of_its_own() -> None:
     bag = EmbeddingBag(2, name="held", storage="memory")
     first = Optimizer(keras.Sequential([bag]), keras.optimizers.SGD(0.1))
     first.container.assign("held", [1], np.ones((1, 2)))
-    with pytest.raises(InvalidArgumentError, match="hold rows"):
+    with pytest.raises(InvalidArgumentError, match="have rows"):
         Optimizer(bag, keras.optimizers.SGD(0.1), plan={"held": "table_wise"})

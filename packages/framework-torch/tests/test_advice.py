@@ -59,7 +59,7 @@ def test_modules_of_two_containers_are_made_with_one_as_the_message_says() -> No
     made = nn.ModuleList(st.Embedding(4, container=StepContainer()) for _ in range(2))
     with pytest.raises(InvalidArgumentError) as caught:
         st.Optimizer(made, torch.optim.Adagrad, lr=0.1)
-    (name,) = re.findall(r"give all modules one (\w+)=…", str(caught.value))
+    (name,) = re.findall(r"pass the same (\w+)=…", str(caught.value))
     given: Any = {name: StepContainer()}
     made = nn.ModuleList(st.Embedding(4, **given) for _ in range(2))
     st.Optimizer(made, torch.optim.Adagrad, lr=0.1)

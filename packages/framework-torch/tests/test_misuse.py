@@ -232,7 +232,5 @@ def test_a_state_of_an_optimizer_without_the_rows_warns_once() -> None:
 
 
 def test_something_else_than_a_container_is_answered() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=r"container: found str; give a StepContainer\(\)"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"found str; pass a StepContainer\(\)"):
         Embedding(2, name="user", container="redis")  # type: ignore[arg-type]

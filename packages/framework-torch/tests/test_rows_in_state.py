@@ -104,9 +104,7 @@ def test_a_load_between_forward_and_backward(storage: str) -> None:
     optimizer.zero_grad()
     loss = other.items(torch.arange(40)).sum()
     other.load_state_dict(model.state_dict())
-    with pytest.raises(
-        InvalidArgumentError, match="dropped before this gradient came; run forward"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"dropped before .* run the forward pass again"):
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()

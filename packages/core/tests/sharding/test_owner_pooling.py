@@ -330,7 +330,7 @@ def test_a_discarded_step_leaves_nothing() -> None:
             assert not container.resources.has_gradient("user")
             container.apply_methods(choices(container))
             assert container.num_rows("user") == 0
-            with pytest.raises(InvalidArgumentError, match="run forward again"):
+            with pytest.raises(InvalidArgumentError, match="run the forward pass again"):
                 container.resources.accumulate_bags(found.shadow_id, one_bag([1])[2])
 
     run_ranks(2, body)

@@ -1,16 +1,18 @@
-"""The hub of a training: `StepContainer`.
+"""`StepContainer`, the public interface of the engine.
 
-In an ordinary training loop a framework adapter drives it: forward calls `lookup`, backward hands
-gradients to `resources.accumulate`, the optimizer calls `apply`. It knows nothing of any framework.
+In a training loop, a framework adapter drives it: the forward pass calls `lookup`, the backward pass
+passes gradients to `resources.accumulate`, and the optimizer calls `apply`. The container does not
+depend on any framework.
 
-    ids → lookup: dedup, exchange, initialise → rows of a shadow
+    ids → lookup: dedup, exchange, initialize → rows of a shadow
     gradient of the shadow → resources.accumulate
     apply: exchange, check, find, update in place, upsert
 
-Forward reads; only `apply` writes. It computes all tables' new rows before it writes the first.
+The forward pass only reads; only `apply` writes. It computes the new rows of all tables before it
+writes the first one.
 
-The class makes the `EngineState` and its parts and delegates to them. It is long because it is the one
-face of the engine: two thirds of the file are its documentation and the overloads of its types.
+The class creates the `EngineState` and its parts and delegates to them. The file is long because two
+thirds of it are documentation and overloads.
 """
 
 from __future__ import annotations
@@ -75,29 +77,44 @@ __all__ = ["StepContainer"]
 
 
 class StepContainer:
-    """Holds what a training needs: resources, collective, rendezvous, storages, pool, events.
+    """The tables of one rank, and everything that a training step needs to read and update them.
 
-    One thread drives lookups and steps; gradients may come from any thread.
+    One thread drives lookups and steps. Gradients may be accumulated from any thread.
 
     Args:
-        collective: this rank's place in the group; None means a world of one.
-        rendezvous: who is here and who owns what; None means a world of one.
-        non_finite_gradients: what to do with gradients that hold NaN or infinity.
-        reduction: how gradients of several ranks combine; the mean makes W ranks equal to one
-            process on the joined batch.
-        exchange: how rows and gradients travel; the same on all ranks.
-        memory_bytes: the most memory that the tables of this rank may hold together. It is looked
-            at before each step is written, so they may be past it by what one step adds; then all
-            ranks refuse the next one. None sets no limit.
-        config: the run's configuration, JSON values only: ranks compare it when they begin.
-        plugin_manager: where storage backends are looked up; None looks through the installed
-            plugins.
-        plan: how tables are sharded: a `ShardingPlan`, or table → kind or `TableSharding`; the same
-            on all ranks, which compare the layouts. Tables that it does not name are ``row_wise``.
+        collective: connection to the other ranks. None: this process is the only rank.
+        rendezvous: the ranks of the job and the owner of each partition. None: this process is the only
+            rank.
+        non_finite_gradients: policy for gradients that contain NaN or infinity.
+        reduction: how the gradients of several ranks are combined. With the mean, W ranks produce the
+            rows of one process on the joined batch.
+        exchange: chunk sizes and wire dtypes; the same on all ranks.
+        memory_bytes: maximum memory of this rank's tables together. It is checked before each step is
+            written, so one step may exceed it; all ranks reject the next step. None: no limit.
+        config: the run's configuration, JSON values only. Ranks compare it at their first exchange.
+        plugin_manager: finds storage backends. None: the installed plugins.
+        plan: how tables are sharded: a `ShardingPlan`, or a mapping of table names to a kind or a
+            `TableSharding`; the same on all ranks, which compare the layouts. Tables that are not in
+            the plan are ``row_wise``.
 
     Raises:
-        PluginError: the plan names a sharding kind that no plugin offers.
-        InvalidArgumentError: it names a rank that the job does not have; an argument is wrong.
+        PluginError: no plugin provides a sharding kind of the plan.
+        InvalidArgumentError: the plan names a rank that the job does not have, or an argument is
+            invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import StepContainer, TableConfig
+        >>> def sgd(updates):
+        ...     for each in updates:
+        ...         each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+        >>> with StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=4))
+        ...     with container.step(sgd) as step:
+        ...         found = step.lookup("user", np.array([7, 7, -1]))
+        ...         step.accumulate(found, np.ones_like(found.rows))
+        ...     container.num_rows("user")
+        2
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the job, by keyword
@@ -125,7 +142,7 @@ class StepContainer:
                 f"{memory_bytes}"
             )
         resources, events, at_work = ResourceManager(), EventLoop(), BusyStorages()
-        # Others are told in time that this rank cannot go on.
+        # Half the deadline, so that other ranks are notified in time if a flush blocks this rank.
         max_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
         fingerprint = JobFingerprint(config or {})
         if not isinstance(plan, ShardingPlan):
@@ -154,7 +171,7 @@ class StepContainer:
             non_finite=NonFinite(non_finite_gradients),
             memory_bytes=memory_bytes,
         )
-        """Shared with the parts of the engine, and with functions of `sparring.adapter`."""
+        """State that the modules of the engine and `sparring.adapter` share."""
         self.collective = collective
         self.rendezvous = rendezvous
         self.resources = resources
@@ -165,12 +182,12 @@ class StepContainer:
         self.loads = self.state.loads
         self.saves = self.state.saves
         self.after_step: list[Callable[[], None]] = self.state.after_step
-        """Called on the driving thread at the end of each step, which has been applied: they must be
-        quick, and must not raise."""
+        """Functions that are called on the driving thread after each applied step. They must be fast
+        and must not raise."""
 
     @property
     def non_finite_gradients(self) -> NonFinite:
-        """Policy for gradients that hold NaN or infinity."""
+        """Policy for gradients that contain NaN or infinity."""
         return self.state.non_finite
 
     @non_finite_gradients.setter
@@ -179,7 +196,7 @@ class StepContainer:
 
     @property
     def trace(self) -> Trace | None:
-        """Where spans of this rank go; None: nowhere."""
+        """Trace that records this rank's spans; None: tracing is off."""
         return self.exchange.trace
 
     @trace.setter
@@ -187,40 +204,40 @@ class StepContainer:
         self.exchange.trace = trace
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Traces the block."""
+        """Records a block as a span of the trace."""
         return self.state.span(name)
 
     # -- tables
 
     @property
     def own_device(self) -> str | None:
-        """Which GPU ``cuda`` means on this rank: that of its number on this machine, or the only
-        one that this process sees. None on a single rank, where it means the one that is current."""
+        """GPU that ``cuda`` means on this rank: the one with its local rank, or the only visible one.
+        None on a single rank, where ``cuda`` means the current GPU."""
         return self.state.tables.own_device
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
-        """Adds a table. Its storage is opened when the first row may be written, because only
-        the optimizer knows how wide rows are.
+        """Adds a table. Its storage is opened when the first row may be written, because the optimizer
+        determines the width of the rows.
 
         Args:
-            table: what its rows are. Declaring an equal table again does nothing.
-            storage: which backend to open, or an open storage that then belongs to the container;
-                None: ``hkv`` with its defaults, or what an earlier declaration said.
+            table: configuration of the table. Declaring an equal table again has no effect.
+            storage: backend to open, or an open storage, which the container then owns. None: ``hkv``
+                with its defaults, or the storage of an earlier declaration.
 
         Raises:
-            InvalidArgumentError: another table of this name exists, or it was declared with
-                another storage, or `storage` is for another.
+            InvalidArgumentError: a different table with this name exists, the table was declared with
+                another storage, or `storage` was opened for another table.
         """
         self.check_open()
         self.state.tables.declare(table, storage)
 
     @property
     def tables(self) -> Mapping[str, TableConfig]:
-        """The declared tables by name."""
+        """Declared tables by name."""
         return {name: entry.config for name, entry in list(self.state.tables.declared.items())}
 
     def layout(self, table: str) -> Layout:
-        """Which ranks own the rows of a table.
+        """Returns the ranks that own the rows of a table.
 
         Raises:
             UnknownTableError: `table` was not declared.
@@ -228,62 +245,65 @@ class StepContainer:
         return self.entry(table).layout
 
     def transfer(self, table: str) -> tuple[Transfer, str]:
-        """How bags of a table travel: ``pooled`` by the owners of their rows, or by rows; and why."""
+        """Returns how bags of a table are transferred, and the reason: ``pooled`` by the owners of
+        their rows, or as ``rows``."""
         return find_transfer(self.state, table)
 
     def check_plan(self) -> None:
-        """Refuses a plan for tables that were not declared, as the first write does.
+        """Checks that all tables of the plan were declared, as the first write does.
 
         Raises:
-            InvalidArgumentError: naming the first such table.
+            InvalidArgumentError: the plan contains a table that was not declared.
         """
         self.state.tables.layouts.check_tables(list(self.tables))
 
     def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
-        """Sets the optimizer state that is stored behind each embedding of `table`.
+        """Sets the optimizer state that is stored after each embedding of `table`.
 
         Args:
             initial_state: ``(state_width,)`` of the computing dtype: the state of a new row.
-            method: whose state it is: an update method, or an optimizer of a framework.
+            method: name of the update method or framework optimizer that owns the state.
 
         Raises:
-            InvalidArgumentError: the table has rows of another width, or another method's rows.
+            InvalidArgumentError: the table has rows of another width or with the state of another
+                method.
         """
         self.check_open()
         quiesce(self.state, Purpose.RESHAPE)
         set_state(self.state, self.entry(table), np.asarray(initial_state), method)
 
     def check_state(self, table: str, state_width: int, method: str = "") -> None:
-        """Raises what `set_state` would raise; sets nothing."""
+        """Raises the errors of `set_state` without setting the state."""
         self.check_open()
         check_state(self.entry(table), state_width, method)
 
     def drop_state(self, table: str) -> None:
-        """Takes the optimizer's state off all rows of a table on this rank; embeddings stay.
+        """Removes the optimizer state from all rows of a table on this rank and keeps the embeddings.
 
-        The next optimizer starts from its own initial state.
+        The next optimizer starts from its initial state.
 
         Raises:
-            UnsupportedError: the storage was given open, or outlives the process; for the latter
-                the message has the ``sparring convert`` command to run.
+            UnsupportedError: the storage was passed in open, or its rows outlive the process. In the
+                second case the message contains the ``sparring convert`` command to run.
         """
         self.check_open()
         quiesce(self.state, Purpose.RESHAPE)
         drop_state(self.state, self.entry(table))
 
     def storage(self, table: str) -> Storage:
-        """This rank's shard of a table, opened if it was not.
+        """Returns this rank's shard of a table, and opens it if necessary.
 
         Raises:
-            InterruptedLoadError: it holds a part of a snapshot, as a load was cut short.
-            InvalidArgumentError: it holds rows that another rank kept.
+            InterruptedLoadError: a load was interrupted, and the storage contains a part of a snapshot.
+            InvalidArgumentError: the storage contains rows of another rank.
         """
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
         return self.state.tables.storage(table)
 
     def num_rows(self, table: str) -> int:
-        """Rows of a table on this rank; where columns are divided, those of its first block."""
+        """Returns the number of rows of a table on this rank. If the table is sharded by columns, this
+        is the number of rows of its first block."""
         self.check_open()
         quiesce(self.state, Purpose.COUNT)
         entry = self.entry(table).parts[0]
@@ -291,41 +311,43 @@ class StepContainer:
         return 0 if entry.storage is None else entry.storage.size
 
     def table_bytes(self, table: str) -> int:
-        """Memory that a table holds on this rank."""
+        """Returns the memory of a table on this rank, in bytes."""
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
         storages = [part.storage for part in self.entry(table).parts]
         return sum(each.memory_bytes for each in storages if each is not None)
 
     def num_not_admitted(self, table: str) -> int:
-        """Gradients that the table's admission filter dropped on this rank."""
+        """Returns the number of gradients that the table's admission filter dropped on this rank."""
         quiesce(self.state, Purpose.INSPECT)
         return self.entry(table).parts[0].num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
-        """Ids that the table's admission filter no longer counts on this rank, for want of room."""
+        """Returns the number of ids that the table's admission filter stopped counting on this rank
+        because its memory was full."""
         quiesce(self.state, Purpose.INSPECT)
         made = self.entry(table).parts[0].admission_filter
         return 0 if made is None else int(made.num_forgotten)
 
     def tier_counters(self, table: str) -> list[TierCounters]:
-        """Counters of each tier of a table on this rank, hottest first; none for a table that is in
-        no stack of storages."""
+        """Returns the counters of each tier of a table on this rank, hottest first; an empty list if
+        the storage is not a stack."""
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
         return self.state.tables.tier_counters(table)
 
     def tiers(self, table: str) -> list[StorageChoice]:
-        """The storages that were chosen for a table: those of a stack, hottest first; none if its storage
-        was given open."""
+        """Returns the storages that were chosen for a table, hottest first; an empty list if its
+        storage was passed in open."""
         return self.state.tables.tiers(table)
 
     def entry(self, table: str) -> TableEntry:
-        """A declared table; raises `UnknownTableError`."""
+        """Returns the entry of a declared table; raises `UnknownTableError` if there is none."""
         return self.state.tables.entry(table)
 
     def entries(self) -> list[TableEntry]:
-        """All that have rows: tables, or the blocks of columns of those that are divided."""
+        """Returns all entries that have rows: tables, and the blocks of tables that are sharded by
+        columns."""
         return list(self.state.tables.entries.values())
 
     # -- lookups
@@ -333,17 +355,18 @@ class StepContainer:
     def lookup(
         self, table: str, ids: npt.NDArray[np.int64], *, is_registered: bool = True
     ) -> Lookup:
-        """Ids to the rows of a shadow. Changes no table.
+        """Looks up the embeddings of ids, as the rows of a shadow. Changes no table.
 
         Args:
-            ids: ``(n,)`` C-contiguous int64, in any order, with repeats.
-            is_registered: a gradient will come: enter the lookup into the batch-inputs map.
+            ids: ``(n,)`` C-contiguous int64, in any order; they may repeat.
+            is_registered: whether a gradient will follow. If so, the lookup is recorded in the
+                batch-inputs map.
 
         Raises:
             UnknownTableError: `table` was not declared.
-            InterruptedLoadError: a load into it was cut short, on this rank or another.
-            InvalidArgumentError: `ids` has another shape or dtype, or the storage holds rows of
-                another part of the table; on this rank or another.
+            InterruptedLoadError: a load into the table was interrupted, on any rank.
+            InvalidArgumentError: `ids` has another shape or dtype, or the storage contains rows of
+                another rank; on any rank.
         """
         return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
 
@@ -354,15 +377,16 @@ class StepContainer:
         is_registered: bool = True,
         own_error: Exception | None = None,
     ) -> list[Lookup]:
-        """As `lookup`, for several tables in one exchange between ranks.
+        """Looks up several tables like `lookup`, in one exchange between ranks.
 
         Args:
             requests: table and ids; the same tables in the same order on all ranks.
-            is_registered: gradients will come.
-            refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
+            is_registered: whether gradients will follow.
+            refusal: error of this rank, which all ranks raise in place of the lookup. The ids of this
+                rank are ignored.
 
         Raises:
-            Exception: `refusal`, or in its place another rank's, naming that rank.
+            Exception: `refusal`, or the error of another rank, with that rank's number.
         """
         self.check_open()
         lookups = look_up(self.state, requests, is_training=is_registered, own_error=own_error)
@@ -377,42 +401,49 @@ class StepContainer:
         *,
         own_error: Exception | None = None,
     ) -> Prefetch:
-        """Begins a lookup on the prefetch thread; `Prefetch.finish` gives its results.
+        """Starts a lookup on the prefetch thread; `Prefetch.finish` returns its result.
 
-        They are those of `lookup_all` called at that time: rows that steps changed meanwhile are
-        read again. On several ranks, steps and other lookups wait until it has pulled.
+        `finish` returns the rows that `lookup_all` would return at that time: rows that steps changed
+        in the meantime are read again. On several ranks, steps and other lookups wait until the
+        prefetch has pulled its rows.
 
-        Writes to a storage other than by steps of this container are not noticed.
+        Writes to a storage that are not steps of this container are not detected.
 
         Args:
-            requests: as for `lookup_all`. Ids must not change until it is finished.
+            requests: as for `lookup_all`. The ids must not change until `finish` returns.
             refusal: as for `lookup_all`.
 
         Raises:
-            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`; the
-                latter two and `refusal`, where there are several ranks, by `Prefetch.finish`.
+            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`. On several
+                ranks, `Prefetch.finish` raises the latter two and `refusal`.
         """
         self.check_open()
         return Prefetch(self.state, requests, own_error)
 
     def quiesce(self) -> None:
-        """Returns when no prefetch and no load runs in the background, so that exchange and collective
-        are free. The next lookup or step tells of a load that failed.
+        """Waits for prefetches and loads in the background, so that the exchange and the collective are
+        free. The next lookup or step reports the failure of a load.
 
         Raises:
-            SparringError: a prefetch failed, and there are other ranks, which go on no further.
+            SparringError: a prefetch failed, and there are several ranks.
         """
         quiesce(self.state, Purpose.MEET)
 
     def join_load(self) -> None:
-        """Returns when no load runs in the background: rows and counters are what they are."""
+        """Waits for a load in the background, so that rows and counters are final."""
         quiesce(self.state, Purpose.INSPECT)
 
     def check_readable(self, tables: Sequence[str]) -> None:
-        """Returns when `tables` may be read, directly where `reads_directly`; then raises
-        `ClosedError` if the container, or the storage of a table, was closed, `BackgroundError` if
-        a load in the background failed, and `InterruptedLoadError` if a table holds a part of a
-        snapshot. Reads via other ranks are refused there, on all of them."""
+        """Waits until `tables` may be read.
+
+        If `reads_directly` is False, errors of the tables are not raised here but by the lookup, on all
+        ranks.
+
+        Raises:
+            ClosedError: the container or the storage of a table was closed.
+            BackgroundError: a load in the background failed.
+            InterruptedLoadError: a table contains a part of a snapshot.
+        """
         state = self.state
         state.check_open()
         if not self.reads_directly(tables):
@@ -424,19 +455,20 @@ class StepContainer:
             state.tables.check_readable(entry)
 
     def reads_directly(self, tables: Iterable[str]) -> bool:
-        """Whether batches may be pooled straight from `tables`: all rows are on this rank."""
+        """Whether batches may be pooled directly from `tables`, because all their rows are on this
+        rank."""
         return self.collective.world_size == 1 or all(
             self.entry(table).config.is_replicated for table in tables
         )
 
     def keep_on_device(self, tables: Iterable[str], kernels: KernelSet) -> None:
-        """Says that lookups and steps are to leave rows of `tables` on the device that holds them.
+        """Makes lookups and steps keep the rows of `tables` on their device.
 
-        All ranks say so of the same tables, before they exchange anything more, or are refused.
-        On one rank gradients alone decide (`DeviceGradients`).
+        All ranks must call it for the same tables before their next exchange, which otherwise raises.
+        On one rank, the gradients determine the device (`DeviceGradients`).
 
         Args:
-            kernels: what works on rows there.
+            kernels: kernels of the device.
 
         Raises:
             UnknownTableError: one of the tables was not declared.
@@ -448,22 +480,23 @@ class StepContainer:
         if self.collective.world_size > 1:
             self.exchange.stager(kernels)
         for entry in entries:
-            entry.kernels = None if entry.has_column_blocks else kernels  # blocks join on the host
+            # Blocks of columns are joined on the host.
+            entry.kernels = None if entry.has_column_blocks else kernels
 
     def collection(self, features: Sequence[tuple[str, str]]) -> Any:
-        """Features that are looked up together, in one native call for all tables.
+        """Creates a native object that looks up several features in one call.
 
         Args:
             features: table and pooling, ``sum`` or ``mean``, of each feature, in the order of
-                their columns. All tables compute in one dtype.
+                their columns. All tables must have the same computing dtype.
 
         Returns:
-            A native `Collection`, which reads the tables' storages of the moment. Register what it
-            looked up by `ResourceManager.register_direct`, if a gradient will come.
+            A native `Collection`, which reads the current storages of the tables. If a gradient will
+            follow, register its lookups with `ResourceManager.register_direct`.
 
         Raises:
             UnknownTableError: one of the tables was not declared.
-            InvalidArgumentError: no features, or tables of several dtypes.
+            InvalidArgumentError: there are no features, or the tables have several dtypes.
         """
         self.check_open()
         return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
@@ -471,25 +504,28 @@ class StepContainer:
     # -- steps
 
     def apply(self, update: Update) -> None:
-        """Applies the accumulated gradients of all tables: one step.
+        """Applies the accumulated gradients of all tables as one step.
 
-        All ranks call it, also those without gradients. What can be refused is refused before the
-        first row changes. A step over several tables is not atomic beyond that: if a storage fails
-        while it writes, by a failing disk or the end of memory, tables written before keep the
+        All ranks must call it, including those without gradients. All checks are made before the first
+        row changes. Writing several tables is not atomic: if a storage fails while it writes, for
+        example because a disk fails or memory is exhausted, tables that were already written keep the
         step, and `PartialStepError` names them.
 
+        Args:
+            update: changes the rows of all tables in place.
+
         Raises:
-            NonFiniteGradientError: a gradient holds NaN or infinity and the policy is to raise. No
+            NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise. No
                 row has changed; the gradients are dropped.
-            CapacityError: a storage is full and may not evict. No row has changed.
+            CapacityError: a storage is full and does not evict. No row has changed.
             BackgroundError: work on the event loop failed; the gradients are dropped.
-            DeadlineError: a stack's last tier has not taken earlier rows in time, and there is no
-                room for more. No row has changed; the gradients are dropped.
-            PartialStepError: a storage failed while it wrote, and other tables have changed:
-                `written`, `failed` and `untouched` name them, the cause is what the storage
-                raised. Where no other table has changed, that is raised itself, as
-                `StorageIOError`. Of a table that failed, each key has its old or its new row. The
-                gradients are dropped.
+            DeadlineError: the last tier of a stack did not accept earlier rows in time, and there is no
+                space for more. No row has changed; the gradients are dropped.
+            PartialStepError: a storage failed while it wrote, and other tables have changed. The
+                attributes `written`, `failed` and `untouched` contain the tables; the cause is the
+                error of the storage. Each key of a failed table has either its old or its new row. If
+                no other table has changed, the error of the storage is raised instead. The gradients
+                are dropped.
         """
         self.state.check_open()
         with self.state.span("apply"):
@@ -498,20 +534,20 @@ class StepContainer:
                 note_step(self.state)
 
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
-        """Applies the accumulated gradients by update methods: one step, as `apply`.
+        """Applies the accumulated gradients with update methods as one step; see `apply`.
 
-        Where all rows are on this rank, built-in methods run fused: each row is found, made if it
-        is new, and changed in one visit, and neither rows nor gradients are copied for it.
+        If all rows are on this rank, built-in methods run fused: each row is found, created if it is
+        new, and updated in one access, without copying rows or gradients.
 
         Args:
-            choices: of every table that has gradients.
+            choices: update method of every table that has gradients.
 
         Returns:
-            The tables that had a gradient, on any rank.
+            The tables that had a gradient on any rank.
 
         Raises:
-            InvalidArgumentError: a table with gradients has no method, or has rows of another
-                width than its method wants. No row has changed.
+            InvalidArgumentError: a table with gradients has no method, or its rows have another width
+                than the method requires. No row has changed.
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
         self.state.check_open()
@@ -522,35 +558,50 @@ class StepContainer:
             return touched
 
     def assign(self, table: str, keys: npt.ArrayLike, embeddings: npt.ArrayLike) -> None:
-        """Writes embeddings to a table, in place of those that its keys have.
+        """Writes embeddings to a table, replacing existing ones.
 
-        The optimizer's state of these rows begins again. All ranks call it, each with rows of any keys
-        or of none; where several give one key, they give one embedding. It waits for a running save.
+        The optimizer state of these rows is reset. All ranks must call it, each with any keys or none.
+        If several ranks pass the same key, they must pass the same embedding. It waits for a running
+        save.
 
         Args:
-            keys: ``(n,)`` whole numbers, each once.
+            keys: ``(n,)`` unique integers.
             embeddings: ``(n, dim)``, converted to the table's dtype.
 
         Raises:
             UnknownTableError: `table` was not declared.
-            InvalidArgumentError: a wrong shape, a key that is given twice, or rows with state of an
-                optimizer that was not made yet.
-            CapacityError: the storage is full and may not evict: some rows may be written.
+            InvalidArgumentError: wrong shape, a repeated key, or a table with optimizer state whose
+                optimizer has not been created yet.
+            CapacityError: the storage is full and does not evict. Some rows may have been written.
         """
         assign(self.state, table, keys, embeddings)
 
     def discard(self) -> None:
-        """Drops what was looked up and accumulated since the last step."""
+        """Drops the lookups and gradients since the last step."""
         self.resources.discard()
 
     @contextmanager
     def step(self, update: Update) -> Iterator[Step]:
-        """Drives one step by hand: applied at the end of the block, dropped if it raises.
+        """Runs one step without a framework adapter. The step is applied at the end of the block, or
+        dropped if the block raises.
 
-        Use:
-            with container.step(update) as step:
-                found = step.lookup("user", ids)
-                step.accumulate(found, gradient)
+        Args:
+            update: as for `apply`.
+
+        Example:
+            >>> import numpy as np
+            >>> from sparring import StepContainer, TableConfig
+            >>> def sgd(updates):
+            ...     for each in updates:
+            ...         each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+            >>> container = StepContainer()
+            >>> container.declare(TableConfig("user", dim=4))
+            >>> with container.step(sgd) as step:
+            ...     found = step.lookup("user", np.array([7, 7, -1]))
+            ...     step.accumulate(found, np.ones_like(found.rows))
+            >>> container.counters.steps
+            1
+            >>> container.close()
         """
         self.check_open()
         try:
@@ -604,31 +655,30 @@ class StepContainer:
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
     ) -> SaveResult | Task[SaveResult]:
-        """Saves all tables as they are after the last step, and what else a training needs.
+        """Saves a snapshot of all tables after the last step, with the given states.
 
-        All ranks call it after the same step with the same `url`, which they all reach; each writes
-        its own rows, and rank 0 commits. Other ways of writing to a storage than steps and the
-        methods of `Storage` are not noticed while a save runs.
+        All ranks must call it after the same step with the same `url`, which all of them must be able
+        to access. Each rank writes its own rows, and rank 0 commits. While a save runs, writes to a
+        storage that are neither steps nor calls of `Storage` methods are not detected.
 
         Args:
-            url: of the snapshot itself, as ``runs/a/step-000000123``: a path, or any URL of fsspec.
-            blocking: return when it is committed. Otherwise steps go on meanwhile: rows that they
-                change are kept for the save first. A failure then raises `BackgroundError` at the
-                next step, which can be taken again; `close` waits for the save.
-            base: write a delta over this snapshot, which must be `saves.base`. Where more changed
-                than is counted, a full snapshot is written, and a warning logged.
-            states: by name, what else is to be saved.
-            options: how.
+            url: URL of the snapshot, for example ``runs/a/step-000000123``: a path or any fsspec URL.
+            blocking: whether to return only after the commit. If False, steps continue, and rows that
+                they change are copied for the save first. A failure then raises `BackgroundError` at
+                the next step, which can be retried; `close` waits for the save.
+            base: snapshot over which a delta is written; must be `saves.base`. If more keys changed
+                than are tracked, a full snapshot is written and a warning is logged.
+            states: additional states to save, by name.
+            options: options of the save.
 
         Returns:
-            What was saved; if not blocking, a task that gives it.
+            A description of the snapshot; if not blocking, a task that returns it.
 
         Raises:
-            InvalidArgumentError: a base since which changes are not counted, or ranks were given
-                different URLs.
-            SnapshotError: it exists already, or the file system failed, here or on another rank.
-            InterruptedLoadError: a table holds a part of a snapshot, here or on another rank.
-            DeadlineError: the save before it, or another rank, does not come to an end.
+            InvalidArgumentError: changes since `base` are not tracked, or ranks passed different URLs.
+            SnapshotError: the snapshot exists, or the file system failed, on any rank.
+            InterruptedLoadError: a table contains a part of a snapshot, on any rank.
+            DeadlineError: the previous save or another rank did not finish in time.
         """
         self.check_open()
         return save(
@@ -668,32 +718,31 @@ class StepContainer:
         tables: Iterable[str] | None = None,
         is_base: bool = False,
     ) -> LoadResult | Task[LoadResult]:
-        """Takes over a snapshot: rows, with state and scores, counters, admission, steps.
+        """Loads a snapshot: rows with state and scores, counters, admission filters and the step.
 
-        All ranks call it, as many as there are now; each reads the partitions that it owns. What
-        tables held before is lost. What was accumulated for the next step is dropped.
+        All ranks must call it; their number may differ from that of the save. Each rank reads the
+        partitions that it owns. Existing rows and accumulated gradients are dropped.
 
         Args:
-            url: of the snapshot.
-            blocking: return when all is there. Otherwise only what can be refused at once is, and
-                rows come in on the event loop, while models are built and data opened. Whatever
-                reads, changes or counts rows, or meets other ranks, waits for the end, as long as
-                it takes; Ctrl-C in such a wait stops the load. A failure raises `BackgroundError`,
-                or `PeerFailure` as it is, at the next lookup, step, save, load or `close`, unless
-                the task's `result` has raised it.
-            tables: load the rows of these only, and no counters; None: everything.
-            is_base: count from now on which keys change, for a delta over this snapshot.
+            url: URL of the snapshot.
+            blocking: whether to return only after all rows were loaded. If False, the arguments are
+                checked and rows are loaded on the event loop, while the caller builds models and opens
+                data. Operations that read, change or count rows or use the collective wait for the
+                load; Ctrl-C during such a wait stops the load. A failure raises `BackgroundError` or
+                `PeerFailure` at the next lookup, step, save, load or `close`, unless the task's
+                `result` has raised it.
+            tables: tables whose rows are loaded, without counters. None: everything.
+            is_base: whether to track changed keys from now on, for a delta over this snapshot.
 
         Returns:
-            What was loaded; if not blocking, a task that gives it.
+            A description of the loaded data; if not blocking, a task that returns it.
 
         Raises:
-            InvalidArgumentError: the snapshot has other tables, or ranks were given different
-                snapshots. Nothing was changed.
-            SnapshotError: there is no such snapshot, or it is damaged: tables may hold parts of it
-                then, and `InterruptedLoadError` refuses lookups and steps until one was loaded.
-                What goes wrong on one rank is raised on all, in its class, with the name of the
-                rank as `rank`.
+            InvalidArgumentError: the snapshot has other tables, or ranks passed different snapshots.
+                Nothing was changed.
+            SnapshotError: the snapshot does not exist or is damaged. Tables may contain parts of it;
+                lookups and steps raise `InterruptedLoadError` until a snapshot is loaded. All ranks
+                raise an error of one rank, with its number as the attribute `rank`.
         """
         self.check_open()
         return load(self.state, url, tables, is_base=is_base, blocking=blocking)
@@ -705,30 +754,31 @@ class StepContainer:
     def flush(self, *, blocking: Literal[False]) -> Task[None]: ...
 
     def flush(self, *, blocking: bool = True) -> Task[None] | None:
-        """Makes what steps have written as durable as the storages of the tables can.
+        """Makes the rows that steps have written durable, as far as the storages of the tables support
+        it.
 
-        It runs on the event loop. All ranks call it.
+        The flush runs on the event loop. All ranks must call it.
 
         Args:
-            blocking: return when that is so, on all ranks, however long it takes. Otherwise lookups,
-                forward and backward passes go on meanwhile, and whatever changes rows waits for it,
-                on several ranks for half the collective's deadline. A failure then raises
-                `BackgroundError` at the next step, which can be taken again.
+            blocking: whether to wait until all ranks have flushed. If False, lookups, forward and
+                backward passes continue, and operations that change rows wait for the flush, on several
+                ranks for at most half the collective's deadline. A failure then raises
+                `BackgroundError` at the next step, which can be retried.
 
         Returns:
             A task, if not blocking.
 
         Raises:
-            SparringError: a storage failed, here or, if blocking, on another rank. All others were
-                flushed.
-            DeadlineError: the flush before it does not end.
+            SparringError: a storage failed on this rank or, if blocking, on another rank. All other
+                storages were flushed.
+            DeadlineError: the previous flush did not finish in time.
         """
         return flush(self.state, blocking=blocking)
 
     def close(self) -> None:
-        """Drains the event loop and closes storages, collective and rendezvous: all of them, whichever
-        raises. The first error is raised, and the others are logged. Does nothing in a forked child,
-        where all of these belong to the parent."""
+        """Drains the event loop and closes all storages, the collective and the rendezvous. The first
+        error is raised after everything was closed, and the others are logged. Does nothing in a forked
+        child process, because the parent owns these objects."""
         if self.state.is_closed or not self.state.process.is_own:
             return
         self.state.is_closed = True
@@ -737,7 +787,7 @@ class StepContainer:
             [
                 self.prefetches.close,
                 *(entry.view.close for entry in entries),
-                # Before the exchange and the events: it meets other ranks.
+                # Before the exchange and the events, because a load communicates with other ranks.
                 partial(self.loads.close, self.events.deadline_seconds),
                 self.exchange.close,
                 self.events.close,
@@ -761,9 +811,10 @@ class StepContainer:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and self.state.process.is_own:
-            self.loads.stop(error)  # its rows are not wanted any more
+            self.loads.stop(error)  # its rows are no longer needed
         self.close()
 
     def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed, or this is a process forked since."""
+        """Raises `ClosedError` if the container was closed, or if this process was forked after it was
+        created."""
         self.state.check_open()

@@ -1,4 +1,4 @@
-"""Gradients as they wait for a step: by key, or on a device as they came."""
+"""Accumulated gradients of a step: summed by key, or as unsummed batches on a device."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ __all__ = ["BagGradients", "DeviceGradients", "SummedByKey"]
 
 
 _MAX_WAITING = 8
-"""Batches of a step that wait as they came. Beyond it they are added up by key."""
+"""Maximum number of unsummed batches of a step. Beyond it, they are summed by key."""
 
 
 class SummedByKey(NamedTuple):
-    """The gradient of each key."""
+    """Gradient of each key."""
 
     keys: DeviceArray
     """``(u,)``"""
     gradients: DeviceArray
     """``(u, dim)``"""
     take: Callable[[], None] | None = None
-    """Called before the arrays are used: the current stream then waits for their maker."""
+    """Called before the arrays are used: makes the current stream wait for the stream that wrote
+    them."""
     row_handles: Any = None
-    """Native `RowHandles` of the keys, if the plan of their batch has them."""
+    """Native `RowHandles` of the keys, if the plan of their batch contains them."""
     num_bad: DeviceArray | None = None
-    """``(1,)`` int64: 0 if these, and those of other tables, are finite; None: it was looked at."""
+    """``(1,)`` int64: 0 if these gradients, and those of other tables, are finite; None: this was
+    already checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class BagGradients:
-    """The gradient of bags that were pooled from a table; its arrays must not change."""
+    """Gradient of bags that were pooled from a table. The arrays must not change."""
 
     ids: DeviceArray
     """``(n,)``"""
@@ -48,29 +50,32 @@ class BagGradients:
     weights: DeviceArray | None
     """``(n,)``"""
     take: Callable[[], None] | None = None
-    """Called before the arrays are used: makes the current stream wait for who made them."""
+    """Called before the arrays are used: makes the current stream wait for the stream that wrote
+    them."""
     known: Dedup | None = None
-    """The ids deduplicated, where the lookup did that already."""
+    """Deduplicated ids, if the lookup computed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGradients:
-    """Batches of a step whose gradients came, not yet added up: what native `GradientSources` are
-    in host memory."""
+    """Unsummed gradients of a step on a device; corresponds to native `GradientSources` in host
+    memory."""
 
     kernels: KernelSet
     batches: Sequence[BagGradients | SummedByKey]
-    """At least one, in the order in which their gradients came."""
+    """At least one, in the order in which their gradients arrived."""
 
     def joined(self, other: Any) -> DeviceGradients | None:
-        """With the batches of `other` behind these; None where they are not of this device."""
+        """Returns the gradients with the batches of `other` appended, or None if `other` is not on this
+        device."""
         if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
             return None
         return DeviceGradients(self.kernels, [*self.batches, *other.batches])
 
     @property
     def only_bags(self) -> BagGradients | None:
-        """The only batch, where its ids are not deduplicated: it can be summed with other tables'."""
+        """The only batch, if there is one and its ids are not deduplicated. It can be summed in one
+        call with the batches of other tables."""
         first = self.batches[0]
         if len(self.batches) > 1 or not isinstance(first, BagGradients) or first.known is not None:
             return None
@@ -78,20 +83,21 @@ class DeviceGradients:
 
     @property
     def is_long(self) -> bool:
-        """Whether so many batches wait that their sum takes less memory."""
+        """Whether the number of batches has reached the maximum, so that they should be summed."""
         return len(self.batches) >= _MAX_WAITING
 
     def add_up(self) -> DeviceGradients:
-        """The same as one batch: memory for distinct keys only. Waits as `by_key`."""
+        """Returns the sum by key as one batch, which needs memory for distinct keys only. Waits for the
+        device like `by_key`."""
         summed = self.by_key()
         take = self.kernels.arrays.follow([summed.keys, summed.gradients])
         return DeviceGradients(self.kernels, [SummedByKey(summed.keys, summed.gradients, take)])
 
     def by_key(self) -> SummedByKey:
-        """Adds up what belongs to one key, batch after batch.
+        """Sums the gradients by key, batch after batch.
 
-        Waits for the device once a batch, and once more where there are several: how many keys
-        there are decides how much memory comes next.
+        Waits for the device once per batch, and once more if there are several, because the number of
+        keys determines how much memory is allocated.
         """
         for each in self.batches:
             if each.take is not None:
@@ -121,7 +127,7 @@ class DeviceGradients:
         return SummedByKey(found.keys, gradients)
 
     def summed(self, _view: Any) -> tuple[Keys, Rows]:
-        """The same in host memory: keys ``(u,)`` and gradients ``(u, dim)``."""
+        """Returns the sums by key in host memory: keys ``(u,)`` and gradients ``(u, dim)``."""
         summed = self.by_key()
         to_host = self.kernels.arrays.to_host
         return (

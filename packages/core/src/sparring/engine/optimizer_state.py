@@ -1,4 +1,4 @@
-"""The optimizer's state behind embeddings: whose it is, what a new row begins with, how it changes."""
+"""Optimizer state that is stored after each embedding: owner, initial value and replacement."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The state that an optimizer keeps behind the embeddings of one table."""
+    """State that an optimizer stores after the embeddings of one table."""
 
     method: str
-    """Name of its owner: an update method, or an optimizer of a framework."""
+    """Name of the update method or framework optimizer that owns the state."""
     initial: npt.NDArray[Any]
     """``(state_width,)`` of the table's computing dtype: the state of a new row."""
     why_coupled: str = ""
-    """Why its owner cannot update blocks of columns apart; empty: it can."""
+    """Reason why the owner cannot update blocks of columns separately; empty if it can."""
 
 
 def method_state(method: UpdateMethod, hyper: HyperParameters, table: TableConfig) -> TableState:
-    """The state that an update method keeps for a table."""
+    """Returns the state that an update method stores for a table."""
     initial = method.initial_state(table.dim, hyper, table.computing_dtype)
     return TableState(method.name, initial, why_coupled(method, hyper))
 
@@ -56,19 +56,20 @@ def set_states(
     given: Mapping[str, Storage],
     optimizer: str,
 ) -> None:
-    """Puts an optimizer's state behind the embeddings of all its tables, or of none.
+    """Sets the optimizer state of all tables of an optimizer, or of none if one of them is invalid.
 
     Args:
-        wanted: by table.
-        given: the storages that were given open, by table.
-        optimizer: how its user calls it, for messages.
+        state: state of the engine.
+        wanted: optimizer state by table.
+        given: storages that were passed in open, by table.
+        optimizer: name of the optimizer, for messages.
 
     Raises:
-        InvalidArgumentError: a table has rows of another width, or another optimizer's rows.
-        UnsupportedError: columns of a table are divided, and the optimizer needs whole rows.
+        InvalidArgumentError: a table has rows of another width or with the state of another optimizer.
+        UnsupportedError: a table is sharded by columns, and the optimizer needs whole rows.
     """
     state.check_open()
-    # All that can be refused is refused before the state of the first table is set.
+    # Everything is checked before the state of the first table is set.
     for name, each in wanted.items():
         entry = state.tables.entry(name)
         _check_width(given.get(name), len(each.initial), optimizer)
@@ -79,7 +80,7 @@ def set_states(
         entry = state.tables.entry(name)
         before = entry.config, entry.whole, entry.initial_state
         set_state(state, entry, each.initial, each.method)
-        # Opened now: a backend that is missing should not be found out by the first step.
+        # Opened here, so that a missing backend is reported before the first step.
         try:
             for part in entry.parts:
                 state.tables.open(part)
@@ -95,7 +96,14 @@ def set_method_states(
     hypers: Mapping[str, HyperParameters],
     given: Mapping[str, Storage],
 ) -> None:
-    """As `set_states`, for an update method with these hyper-parameters by table."""
+    """Calls `set_states` for an update method.
+
+    Args:
+        state: state of the engine.
+        method: the update method.
+        hypers: hyper-parameters by table.
+        given: storages that were passed in open, by table.
+    """
     wanted = {
         name: method_state(method, hyper, state.tables.entry(name).config)
         for name, hyper in hypers.items()
@@ -104,10 +112,10 @@ def set_method_states(
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:
-    """As `StepContainer.check_state`."""
+    """Implements `StepContainer.check_state`."""
     config = entry.config.with_state(state_width, method)
     if not ColumnBlock.divides_state(config):
-        reason = f"it keeps {state_width} elements of state for a row of {config.dim}"
+        reason = f"it stores {state_width} elements of state per row of {config.dim}"
         check_method(entry, method or "the optimizer", reason)
     if not entry.has_column_blocks:
         entry.check_state(config)
@@ -120,7 +128,7 @@ def check_state(entry: TableEntry, state_width: int, method: str) -> None:
 def set_state(
     state: EngineState, entry: TableEntry, initial_state: npt.NDArray[Any], method: str
 ) -> None:
-    """As `StepContainer.set_state`; no work runs in the background."""
+    """Implements `StepContainer.set_state`. No background work may be running."""
     config = entry.config.with_state(len(initial_state), method)
     check_state(entry, len(initial_state), method)
     if entry.has_column_blocks:
@@ -136,7 +144,7 @@ def set_state(
 
 
 def drop_state(state: EngineState, entry: TableEntry) -> None:
-    """As `StepContainer.drop_state`; no work runs in the background."""
+    """Implements `StepContainer.drop_state`. No background work may be running."""
     config = entry.config.with_state(0)
     if entry.has_column_blocks:
         for part in entry.parts:
@@ -151,7 +159,7 @@ def drop_state(state: EngineState, entry: TableEntry) -> None:
 def _replace_storage(
     state: EngineState, entry: TableEntry, config: TableConfig, initial_state: npt.NDArray[Any]
 ) -> None:
-    """Moves embeddings into a storage whose rows have another state."""
+    """Moves the embeddings into a new storage whose rows have another state."""
     old = entry.storage
     assert old is not None
     half_loaded = interrupted_load(old)
@@ -161,12 +169,12 @@ def _replace_storage(
         return
     if entry.choice is None:
         raise UnsupportedError(
-            f"table {config.name!r}: its storage cannot be replaced by one with other state, because it "
-            "was given open; give one that was opened for the other state",
+            f"changing the optimizer state of table {config.name!r}: its storage was passed in open and "
+            "cannot be replaced; pass a storage that was opened for the new state",
             table=config.name,
         )
     if old.capabilities.persistent:
-        # Its backend refuses, and knows why: such rows are converted, or read only.
+        # The backend raises the error with the reason: such rows must be converted, or are read-only.
         old.close()
         entry.attach_storage(None)
         try:
@@ -184,8 +192,8 @@ def _replace_storage(
 def _check_width(storage: Storage | None, state_width: int, optimizer: str) -> None:
     if storage is not None and storage.table.state_width != state_width:
         raise InvalidArgumentError(
-            f"the storage given for table {storage.table.name!r} has rows with "
-            f"{storage.table.state_width} elements of state, but {optimizer} keeps "
+            f"the storage passed for table {storage.table.name!r} has rows with "
+            f"{storage.table.state_width} elements of state, but {optimizer} needs "
             f"{state_width}; open it with state_width={state_width} in its TableConfig",
             table=storage.table.name,
             state_width=state_width,

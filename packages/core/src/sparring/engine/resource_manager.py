@@ -1,15 +1,15 @@
-"""Batch inputs and gradients that one step holds between forward and update.
+"""Batch inputs and gradients of one step, from the forward pass to the update.
 
-Forward registers each lookup in the batch-inputs map, and backward hands in a gradient under the id
-that it got. There are three kinds:
+The forward pass registers each lookup in the batch-inputs map, and the backward pass accumulates its
+gradient under the id of the lookup. There are three kinds of lookups:
 
-- a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is added up by key at once;
-- a batch that was pooled straight from the tables, whose gradient of bags is held as it is. The
-  update groups it by key, and sums it while it visits the rows;
-- bags that their owners have pooled, whose gradient ``(b, dim)`` is held until it goes to them.
+- a shadow, id → (table, keys, inverse), whose gradient ``(u, dim)`` is summed by key at once;
+- a batch that was pooled directly from the tables, whose gradient of bags is stored unchanged. The
+  update groups it by key, and sums it while it accesses the rows;
+- bags that their owners have pooled, whose gradient ``(b, dim)`` is stored until it is sent to them.
 
-Micro-batches add up by key, in native memory: when a second gradient comes for a table, the one that
-was held is added up too. So a step of many micro-batches costs memory for its distinct keys only.
+Micro-batches are summed by key in native memory: when a second gradient arrives for a table, the stored
+one is summed as well. Therefore a step of many micro-batches needs memory for its distinct keys only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["BagInput", "BatchInput", "DirectInput", "ResourceManager", "spread_n
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """The keys behind a shadow."""
+    """Keys of a shadow."""
 
     table: str
     keys: Keys
@@ -47,7 +47,7 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class DirectInput:
-    """A batch that was looked up without a shadow."""
+    """Batch that was looked up without a shadow."""
 
     tables: tuple[str, ...]
 
@@ -58,7 +58,7 @@ class BagInput:
 
     table: str
     parts: Sequence[RequestedBags]
-    """One; or one for each block of the table's columns."""
+    """One element, or one per block of the table's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Held:
 
 
 class ResourceManager:
-    """Batch inputs and gradients of all tables. Every method may be called from any thread."""
+    """Batch inputs and gradients of all tables. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,17 +81,18 @@ class ResourceManager:
         self._bags: dict[int, tuple[RequestedBags, Rows]] = {}  # gradients of pools, by number
         self._blocks: dict[str, Sequence[str]] = {}
         self.summed: dict[str, OwnedGradients] = {}
-        """Gradients that were added up over all ranks before the step, which takes them with those that
-        came since. Until then they may be scaled."""
+        """Gradients that were summed over all ranks before the step, by table. They may be scaled until
+        the step takes them, together with later gradients."""
         self.num_gradients = 0
-        """Gradients that came since the container was made."""
+        """Number of gradients that were accumulated since the container was created."""
 
     def declare(self, table: TableConfig, view: Any, blocks: Sequence[str] = ()) -> None:
-        """Makes room for a table's gradients: ``(u, dim)`` of its computing dtype.
+        """Prepares for the gradients of a table: ``(u, dim)`` of its computing dtype.
 
         Args:
-            view: the table's native `TableView`, by which held gradients know it.
-            blocks: names of the blocks of its columns, which were declared; `summed` has theirs.
+            table: configuration of the table.
+            view: native `TableView` of the table, which gradients refer to.
+            blocks: names of the declared blocks of its columns; `summed` contains their gradients.
         """
         self._blocks[table.name] = blocks
         self._dims[table.name] = (table.dim, table.computing_dtype)
@@ -100,55 +101,56 @@ class ResourceManager:
 
     @staticmethod
     def make_accumulator(table: TableConfig) -> Any:
-        """An empty native accumulator for gradients of `table`."""
+        """Creates an empty native accumulator for gradients of `table`."""
         return _native.GradientAccumulator(table.dim, table.computing_dtype.name)
 
     def register(self, table: str, keys: Keys, inverse: npt.NDArray[np.int64]) -> int:
-        """Enters one lookup into the batch-inputs map. Returns its shadow id."""
+        """Records a lookup in the batch-inputs map and returns its shadow id."""
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = BatchInput(table, keys, inverse)
         return shadow_id
 
     def register_direct(self, tables: Sequence[str]) -> int:
-        """Enters a batch that was pooled straight from `tables`. Returns its id."""
+        """Records a batch that was pooled directly from `tables` and returns its id."""
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
 
     def register_bags(self, table: str, parts: Sequence[RequestedBags]) -> int:
-        """Enters bags that their owners have pooled. Returns their shadow id.
+        """Records bags that their owners have pooled and returns their shadow id.
 
         Args:
-            table: as declared.
-            parts: one; or one for each block of its columns.
+            table: name of the declared table.
+            parts: one element, or one per block of its columns.
         """
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = BagInput(table, parts)
         return shadow_id
 
     def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
-        """Returns the keys behind a shadow.
+        """Returns the batch input with the given id.
 
         Raises:
-            InvalidArgumentError: the id was never given, or its step is over.
+            InvalidArgumentError: the id is unknown, or its step is over.
         """
         found = self._batch_inputs.get(shadow_id)
         if found is None:
             raise InvalidArgumentError(
-                f"shadow {shadow_id} is not part of this step: its step was applied or dropped "
-                "before this gradient came; run forward again",
+                f"gradient of shadow {shadow_id}: its step was applied or dropped before this gradient "
+                "arrived; run the forward pass again",
                 shadow_id=shadow_id,
             )
         return found
 
     def release(self, shadow_id: int) -> None:
-        """Forgets a shadow that will get no gradient; unknown ids are no error."""
+        """Forgets a shadow that will get no gradient. Unknown ids are ignored."""
         self._batch_inputs.pop(shadow_id, None)
 
     def accumulate(self, shadow_id: int, gradient: Rows) -> None:
-        """Adds the gradient of a shadow to what its keys have so far.
+        """Adds the gradient of a shadow to the accumulated gradients of its keys.
 
         Args:
+            shadow_id: id of the shadow.
             gradient: ``(u, dim)`` of the table's computing dtype, C-contiguous; copied.
 
         Raises:
@@ -157,14 +159,14 @@ class ResourceManager:
         batch_input = self.batch_input(shadow_id)
         if isinstance(batch_input, BagInput):
             raise InvalidArgumentError(
-                f"bags {shadow_id} of table {batch_input.table!r} were pooled by their "
-                "owners; hand the gradient of the pools to accumulate_bags()",
+                f"accumulate: bags {shadow_id} of table {batch_input.table!r} were pooled by their "
+                "owners; pass the gradient of the pools to accumulate_bags()",
                 shadow_id=shadow_id,
             )
         if isinstance(batch_input, DirectInput):
             raise InvalidArgumentError(
-                f"batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up without "
-                "a shadow; hand its gradient to hold()",
+                f"accumulate: batch {shadow_id} of tables {', '.join(batch_input.tables)} was looked up "
+                "without a shadow; pass its gradient to accumulate_sources()",
                 shadow_id=shadow_id,
             )
         dim, dtype = self._dims[batch_input.table]
@@ -181,24 +183,25 @@ class ResourceManager:
             self._accumulators[batch_input.table].add(batch_input.keys, gradient)
 
     def bags(self, shadow_id: int) -> BagInput:
-        """Bags that were registered by `register_bags`.
+        """Returns the bags that were registered by `register_bags`.
 
         Raises:
-            InvalidArgumentError: as `batch_input`, or it is something else.
+            InvalidArgumentError: as `batch_input`, or the id belongs to another kind of lookup.
         """
         found = self.batch_input(shadow_id)
         if isinstance(found, BagInput):
             return found
         raise InvalidArgumentError(
-            f"batch {shadow_id} was not pooled by the owners of its rows; hand its gradient to "
-            "accumulate() or hold()",
+            f"accumulate_bags: batch {shadow_id} was not pooled by the owners of its rows; pass its "
+            "gradient to accumulate() or accumulate_sources()",
             shadow_id=shadow_id,
         )
 
     def accumulate_bags(self, shadow_id: int, gradient: Rows) -> None:
-        """Adds the gradient of pools to what these have so far.
+        """Adds the gradient of pools to their accumulated gradient.
 
         Args:
+            shadow_id: id of the bags.
             gradient: ``(b, dim)`` of the table's computing dtype; copied.
 
         Raises:
@@ -213,10 +216,10 @@ class ResourceManager:
                 self._bags[requested.number] = requested, both
 
     def split_gradient(self, shadow_id: int, gradient: Rows) -> list[tuple[RequestedBags, Rows]]:
-        """The gradient of pools, by blocks of columns where these are divided.
+        """Splits the gradient of pools by the blocks of the table's columns.
 
-        A bag whose gradient is not finite has NaN in all blocks then, so that their owners leave out the
-        same keys.
+        If there are several blocks, a bag whose gradient is not finite gets NaN in all of them, so that
+        their owners skip the same keys.
 
         Raises:
             InvalidArgumentError: as `accumulate_bags`.
@@ -239,13 +242,14 @@ class ResourceManager:
         return list(zip(bags.parts, blocks, strict=True))
 
     def take_bags(self) -> list[tuple[RequestedBags, Rows]]:
-        """The gradients of all pools, which start from zero again."""
+        """Returns the gradients of all pools and resets them."""
         with self._lock:
             bags, self._bags = self._bags, {}
         return list(bags.values())
 
     def first_bags(self) -> int | None:
-        """Number of the first lookup whose pools may still get a gradient, or have one; None: none."""
+        """Returns the number of the first lookup whose pools have or may still get a gradient, or
+        None."""
         inputs = list(self._batch_inputs.values())
         alive = [each.parts[0].number for each in inputs if isinstance(each, BagInput)]
         with self._lock:
@@ -257,16 +261,17 @@ class ResourceManager:
             self._accumulators[table].add(keys, gradients)
 
     def accumulate_by_key(self, table: str, keys: Keys, gradients: Rows) -> None:
-        """Takes gradients that came from elsewhere, of keys that this rank owns.
+        """Accumulates gradients by key, without a lookup, of keys that this rank owns.
 
         Args:
-            keys: ``(n,)``, C-contiguous and aligned; gradients of a key that is repeated add up.
+            table: name of the table.
+            keys: ``(n,)``, C-contiguous and aligned; gradients of repeated keys are summed.
             gradients: ``(n, dim)`` of the table's computing dtype, C-contiguous and aligned. Neither
                 array may change until the step.
 
         Raises:
             UnknownTableError: `table` was not declared.
-            InvalidArgumentError: wrong shape or dtype; nothing is taken.
+            InvalidArgumentError: wrong shape or dtype; nothing is accumulated.
         """
         self._accumulator(table)
         sources = _native.key_gradients(self._views[table], keys, gradients)
@@ -277,15 +282,16 @@ class ResourceManager:
     def accumulate_sources(
         self, shadow_id: int, sources: Any, check: Callable[[], None] | None = None
     ) -> None:
-        """Takes the gradient of a batch that was registered by `register_direct`.
+        """Accumulates the gradient of a batch that was registered by `register_direct`.
 
         Args:
-            sources: native `GradientSources` of the batch, or `DeviceGradients`; their arrays must
-                not change until the step.
-            check: called before they are used; raises if they did change.
+            shadow_id: id of the batch.
+            sources: native `GradientSources` of the batch, or `DeviceGradients`. Their arrays must not
+                change until the step.
+            check: called before the arrays are used; raises if they have changed.
 
         Raises:
-            InvalidArgumentError: unknown batch; nothing is taken.
+            InvalidArgumentError: unknown batch; nothing is accumulated.
         """
         batch_input = self._batch_inputs.get(shadow_id) or self.batch_input(shadow_id)
         assert isinstance(batch_input, DirectInput)
@@ -307,21 +313,21 @@ class ResourceManager:
             self._held[table] = held
 
     def take_step(self, *, are_summed: bool) -> dict[str, Any]:
-        """As `take`, and forgets the batch inputs of the step."""
+        """Calls `take` and forgets the batch inputs of the step."""
         taken = self.take(are_summed=are_summed)
         self._batch_inputs.clear()
         return taken
 
     def take(self, *, are_summed: bool) -> dict[str, Any]:
-        """Takes the gradients of all tables, which start from zero again.
+        """Returns the gradients of all tables and resets them.
 
         Args:
-            are_summed: add up by key those in host memory. Otherwise they are left to a fused update,
-                not yet added up if they need not be.
+            are_summed: whether gradients in host memory are summed by key. Otherwise a fused update may
+                get them unsummed.
 
         Returns:
-            Table → `SummedByKey` or native `GradientSources`; `DeviceGradients` where all of a
-            table's are on a device. Tables without gradients are left out.
+            For each table with gradients, `SummedByKey` or native `GradientSources`; `DeviceGradients`
+            if all gradients of the table are on a device.
         """
         taken: dict[str, Any] = {}
         with self._lock:
@@ -352,7 +358,7 @@ class ResourceManager:
         return taken
 
     def drop(self, table: str) -> None:
-        """Forgets a table's gradients. Forward passes under way stay valid."""
+        """Drops a table's gradients. Lookups whose gradients are still to come stay valid."""
         with self._lock:
             names = (table, *self._blocks.get(table, ()))
             for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
@@ -364,7 +370,7 @@ class ResourceManager:
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
 
     def has_gradient(self, table: str) -> bool:
-        """Whether a gradient of `table` waits for a step."""
+        """Whether `table` has a gradient that was not applied yet."""
         with self._lock:
             self._accumulator(table)
             names = (table, *self._blocks[table])
@@ -374,7 +380,7 @@ class ResourceManager:
             )
 
     def discard(self) -> None:
-        """Drops all batch inputs and all gradients: the step never was."""
+        """Drops all batch inputs and gradients of the step."""
         with self._lock:
             self._batch_inputs.clear()
             self.summed.clear()
@@ -385,7 +391,7 @@ class ResourceManager:
 
     @property
     def num_batch_inputs(self) -> int:
-        """Lookups of this step that were registered and not released."""
+        """Number of lookups of this step that were registered and not released."""
         return len(self._batch_inputs)
 
     def _add_summed(self) -> None:
@@ -417,7 +423,7 @@ class ResourceManager:
         accumulator = self._accumulators.get(table)
         if accumulator is None:
             raise UnknownTableError(
-                f"table {table!r} was not declared; declared are "
+                f"gradients of table {table!r}: it was not declared; declared tables: "
                 f"{', '.join(self._accumulators) or 'none'}",
                 table=table,
             )
@@ -425,9 +431,9 @@ class ResourceManager:
 
 
 def spread_non_finite(gradients: Rows) -> Rows:
-    """Gradients in which a row that is not finite has NaN in all columns.
+    """Returns gradients in which each row that is not finite has NaN in all columns.
 
-    So the owners of blocks of columns leave out the same keys, each of which sees its own columns only.
+    Each owner of a block of columns sees only its columns; with this, all of them skip the same keys.
 
     Args:
         gradients: ``(n, dim)``; not changed.
@@ -439,7 +445,7 @@ def spread_non_finite(gradients: Rows) -> Rows:
 
 
 def _join(waiting: _Held, held: _Held) -> _Held | None:
-    """Both together, where they need not be added up in host memory."""
+    """Joins both if they need not be summed in host memory; otherwise returns None."""
     if not isinstance(waiting.sources, DeviceGradients):
         return None
     sources = waiting.sources.joined(held.sources)

@@ -1,11 +1,11 @@
-"""State that the parts of one rank's engine share, and the order in which they wait: `quiesce`.
+"""State that the parts of one rank's engine share, and the order in which operations wait: `quiesce`.
 
-`StepContainer` makes it. Within the engine, modules import downward only:
+`StepContainer` creates it. Within the engine, modules import only from lower lines:
 
-    container                                              the hub that users and adapters hold
+    container                                              public interface for users and adapters
     apply · lookup, prefetch · checkpoint/{save, load}     functions and classes that take the state
-    state                                                  and what is joined before each of them
-    prefetch_thread · checkpoint/{save_manager, load_manager, flush}
+    state                                                  the state, and the waits before each
+    operation prefetch_thread · checkpoint/{save_manager, load_manager, flush}
     tables · resource_manager · storage_choice · checkpoint/copy_on_write
 """
 
@@ -46,17 +46,17 @@ __all__ = [
 
 
 def find_membership(collective: Collective, rendezvous: Rendezvous) -> Membership:
-    """This rank's place among those that share the tables.
+    """Returns this rank's membership among the ranks that share the tables.
 
     Raises:
-        InvalidArgumentError: collective and rendezvous are of two jobs.
+        InvalidArgumentError: the collective and the rendezvous belong to different jobs.
     """
     found, num_ranks = collective.world_size, rendezvous.shard_map().world_size
     expected = 1 if rendezvous.is_independent else num_ranks
     if found != expected:
         raise InvalidArgumentError(
-            f"container: the rendezvous knows {num_ranks} ranks, which need a collective of {expected}, "
-            f"found one of {found}; both must come from one job"
+            f"container: the rendezvous has {num_ranks} ranks, which need a collective of {expected} "
+            f"ranks, found one of {found}; create both for the same job"
         )
     return (
         rendezvous.membership() if rendezvous.is_independent else Membership(collective.rank, found)
@@ -64,17 +64,17 @@ def find_membership(collective: Collective, rendezvous: Rendezvous) -> Membershi
 
 
 class NonFinite(Enum):
-    """Policy for gradients that hold NaN or infinity."""
+    """Policy for gradients that contain NaN or infinity."""
 
     RAISE = "raise"
-    """Raise before any row changes; the step's gradients are dropped."""
+    """Raise before any row changes, and drop the step's gradients."""
     SKIP = "skip"
-    """Leave the rows concerned as they are, count them, and update the others."""
+    """Skip and count the affected rows, and update the others."""
 
 
 @dataclass(slots=True)
 class StepCounters:
-    """Totals since the container was made."""
+    """Totals since the container was created."""
 
     steps: int = 0
     rows_updated: int = 0
@@ -83,7 +83,7 @@ class StepCounters:
     gradients_not_admitted: int = 0
     """Gradients of keys that had no row and were not admitted."""
     rows_expired: int = 0
-    """Rows that were removed because no step had visited them for long."""
+    """Rows that were removed because no step had accessed them within their TTL."""
 
 
 @dataclass(slots=True)
@@ -92,16 +92,16 @@ class EngineState:
 
     collective: Collective
     membership: Membership
-    """This rank's, whose shard of each table is here. It is that in the collective, but for ranks
-    that meet in none (`Rendezvous.is_independent`)."""
+    """Rank number that determines this rank's shards. It equals the rank in the collective, except for
+    ranks without a common collective (`Rendezvous.is_independent`)."""
     shard_map: ShardMap
     exchange: RingExchange
     tables: Tables
     resources: ResourceManager
-    """Batch inputs and gradients of the step under way."""
+    """Batch inputs and gradients of the current step."""
     events: EventLoop
     at_work: BusyStorages
-    """The storages in which a flush or a load runs."""
+    """Storages in which a flush or a load is running."""
     prefetches: PrefetchThread
     loads: LoadManager
     saves: SaveManager
@@ -109,70 +109,73 @@ class EngineState:
     reduction: Reduction
     non_finite: NonFinite
     memory_bytes: int | None
-    """The most memory that the tables of this rank may hold together; None: no limit."""
+    """Maximum memory of this rank's tables together; None: no limit."""
     counters: StepCounters = field(default_factory=StepCounters)
     clock: Callable[[], float] = time.time
-    """Seconds, by which rows expire after days; tests replace it."""
+    """Clock in seconds for a TTL in days; tests replace it."""
     after_step: list[Callable[[], None]] = field(default_factory=list)
-    """Called on the driving thread at the end of each step that was applied."""
+    """Functions that are called on the driving thread after each applied step."""
     is_closed: bool = False
     process: ProcessGuard = field(default_factory=lambda: ProcessGuard("this StepContainer"))
 
     def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed, or this is a process forked since."""
+        """Raises `ClosedError` if the container was closed, or if this process was forked after it was
+        created."""
         if self.is_closed or os.getpid() != self.process.made_in:
             self.process.check()
-            raise ClosedError("this StepContainer is closed; make another")
+            raise ClosedError("this StepContainer is closed; create another one")
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Traces the block."""
+        """Records a block as a span of the trace."""
         trace = self.exchange.session.messenger.trace
         return nullcontext() if trace is None else trace.span(name, step=self.counters.steps)
 
     def end_step(self) -> None:
-        """Counts a step that was applied."""
+        """Counts an applied step and calls `after_step`."""
         self.counters.steps += 1
         self.exchange.session.step = self.counters.steps
         for call in self.after_step:
             call()
 
     def set_steps(self, steps: int) -> None:
-        """Goes on from this step."""
+        """Sets the number of applied steps, as after a load."""
         self.counters.steps = steps
         self.exchange.session.step = steps
 
 
 class Purpose(Enum):
-    """Purpose of an operation: which background work it waits for, and in which order.
+    """Purpose of an operation: determines which background work it waits for, and in which order.
 
-    Four kinds of work run next to the thread that drives steps: a load, prefetches, a flush and a save.
-    Each operation first joins those that it cannot run next to, always in this order:
+    Four kinds of work run concurrently with the thread that drives steps: a load, prefetches, a flush
+    and a save. Each operation first waits for those that it cannot run concurrently with, in this
+    order:
 
-        | | joined or checked             | why it comes there                                        |
+        | | waits for or checks           | reason for the position                                   |
         |-|-------------------------------|-----------------------------------------------------------|
-        |1| the load                      | it holds the tables and the collective                    |
-        |2| prefetches                    | they hold the exchange                                    |
-        | | *from here on the exchange is free: what goes wrong can be told to all ranks*             ||
-        |3| failure of the last load      | its rows are missing: nothing may be read or built on it  |
-        |4| the flush                     | it moves rows between tiers, as a writer does             |
-        |5| the save                      | it may take longest, and ends its pauses once joined      |
-        |6| failures of the event loop    | that of 4 is registered once the flush was joined         |
-        |7| room in the tiers             | a flush that is over has made some                        |
-        |8| room for undo rows            | last, as it only waits: a save that is too slow is given up |
+        |1| the load                      | it uses the tables and the collective                     |
+        |2| prefetches                    | they use the exchange                                     |
+        | | *from here on the exchange is free, so failures can be reported to all ranks*             ||
+        |3| failure of the last load      | its rows are missing, so no operation may depend on them  |
+        |4| the flush                     | it moves rows between tiers, like a writer                |
+        |5| the save                      | it may take longest, and stops pausing when joined        |
+        |6| failures of the event loop    | a failure of 4 is registered when the flush is joined     |
+        |7| space in the tiers            | a finished flush has freed some                           |
+        |8| space for undo rows           | last, because a save that is too slow is aborted          |
 
-    and each purpose names the steps that it needs:
+    Each purpose specifies the waits that it needs:
 
-        | purpose    | steps          | of                                                              |
+        | purpose    | waits          | operations                                                      |
         |------------|----------------|-----------------------------------------------------------------|
-        | INSPECT    | 1              | counters, bytes and storages of tables                          |
-        | COUNT      | 1 4            | numbers of rows, which a flush between tiers changes            |
-        | MEET       | 1 2            | anything that uses the collective; failures stay for a later one|
-        | READ       | 1 2 3          | lookups, prefetches, flushes                                    |
-        | RESHAPE    | 1 2 4          | a change of the optimizer's state                               |
-        | WRITE      | 1 2 3 4 6 7 8  | a step: a save goes on next to it, from undo rows               |
-        | REPLACE    | 1 2 3 4 5      | a load, and a save, which begins from tables at rest            |
+        | INSPECT    | 1              | read counters, bytes and storages of tables                     |
+        | COUNT      | 1 4            | count rows, which a flush between tiers changes                 |
+        | MEET       | 1 2            | use the collective; failures are left for a later operation     |
+        | READ       | 1 2 3          | look up, prefetch, flush                                        |
+        | RESHAPE    | 1 2 4          | change the optimizer state                                      |
+        | WRITE      | 1 2 3 4 6 7 8  | apply a step; a save continues concurrently, from undo rows     |
+        | REPLACE    | 1 2 3 4 5      | load, and save, which starts from unchanging tables             |
 
-    Steps 1 and 2 raise. What a later step finds, `try_quiesce` returns, for all ranks to be told.
+    Waits 1 and 2 raise. `try_quiesce` returns the error of a later one, so that it can be reported to
+    all ranks.
     """
 
     INSPECT = (1,)
@@ -192,13 +195,13 @@ class Purpose(Enum):
 
 
 def quiesce(state: EngineState, purpose: Purpose) -> None:
-    """Returns when no work runs that `purpose` cannot run next to.
+    """Waits for the background work that `purpose` cannot run concurrently with.
 
     Raises:
-        ClosedError: this process was forked after the container was made.
-        SparringError: a prefetch failed, and there are other ranks, which go on no further.
+        ClosedError: this process was forked after the container was created.
+        SparringError: a prefetch failed, and there are several ranks.
         BackgroundError: a load failed, or, for WRITE, other work on the event loop.
-        DeadlineError: a flush or a save does not end, or a stack has no room.
+        DeadlineError: a flush or a save did not finish in time, or a stack has no space.
     """
     found = try_quiesce(state, purpose)
     if found is not None:
@@ -212,14 +215,14 @@ def try_quiesce(
     *,
     save_seconds: float | None = None,
 ) -> Exception | None:
-    """As `quiesce`, but returns what steps 3 to 8 raise: why this rank cannot go on.
+    """Waits like `quiesce`, but returns the error of waits 3 to 8 instead of raising it.
 
     Args:
-        known: why it cannot anyway: returned after steps 1 and 2.
-        save_seconds: how long to wait for a save; None: as long as it was given.
+        known: an earlier error of this rank; returned after waits 1 and 2.
+        save_seconds: timeout of the wait for a save; None: the deadline of the save.
 
     Raises:
-        SparringError: a prefetch failed, and there are other ranks, which go on no further.
+        SparringError: a prefetch failed, and there are several ranks.
     """
     if os.getpid() != state.process.made_in:
         state.process.check()
@@ -244,7 +247,7 @@ def try_quiesce(
 
 
 def _wait_for_space(state: EngineState) -> None:
-    """Steps 6 to 8."""
+    """Performs waits 6 to 8."""
     if state.events.first_failed is not None:
         state.events.check()
     for entry in state.tables.entries.values():
@@ -255,7 +258,7 @@ def _wait_for_space(state: EngineState) -> None:
 
 
 def join_prefetch(state: EngineState, running: RunningPrefetch) -> BaseException | None:
-    """Waits until a prefetch has pulled. Returns what went wrong."""
+    """Waits until a prefetch has pulled its rows, and returns its error."""
     future = running.future
     if future.done():
         return future.exception()

@@ -1,4 +1,4 @@
-"""One step without an adapter of a framework: `Step`."""
+"""`Step`: one training step without a framework adapter."""
 
 from __future__ import annotations
 
@@ -16,31 +16,40 @@ __all__ = ["Step"]
 
 
 class Step:
-    """One step driven by hand; see `StepContainer.step`."""
+    """One training step; see `StepContainer.step`."""
 
     def __init__(self, lookup_all: Callable[..., list[Lookup]], resources: ResourceManager) -> None:
         self._lookup_all, self._resources = lookup_all, resources
 
     def lookup(self, table: str, ids: npt.ArrayLike) -> Lookup:
-        """Ids to the rows of a shadow: ``rows[inverse]`` are the embeddings of the ids."""
+        """Looks up the embeddings of ids: ``rows[inverse]`` of the result are the embeddings.
+
+        Args:
+            table: name of a declared table.
+            ids: ``(n,)`` integers, in any order; they may repeat.
+        """
         own_error, keys = None, np.empty(0, np.int64)
         try:
             keys = check_keys(ids, table, unique=False)
         except Exception as error:
-            own_error = error  # for all ranks: the others have begun this lookup
+            own_error = error  # raised on all ranks, because the others have started this lookup
         return self._lookup_all([(table, keys)], own_error=own_error)[0]
 
     def accumulate(self, lookup: Lookup, gradient: npt.ArrayLike) -> None:
         """Adds the gradient of a lookup's rows.
 
         Args:
+            lookup: result of `lookup`.
             gradient: ``(u, dim)`` real numbers, converted to the table's computing dtype.
 
         Raises:
-            InvalidArgumentError: wrong shape, no real numbers, or a lookup without a shadow.
+            InvalidArgumentError: wrong shape or dtype, or the lookup was not registered.
         """
         if lookup.shadow_id is None:
-            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+            raise InvalidArgumentError(
+                "accumulate: this lookup was not registered, so it accepts no gradient; call lookup with "
+                "is_registered=True"
+            )
         given = as_array(gradient, "gradient")
         if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
             raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""The tables of a module or layer of a framework, and the container that keeps them.
+"""Tables of a module or layer of a framework, and the container that contains them.
 
-A framework's adapter declares tables before it is known which of them belong together. An optimizer
-then brings those that it updates into one container, so that a step changes all of them or none.
+A framework adapter declares tables before it is known which of them belong together. An optimizer then
+adds the tables that it updates to one container, so that a step changes all of them or none.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ __all__ = [
 ]
 
 StorageLike = str | StorageChoice | Storage | Mapping[str, Any]
-"""Which storage keeps a table: the name of a backend; that with options, as a `StorageChoice` or
-as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
+"""Storage of a table: the name of a backend; a backend with options, as a `StorageChoice` or as a mapping
+such as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableDeclaration:
-    """A table as the engine wants it."""
+    """Configuration and storage of a table, as the engine requires them."""
 
     table: TableConfig
     storage: StorageChoice | Storage
 
     def placed(self, own_device: Callable[[], str | None]) -> TableDeclaration:
-        """With ``cuda`` in the storage's options read as what `own_device` says; None leaves it."""
+        """Returns the declaration with ``cuda`` in the storage's options replaced by the result of
+        `own_device`, unless that is None."""
         if not isinstance(self.storage, StorageChoice) or not self.storage.uses_own_device:
             return self
         own = own_device()
@@ -50,33 +51,34 @@ class TableDeclaration:
 
     @property
     def device(self) -> str:
-        """Where the rows are: ``cpu``, or ``cuda:1`` if arrays of that GPU are taken as they are."""
+        """Device of the rows: ``cpu``, or, for example, ``cuda:1`` if the storage accepts arrays of that
+        GPU."""
         return find_storage_device(self.storage)
 
 
 def make_declaration(
     table: TableConfig, storage: StorageLike, *, capacity: int | None, setting: str
 ) -> TableDeclaration:
-    """A table in the storage that a user named.
+    """Creates the declaration of a table from a user's storage argument.
 
     Args:
-        table: what the rows are.
-        storage: what keeps them.
-        capacity: the most rows that the storage may hold; None sets no bound.
-        setting: how the framework calls `capacity`, for messages.
+        table: configuration of the table.
+        storage: storage of the rows.
+        capacity: maximum number of rows; None: no limit.
+        setting: the framework's name of `capacity`, for messages.
 
     Raises:
-        InvalidArgumentError: `storage` is no such thing; `capacity` is no positive number, or is
-            not that of the open storage.
+        InvalidArgumentError: `storage` has an unsupported type, or `capacity` is not a positive integer
+            or differs from the capacity of the open storage.
     """
     if isinstance(storage, Storage):
         if capacity is not None and storage.capacity != capacity:
             raise InvalidArgumentError(
                 f"{setting} of table {table.name!r} is {capacity}, but the open storage "
-                f"has capacity {storage.capacity}; leave {setting} out",
+                f"has capacity {storage.capacity}; omit {setting}",
                 table=table.name,
             )
-        # The optimizer will see to it that this is the state that it keeps.
+        # The optimizer checks later that this is the state that it needs.
         return TableDeclaration(table.with_state(storage.table.state_width), storage)
     if isinstance(storage, str):
         storage = StorageChoice(storage)
@@ -93,8 +95,8 @@ def make_declaration(
         return TableDeclaration(table, storage)
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
         raise InvalidArgumentError(
-            f"{setting} of table {table.name!r}: must be a whole number from 1, or None for "
-            f"no bound, found {capacity!r}",
+            f"{setting} of table {table.name!r}: must be a positive integer, or None for "
+            f"no limit, found {capacity!r}",
             table=table.name,
         )
     options = {"capacity": capacity, **storage.options}
@@ -102,7 +104,7 @@ def make_declaration(
 
 
 def shared_settings(table: TableConfig) -> dict[str, Any]:
-    """The settings of a table that every adapter's own table configuration has by the same name."""
+    """Returns the settings of a table that the table configurations of all adapters share by name."""
     return {
         "initializer": table.initializer,
         "admission": table.admission,
@@ -113,13 +115,12 @@ def shared_settings(table: TableConfig) -> dict[str, Any]:
 
 
 class TableGroup:
-    """Some tables, and the container that they live in.
+    """Tables of one module, and the container that contains them.
 
     Args:
-        declarations: the tables.
-        container: where they live; None means a container of the holder's own, made when it is
-            first needed, unless `join_container` brings several holders together before any row
-            is written.
+        declarations: declarations of the tables.
+        container: container of the tables. None: a separate container, created when it is first needed,
+            unless `join_container` joins several groups before any row is written.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class TableGroup:
     ) -> None:
         if container is not None and not isinstance(container, StepContainer):
             raise InvalidArgumentError(
-                f"container: found {type(container).__name__}; give a StepContainer() that the modules "
-                "of a model share, or leave it out; where rows are kept is storage=…"
+                f"container: must be a StepContainer, found {type(container).__name__}; pass a "
+                "StepContainer() that the modules of a model share, or omit it; storage=… "
+                "chooses where rows are stored"
             )
         self.declarations = list(declarations)
         self.table_names = [each.table.name for each in self.declarations]
@@ -139,7 +141,7 @@ class TableGroup:
 
     @property
     def container(self) -> StepContainer:
-        """Where the tables live."""
+        """Container of the tables, created if necessary."""
         if self._container is None:
             self.join(StepContainer())
             assert self._container is not None
@@ -151,23 +153,23 @@ class TableGroup:
 
     @property
     def has_rows(self) -> bool:
-        """Whether any of the tables has a row on this rank."""
+        """Whether any of the tables has rows on this rank."""
         container = self._container
         return container is not None and any(map(container.num_rows, self.table_names))
 
     def join(self, container: StepContainer) -> None:
-        """Declares the tables in `container` and stays there.
+        """Declares the tables in `container`, which becomes the container of the group.
 
         Raises:
-            InvalidArgumentError: rows exist elsewhere already, or the container knows another
-                table of one of these names.
+            InvalidArgumentError: rows exist in another container, or `container` has a different table
+                with one of these names.
         """
         if self._container is container:
             return
         if self.has_rows:
             raise InvalidArgumentError(
-                f"tables {self.table_names} hold rows in another container already; give all "
-                "modules one container=… when making them"
+                f"tables {self.table_names} already have rows in another container; pass the same "
+                "container=… to all modules"
             )
         own_device = partial(self._own_device, container)
         placed = [each.placed(own_device) for each in self.declarations]
@@ -177,15 +179,15 @@ class TableGroup:
         self._on_joined(placed)
 
     def _own_device(self, container: StepContainer) -> str | None:
-        """Which GPU ``cuda`` means here; None leaves it to the container."""
+        """Returns the GPU that ``cuda`` means here, or None for the choice of the container."""
         return container.own_device
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
-        """The tables are in another container than before, declared as `declarations`."""
+        """Called after the tables were declared in a container, as `declarations`."""
 
 
 def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
-    """The storages that were given open, by table."""
+    """Returns the storages that were passed in open, by table."""
     return {
         each.table.name: each.storage
         for holder in holders
@@ -195,18 +197,18 @@ def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
 
 
 def join_container(holders: Sequence[TableGroup]) -> StepContainer:
-    """The one container of all holders; those that are free join it.
+    """Returns the common container of all groups; groups without a fixed container join it.
 
     Raises:
-        InvalidArgumentError: they live in several containers, or two tables have one name.
+        InvalidArgumentError: the groups have several containers, or two tables have the same name.
     """
     bound = [each for each in holders if each.is_container_given or each.has_rows]
     containers = {id(each.container): each.container for each in bound}
     if len(containers) > 1:
         names = sorted(name for each in bound for name in each.table_names)
         raise InvalidArgumentError(
-            f"tables {names} live in {len(containers)} containers, and one step must change all "
-            "of them; give all modules one container=… when making them",
+            f"tables {names} are in {len(containers)} containers, but one step must update all of them; "
+            "pass the same container=… to all modules",
             tables=names,
         )
     if containers:
@@ -220,7 +222,7 @@ def join_container(holders: Sequence[TableGroup]) -> StepContainer:
 
 
 def non_finite_policy(name: str) -> NonFinite:
-    """The policy for gradients that hold NaN or infinity, by its name.
+    """Returns the policy for gradients that contain NaN or infinity, by its name.
 
     Raises:
         InvalidArgumentError: there is no such policy.
